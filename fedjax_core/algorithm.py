@@ -1,0 +1,135 @@
+"""What a federated method is: two state machines, and two messages between them.
+
+The server has an `init` and an `update`, so has a client; a downlink (`broadcast`) and an uplink run between them. All are
+pure functions and whatever a method keeps or sends is a pytree, so nothing in the library asks "is it stateful?".
+
+    server  --broadcast-->  sent  --client_update-->  uplink  --collect-->  collected  --server_update-->  server
+                                        |   ^
+                                        v   |
+                                    client state
+
+Shape letters, everywhere in the code: `N` clients exist, `C` of them form the round's cohort, `S` local steps, `B` batch,
+`K` classes, `D` features, `M` rows of the largest client, `P` public examples. A leading `[C]` means one per client.
+
+State classes of a method stand at module level: a NamedTuple made inside a builder is a new pytree type at every build, which
+retraces the round and which no checkpoint restores.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+PyTree = Any
+Array = jax.Array
+
+
+class Net(NamedTuple):
+    """One network's arrays.
+
+    Attributes:
+      params: what is trained.
+      stats: what is carried along, batch normalisation's running mean and variance; `()` or an empty dict if there are none.
+    """
+
+    params: PyTree
+    stats: PyTree = ()
+
+
+class Examples(NamedTuple):
+    """A labelled set. `x`: leaves [rows, ...]; `y`: [rows], class indices, or a pytree of targets."""
+
+    x: PyTree
+    y: PyTree
+
+
+class ClientData(NamedTuple):
+    """One client's view of the data.
+
+    Attributes:
+      arrays: Examples with leaves [rows, ...]: the whole data set, on the device once, shared by all clients, never mapped.
+      index: [M] this client's rows, padded to the population's largest client; the padding may hold any valid row.
+      size: [] how many of them are real.
+    """
+
+    arrays: PyTree
+    index: Array
+    size: Array
+
+
+class Cohort(NamedTuple):
+    """What is known about the round's clients before training; leaves [C] at the server, [] inside the client loop.
+
+    Attributes:
+      ids: which clients, in [0, N); N marks an empty place.
+      examples: their number of training examples; 0 for a client that dropped out, has no data, or for an empty place.
+    """
+
+    ids: Array
+    examples: Array
+
+
+class ClientOutput(NamedTuple):
+    """What one client's round leaves behind.
+
+    Attributes:
+      state: what the client keeps until it is next sampled; `()` if nothing.
+      uplink: what it sends: deltas, class logits with counts, prototypes ...
+      metrics: dict of (sum, weight) pairs, merged over the cohort (`metrics.py`).
+      local: `(sent, client)` as held right after training: what post-local scores read. `None`: `(sent, state)`.
+    """
+
+    state: PyTree
+    uplink: PyTree
+    metrics: PyTree
+    local: tuple[PyTree, PyTree] | None = None
+
+
+def _keep(part, client):
+    del client
+    return part
+
+
+class Reduce(NamedTuple):
+    """How one part of the uplink crosses the client axis.
+
+    Attributes:
+      lift: (part, Cohort entry) -> one client's contribution; runs inside the client loop.
+      join: "add": a running sum, memory O(1) in C; "stack": [C, ...]; "group": a tuple of stacks, one per group of clients
+        with one architecture.
+      lower: once, after the loop: what `server_update` sees.
+    """
+
+    lift: Callable[[PyTree, Cohort], PyTree] = _keep
+    join: str = "stack"
+    lower: Callable[[PyTree], PyTree] = lambda joined: joined
+
+
+class Algorithm(NamedTuple):
+    """A federated method.
+
+    Attributes:
+      server_init: key -> server.
+      client_update: sent, client, data, key -> ClientOutput; one client's round. The engine maps it over the cohort.
+      server_update: server, collected, Cohort, key -> server, metrics. `collected` has the uplink's structure, each part as
+        its `Reduce` left it.
+      collect: tree prefix of the uplink whose leaves are `Reduce`s.
+      predict: by name ("global", "personal", ...): (sent, client, x) -> {"logits": [B, K], "features": [B, D]}. A predictor
+        named "global" must not read `client`: it is scored once, with the state of no client in particular.
+      client_init: key, server -> the state of a client that was never sampled.
+      broadcast: server, client id -> sent, the only thing that a client ever sees of the server.
+      prepare: sent, client, data, key -> client; every client once, before round 1 (FedMD's pre-training).
+      personalise: sent, client, data, key -> (sent, client); before a personal score, then dropped (FedBABU, FedRep).
+      pooled: True for a method that trains on the union of all clients' data (Centralized).
+    """
+
+    server_init: Callable[[Array], PyTree]
+    client_update: Callable[[PyTree, PyTree, ClientData, Array], ClientOutput]
+    server_update: Callable[[PyTree, PyTree, Cohort, Array], tuple[PyTree, PyTree]]
+    collect: PyTree
+    predict: dict[str, Callable[[PyTree, PyTree, PyTree], dict[str, Array]]]
+    client_init: Callable[[Array, PyTree], PyTree] = lambda key, server: ()
+    broadcast: Callable[[PyTree, Array], PyTree] = lambda server, client_id: server
+    prepare: Callable[[PyTree, PyTree, ClientData, Array], PyTree] | None = None
+    personalise: Callable[[PyTree, PyTree, ClientData, Array], tuple[PyTree, PyTree]] | None = None
+    pooled: bool = False
