@@ -1,0 +1,27 @@
+"""Pure losses: arrays in, one scalar out. Rows outside `mask` [B] count for nothing and may hold anything."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_core.algorithm import Array
+
+
+def masked_mean(values: Array, mask: Array) -> Array:
+    """Mean of `values` [B] over the rows in `mask` [B]; 0 if there are none, with a zero gradient."""
+    return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def cross_entropy_rows(logits: Array, y: Array) -> Array:
+    """-log softmax(logits)[y] for each row: [B, K], [B] -> [B]."""
+    picked = jnp.take_along_axis(logits, y[:, None], axis=-1)[:, 0]
+    return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def cross_entropy(logits: Array, y: Array, mask: Array) -> Array:
+    """Mean cross-entropy of `logits` [B, K] with class indices `y` [B]."""
+    return masked_mean(cross_entropy_rows(logits, y), mask)
+
+
+def squared_error(values: Array, targets: Array, mask: Array) -> Array:
+    """Mean squared difference of `values` and `targets` [B, D], over all entries of the rows in `mask`."""
+    return masked_mean(jnp.mean((values - targets) ** 2, axis=-1), mask)

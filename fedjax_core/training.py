@@ -1,0 +1,259 @@
+"""Local training: the one loop that clients and server-side training share.
+
+A method brings a loss (a proximal term is a term of it) and an optax chain (a control variate is a link of it):
+
+    trained = fit(loss, optimizer(task.round), epochs=5, batch=64)(net, data, key)
+
+Several phases are several calls. Cached features are a `ClientData` whose arrays are the features.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import losses, metrics
+from fedjax_core.algorithm import Array, ClientData, Net, PyTree
+from fedjax_core.task import Model
+
+
+class Batch(NamedTuple):
+    """One minibatch. `x`: leaves [B, ...]; `y`: [B]; `mask`: [B], False for the padding of a short last batch."""
+
+    x: PyTree
+    y: PyTree
+    mask: Array
+
+
+class Aux(NamedTuple):
+    """What a loss returns beside its value: the net's new `stats`, and `sums`, a pytree that `fit` adds up over the steps."""
+
+    stats: PyTree
+    sums: PyTree
+
+
+class Fitted(NamedTuple):
+    """What `fit` returns.
+
+    Attributes:
+      net: the trained network.
+      optimizer: the optimiser's final state.
+      sums: the loss's `Aux.sums`, added up over all local steps.
+    """
+
+    net: Net
+    optimizer: optax.OptState
+    sums: PyTree
+
+
+Loss = Callable[[Net, Batch, Array], tuple[Array, Aux]]
+Optimizer = Callable[[Array | int], optax.GradientTransformation]  # round -> what one local training uses, state made anew
+
+
+def cross_entropy(model: Model) -> Loss:
+    """The plain loss: mean cross-entropy; sums: "loss" and "accuracy" over the examples seen."""
+
+    def loss(net: Net, batch: Batch, key: Array) -> tuple[Array, Aux]:
+        outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
+        value = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+        return value, Aux(stats, classified(value, outputs["logits"], batch))
+
+    return loss
+
+
+def classified(value: Array, logits: Array, batch: Batch) -> dict[str, metrics.Pair]:
+    """The sums that a classification loss reports: its mean `value` over the batch, and the accuracy of `logits` [B, K]."""
+    examples = jnp.sum(batch.mask, dtype=jnp.float32)
+    return {"loss": (value * examples, examples), "accuracy": metrics.accuracy(logits, batch.y, batch.mask)}
+
+
+def fit(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    epochs: int,
+    batch: int,
+    trainable: Callable[[tuple], bool] | None = None,
+) -> Callable[[Net, ClientData, Array], Fitted]:
+    """Epochs of shuffled minibatches over one client's data.
+
+    A short last batch is kept and weighed as it is. The shuffle draws one number per row from (key, epoch, row's place), so
+    padding is invisible, and the loop runs ceil(size / batch) steps with a traced bound: a small client costs only its own.
+
+    Args:
+      loss: (net, batch, key) -> (value, Aux).
+      optimizer: any optax transformation; it sees the trainable leaves only.
+      epochs: passes over the client's data; 0 trains nothing.
+      batch: B, or fewer if no client has so many rows.
+      trainable: path of a leaf in `net.params` (a tuple of jax.tree_util keys) -> whether it is trained; None: all are.
+        Frozen leaves are returned as they came, bit for bit, and no gradient is taken for them.
+
+    Returns:
+      (net, data, key) -> Fitted.
+
+    Raises:
+      ValueError: epochs < 0 or batch < 1, or nothing is trainable.
+    """
+    if epochs < 0 or batch < 1:
+        raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
+
+    def run(net: Net, data: ClientData, key: Array) -> Fitted:
+        trained, frozen = split(net.params, trainable)
+        rows = data.index.shape[0]
+        b = max(1, min(batch, rows))
+        places = jnp.arange(-(-rows // b) * b)
+        index = jnp.pad(data.index, (0, len(places) - rows))
+
+        def gradient(trained, stats, minibatch, key):
+            def of_trained(trained):
+                return loss(Net(join(trained, frozen), stats), minibatch, key)
+
+            return jax.grad(of_trained, has_aux=True)(trained)
+
+        def step(i, carry, order, key):
+            trained, stats, state, sums = carry
+            start = i * b
+            chosen = index[jax.lax.dynamic_slice_in_dim(order, start, b)]
+            minibatch = take(data.arrays, chosen, start + jnp.arange(b) < data.size)
+            grads, aux = gradient(trained, stats, minibatch, jax.random.fold_in(key, i))
+            updates, state = optimizer.update(grads, state, trained)
+            return optax.apply_updates(trained, updates), aux.stats, state, jax.tree.map(jnp.add, sums, aux.sums)
+
+        def epoch(e, carry):
+            shuffle, steps = jax.random.split(jax.random.fold_in(key, e))
+            draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(shuffle, i)))(places)
+            draws = jnp.where(places < data.size, draws, jnp.iinfo(draws.dtype).max)
+            order = jnp.argsort(draws, stable=True)  # padding last: it ties with no real row that stands before it
+            return jax.lax.fori_loop(0, -(-data.size // b), lambda i, carry: step(i, carry, order, steps), carry)
+
+        first = take(data.arrays, index[:b], places[:b] < data.size)
+        aux = jax.eval_shape(gradient, trained, net.stats, first, key)[1]
+        sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), aux.sums)
+        carry = trained, net.stats, optimizer.init(trained), sums
+        carry = epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, epochs, epoch, carry)
+        trained, stats, state, sums = carry
+        return Fitted(Net(join(trained, frozen), stats), state, sums)
+
+    return run
+
+
+def take(arrays: PyTree, rows: Array, mask: Array) -> Batch:
+    """The minibatch at the given rows [B] of Examples `arrays`."""
+    x, y = jax.tree.map(lambda a: a[rows], arrays)
+    return Batch(x, y, mask)
+
+
+def split(params: PyTree, trainable: Callable[[tuple], bool] | None) -> tuple[PyTree, PyTree]:
+    """`params` as (trained, frozen), each with None where the other has the leaf.
+
+    Raises:
+      ValueError: no leaf is trainable.
+    """
+    if trainable is None:
+        return params, jax.tree.map(lambda _: None, params)
+    chosen = jax.tree_util.tree_map_with_path(lambda path, _: bool(trainable(path)), params)
+    if not any(jax.tree.leaves(chosen)):
+        paths = ", ".join(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
+        raise ValueError(f"trainable chose none of the leaves {paths}")
+    return (
+        jax.tree.map(lambda p, c: p if c else None, params, chosen),
+        jax.tree.map(lambda p, c: None if c else p, params, chosen),
+    )
+
+
+def join(trained: PyTree, frozen: PyTree) -> PyTree:
+    """The inverse of `split`."""
+    return jax.tree.map(lambda t, f: f if t is None else t, trained, frozen, is_leaf=lambda x: x is None)
+
+
+def under(*names: str) -> Callable[[tuple], bool]:
+    """A `trainable` that chooses the leaves below the given entries of `params`, such as "head"."""
+    return lambda path: path[0].key in names
+
+
+class MeanGradient(NamedTuple):
+    """State of `mean_gradient`. `mean`: like the params; `steps`: [] how many gradients it holds."""
+
+    mean: PyTree
+    steps: Array
+
+
+def mean_gradient() -> optax.GradientTransformation:
+    """Passes gradients on unchanged and keeps their running mean, which SCAFFOLD sends."""
+
+    def init(params):
+        return MeanGradient(optax.tree.zeros_like(params), jnp.zeros((), jnp.int32))
+
+    def update(updates, state, params=None):
+        del params
+        steps = state.steps + 1
+        mean = jax.tree.map(lambda m, g: m + (g - m) / steps.astype(m.dtype), state.mean, updates)
+        return updates, MeanGradient(mean, steps)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _positive(**values: float) -> None:
+    for name, found in values.items():
+        if not found > 0:
+            raise ValueError(f"optimizer.{name}={found} must be positive")
+
+
+def _around(lr, decay, round, core, weight_decay, clip):  # noqa: A002
+    links = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    if weight_decay:
+        links.append(optax.add_decayed_weights(weight_decay))
+    rate = lr if decay == 1 else lr * jnp.asarray(decay, jnp.float32) ** round
+    return optax.chain(*links, core, optax.scale_by_learning_rate(rate))
+
+
+def sgd(
+    lr: float,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    decay: float = 1.0,
+) -> Optimizer:
+    """Stochastic gradient descent, as torch defines its momentum and (coupled) weight decay.
+
+    Args:
+      lr: learning rate of round 0.
+      momentum: decay of the velocity, which starts anew in every round.
+      nesterov: whether the momentum is Nesterov's.
+      weight_decay: added to the gradient as weight_decay * w, before momentum.
+      clip: largest global norm of the raw gradient; None: no clipping.
+      decay: the learning rate of round r is lr * decay ** r.
+
+    Returns:
+      round -> optax transformation.
+
+    Raises:
+      ValueError: lr, clip or decay is not positive.
+    """
+    _positive(lr=lr, decay=decay, **({} if clip is None else {"clip": clip}))
+    core = optax.trace(momentum, nesterov) if momentum else optax.identity()
+    return lambda round: _around(lr, decay, round, core, weight_decay, clip)  # noqa: A006
+
+
+def adam(
+    lr: float,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    decay: float = 1.0,
+) -> Optimizer:
+    """Adam; weight decay is decoupled (AdamW). Other arguments as in `sgd`."""
+    _positive(lr=lr, decay=decay, eps=eps, **({} if clip is None else {"clip": clip}))
+
+    def at(round):  # noqa: A002
+        core = optax.chain(optax.scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay))
+        return _around(lr, decay, round, core, 0.0, clip)
+
+    return at
