@@ -1,0 +1,75 @@
+"""A small convolutional network: two convolutions, max-pool, a dense layer, a linear head (LEAF's, and its kin)."""
+
+from collections.abc import Sequence
+
+import jax
+from flax import nnx
+
+from fedjax_core.nn.layers import Conv, dropout
+from fedjax_core.nn.pool import max_pool
+
+Array = jax.Array
+
+
+class CNN(nnx.Module):
+    """Convolutions with ReLU, one 2x2 max-pool after the last, a dense layer with ReLU, a linear head."""
+
+    def __init__(
+        self,
+        classes: int,
+        input_shape: tuple[int, int, int],
+        *,
+        widths: Sequence[int] = (32, 64),
+        dense: int = 128,
+        kernel: int = 3,
+        padding: str = "VALID",
+        dropout: float = 0.0,
+        conv_form: str = "auto",
+        dtype: jax.typing.DTypeLike | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the weights.
+
+        Args:
+          classes: outputs of the head.
+          input_shape: [H, W, C] of one image.
+          widths: channels of the convolutions.
+          dense: width of the dense layer, the features' number D.
+          kernel: size of the convolutions' kernels.
+          padding: "VALID" or "SAME".
+          dropout: rate before the dense layer and before the head.
+          conv_form: see `conv.conv`.
+          dtype: of the computation; parameters stay float32.
+          rngs: its `params` stream.
+
+        Raises:
+          ValueError: an image too small for the kernels.
+        """
+        height, width, channels = input_shape
+        self.rate, self.depth = dropout, len(widths)
+        for i, features in enumerate(widths):
+            layer = Conv(channels, features, kernel, padding=padding, bias=True, form=conv_form, rngs=rngs)
+            setattr(self, f"conv{i + 1}", layer)
+            channels = features
+            if padding == "VALID":
+                height, width = height - kernel + 1, width - kernel + 1
+        if height < 2 or width < 2:
+            raise ValueError(f"images {input_shape} are too small for {self.depth} convolutions {kernel}x{kernel} {padding}")
+        self.dense = nnx.Linear((height // 2) * (width // 2) * channels, dense, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(dense, classes, dtype=dtype, rngs=rngs)
+
+    def body(
+        self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None
+    ) -> tuple[Array, dict[str, Array]]:
+        """x [B, H, W, C] -> features [B, D] and the layers by name."""
+        del batch, mask
+        seen = {}
+        for i in range(self.depth):
+            x = jax.nn.relu(getattr(self, f"conv{i + 1}")(x))
+            seen[f"conv{i + 1}"] = x
+        x = max_pool(x, 2)
+        x = x.reshape(x.shape[0], -1)
+        keys = (None, None) if key is None else jax.random.split(key)
+        x = jax.nn.relu(self.dense(dropout(x, self.rate, keys[0], train)))
+        seen["dense"] = x
+        return dropout(x, self.rate, keys[1], train), seen

@@ -1,0 +1,181 @@
+"""The modules that networks are built from."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from fedjax_core.nn.conv import Padding, conv
+
+Array = jax.Array
+EPSILON = 1e-5
+MOMENTUM = 0.9
+
+
+class Conv(nnx.Module):
+    """Convolution of `conv.py`.
+
+    He-normal initialisation over what the layer feeds, N(0, 2 / (kh kw features)); the bias, if any, starts at zero.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        features: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        padding: Padding = "SAME",
+        bias: bool = False,
+        form: str = "auto",
+        init: jax.nn.initializers.Initializer | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the kernel.
+
+        Args:
+          channels: of the input.
+          features: channels of the output.
+          kernel: its height and width.
+          stride: step of the window.
+          padding: see `conv.pads`.
+          bias: whether to add one.
+          form: see `conv.conv`.
+          init: another initialiser of the kernel [kernel, kernel, channels, features].
+          rngs: its `params` stream.
+        """
+        init = init or nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+        self.kernel = nnx.Param(init(rngs.params(), (kernel, kernel, channels, features), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(features)) if bias else None
+        self.stride, self.padding, self.form = stride, padding, form
+
+    def __call__(self, x: Array) -> Array:
+        """[B, H, W, channels] -> [B, H', W', features]."""
+        y = conv(x, self.kernel[...].astype(x.dtype), self.stride, self.padding, self.form)
+        return y if self.bias is None else y + self.bias[...].astype(x.dtype)[None, None, None]
+
+
+class BatchNorm(nnx.Module):
+    """Batch normalisation over the real rows of a batch, with PyTorch's conventions.
+
+    A batch is normalised by its biased variance; the running variance takes the unbiased one (n / (n - 1), as PyTorch; n = 1
+    counts as it is); running = 0.9 running + 0.1 batch; epsilon 1e-5. Statistics are float32 whatever x is. A batch without
+    real rows leaves the running statistics as they were.
+    """
+
+    def __init__(self, features: int, *, rngs: nnx.Rngs | None = None):
+        del rngs
+        self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
+        self.mean, self.var = nnx.BatchStat(jnp.zeros(features)), nnx.BatchStat(jnp.ones(features))
+
+    def __call__(self, x: Array, *, batch: bool, mask: Array | None = None) -> Array:
+        """Normalises.
+
+        Args:
+          x: [B, ..., features].
+          batch: True: by the batch's statistics, and moves the running ones; False: by the running ones.
+          mask: [B], which rows are real; None: all.
+
+        Returns:
+          The like of x.
+        """
+        if not batch:
+            return self._affine(x, self.mean[...], self.var[...])
+        axes = tuple(range(x.ndim - 1))
+        wide = x.astype(jnp.float32)
+        count = x.size // x.shape[0] // x.shape[-1]
+        if mask is None:
+            n, real = jnp.float32(count * x.shape[0]), None
+        else:
+            real = jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0
+            n, wide = jnp.sum(real, dtype=jnp.float32) * count, jnp.where(real, wide, 0)
+        mean = jnp.sum(wide, axes) / jnp.maximum(n, 1)
+        centred = wide - jnp.reshape(mean, (1,) * len(axes) + (-1,))
+        if real is not None:
+            centred = jnp.where(real, centred, 0)
+        var = jnp.sum(jnp.square(centred), axes) / jnp.maximum(n, 1)
+        self._move(lax.stop_gradient(mean), lax.stop_gradient(var), n)
+        return self._affine(x, mean, var)
+
+    def _affine(self, x: Array, mean: Array, var: Array) -> Array:
+        slope = self.scale[...] * lax.rsqrt(var + EPSILON)
+        shift = self.bias[...] - mean * slope
+        shape = (1,) * (x.ndim - 1) + (-1,)
+        return x * jnp.reshape(slope, shape).astype(x.dtype) + jnp.reshape(shift, shape).astype(x.dtype)
+
+    def _move(self, mean: Array, var: Array, n: Array) -> None:
+        rate = jnp.where(n > 0, 1 - MOMENTUM, 0.0)
+        unbiased = var * n / jnp.maximum(n - 1, 1)
+        self.mean[...] += rate * (mean - self.mean[...])
+        self.var[...] += rate * (unbiased - self.var[...])
+
+
+class GroupNorm(nnx.Module):
+    """Group normalisation: 32 groups, or as many as divide `features`; epsilon 1e-5. Rows are independent: no mask."""
+
+    def __init__(self, features: int, *, groups: int = 32, rngs: nnx.Rngs):
+        while features % groups:
+            groups -= 1
+        self.norm = nnx.GroupNorm(features, num_groups=groups, epsilon=EPSILON, use_fast_variance=False, rngs=rngs)
+
+    def __call__(self, x: Array, *, batch: bool = False, mask: Array | None = None) -> Array:
+        """[B, ..., features] -> the like; `batch` and `mask` are BatchNorm's and change nothing."""
+        del batch, mask
+        return self.norm(x).astype(x.dtype)
+
+
+class Identity(nnx.Module):
+    """No normalisation."""
+
+    def __init__(self, features: int, *, rngs: nnx.Rngs | None = None):
+        del features, rngs
+
+    def __call__(self, x: Array, *, batch: bool = False, mask: Array | None = None) -> Array:
+        """Returns x."""
+        del batch, mask
+        return x
+
+
+NORMS = {"batch": BatchNorm, "group": GroupNorm, "none": Identity}
+
+
+def make_norm(name: str, features: int, rngs: nnx.Rngs) -> BatchNorm | GroupNorm | Identity:
+    """A normalisation layer by name.
+
+    Args:
+      name: "batch", "group" or "none".
+      features: channels.
+      rngs: unused streams, as every layer takes them.
+
+    Returns:
+      The module, called as `(x, batch=, mask=)`.
+
+    Raises:
+      ValueError: another name.
+    """
+    if name not in NORMS:
+        raise ValueError(f"unknown norm {name!r}; use one of {', '.join(NORMS)}")
+    return NORMS[name](features, rngs=rngs)
+
+
+def dropout(x: Array, rate: float, key: Array | None, train: bool) -> Array:
+    """Zeroes entries with probability `rate` and scales the others by 1 / (1 - rate), in training only.
+
+    Args:
+      x: any shape.
+      rate: in [0, 1).
+      key: needed if `train` and `rate` > 0.
+      train: False: x as it is.
+
+    Returns:
+      The like of x.
+
+    Raises:
+      ValueError: no key where one is needed.
+    """
+    if not train or rate == 0:
+        return x
+    if key is None:
+        raise ValueError(f"dropout {rate} in training needs a key; pass apply(net, x, key, train=True)")
+    keep = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(keep, x / (1 - rate), 0)

@@ -1,0 +1,54 @@
+"""A multi-layer perceptron."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+from flax import nnx
+
+from fedjax_core.nn.layers import dropout
+
+Array = jax.Array
+
+
+class MLP(nnx.Module):
+    """Hidden layers with ReLU, and a linear head; whatever the input's shape, it is flattened."""
+
+    def __init__(
+        self,
+        classes: int,
+        input_shape: tuple[int, ...],
+        *,
+        widths: Sequence[int] = (200, 200),
+        dropout: float = 0.0,
+        dtype: jax.typing.DTypeLike | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the weights.
+
+        Args:
+          classes: outputs of the head.
+          input_shape: of one example.
+          widths: of the hidden layers; the last is the features' number D.
+          dropout: rate after each hidden layer.
+          dtype: of the computation; parameters stay float32.
+          rngs: its `params` stream.
+        """
+        self.rate, self.depth = dropout, len(widths)
+        sizes = (math.prod(input_shape), *widths)
+        for i in range(self.depth):
+            setattr(self, f"dense{i + 1}", nnx.Linear(sizes[i], sizes[i + 1], dtype=dtype, rngs=rngs))
+        self.head = nnx.Linear(sizes[-1], classes, dtype=dtype, rngs=rngs)
+
+    def body(
+        self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None
+    ) -> tuple[Array, dict[str, Array]]:
+        """x [B, ...] -> features [B, D] and the hidden layers by name."""
+        del batch, mask
+        x, seen = x.reshape(x.shape[0], -1), {}
+        keys = [None] * self.depth if key is None else jax.random.split(key, self.depth)
+        for i in range(self.depth):
+            x = jax.nn.relu(getattr(self, f"dense{i + 1}")(x))
+            seen[f"dense{i + 1}"] = x
+            x = dropout(x, self.rate, keys[i], train)
+        return x, seen

@@ -1,0 +1,156 @@
+"""From an NNX module to a `Model`: pure functions over plain nested dicts."""
+
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.nn.cnn import CNN
+from fedjax_core.nn.mlp import MLP
+from fedjax_core.task import Model
+
+STATS_MODES = ("average", "local", "freeze")
+Scale = float | Sequence[float]
+
+
+def from_module(
+    make: Callable[[nnx.Rngs], Any],
+    name: str,
+    mean: Scale = 0.0,
+    std: Scale = 1.0,
+    stats_mode: str = "average",
+    dtype: jax.typing.DTypeLike | None = None,
+) -> Model:
+    """Splits a module once into a static graph and pure nested dicts.
+
+    The module has a linear `head` and a method `body(x, key=, train=, batch=, mask=) -> (features [B, D], {name: array})`,
+    where `batch` says whether batch normalisation uses (and moves by) the batch's statistics. Its variables are `nnx.Param`
+    and `nnx.BatchStat` and nothing else; it draws from `key` alone.
+
+    Args:
+      make: builds the module from the streams that initialise it.
+      name: the model's name.
+      mean: subtracted from inputs, one number or one per channel. uint8 inputs are divided by 255 first.
+      std: inputs are divided by it, after that.
+      stats_mode: "average" and "local": training uses and moves batch statistics (where they are kept is the caller's
+        business); "freeze": the running ones are used always, and never move.
+      dtype: of the computation; parameters, statistics, features and logits stay float32. None: float32.
+
+    Returns:
+      The Model. `apply` and `features` also take `intermediates=True`: outputs gain a dict "intermediates".
+
+    Raises:
+      ValueError: unknown `stats_mode`, or variables of another kind.
+    """
+    if stats_mode not in STATS_MODES:
+        raise ValueError(f"unknown stats_mode {stats_mode!r}; use one of {', '.join(STATS_MODES)}")
+    abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    graphdef, _, _, others = nnx.split(abstract, nnx.Param, nnx.BatchStat, ...)
+    if jax.tree.leaves(others):
+        raise ValueError(f"{name} has variables besides Param and BatchStat: {nnx.to_pure_dict(others)}")
+    head_graphdef, head_shapes = nnx.split(abstract.head, nnx.Param)
+    no_head = {"head": nnx.to_pure_dict(head_shapes)}
+
+    def init(key: Array) -> Net:
+        _, params, stats = nnx.split(make(nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat)
+        return Net(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
+
+    def run(net, x, key, train, mask):
+        module = nnx.merge(graphdef, no_head | net.params, net.stats)
+        x = _normalise(x, mean, std, dtype)
+        if mask is not None:
+            x = jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0, x, 0)
+        batch = train and stats_mode != "freeze"
+        features, seen = module.body(x, key=key, train=train, batch=batch, mask=mask)
+        stats = nnx.to_pure_dict(nnx.state(module, nnx.BatchStat)) if batch else net.stats
+        return features.astype(jnp.float32), seen, stats
+
+    def features(
+        net: Net, x: Array, key: Array | None = None, train: bool = False, mask: Array | None = None
+    ) -> tuple[Array, PyTree]:
+        found, _, stats = run(net, x, key, train, mask)
+        return found, stats
+
+    def head(net: Net, features: Array) -> Array:
+        return nnx.merge(head_graphdef, net.params["head"])(features).astype(jnp.float32)
+
+    def apply(
+        net: Net,
+        x: Array,
+        key: Array | None = None,
+        train: bool = False,
+        mask: Array | None = None,
+        intermediates: bool = False,
+    ) -> tuple[dict[str, Any], PyTree]:
+        found, seen, stats = run(net, x, key, train, mask)
+        outputs: dict[str, Any] = {"logits": head(net, found), "features": found}
+        return (outputs | {"intermediates": seen} if intermediates else outputs), stats
+
+    return Model(init, apply, features, head, name)
+
+
+def _normalise(x: Array, mean: Scale, std: Scale, dtype: jax.typing.DTypeLike | None) -> Array:
+    unit = 255.0 if x.dtype == jnp.uint8 else 1.0
+    mean, std = (jnp.asarray(v, jnp.float32) for v in (mean, std))
+    mean, std = (jnp.reshape(v, (1,) * (x.ndim - v.ndim) + v.shape) for v in (mean, std))
+    return ((x.astype(jnp.float32) / unit - mean) / std).astype(dtype or jnp.float32)
+
+
+MODULES: dict[str, Callable[..., Any]] = {"mlp": MLP, "cnn": CNN}
+
+
+def build(
+    name: str,
+    classes: int,
+    input_shape: tuple[int, ...],
+    mean: Scale = 0.0,
+    std: Scale = 1.0,
+    stats_mode: str = "average",
+    dtype: jax.typing.DTypeLike | None = None,
+    **options: Any,
+) -> Model:
+    """A model by name.
+
+    Args:
+      name: one of `MODULES`.
+      classes: K.
+      input_shape: of one example, [H, W, C] for the convolutional ones.
+      mean: see `from_module`.
+      std: see `from_module`.
+      stats_mode: see `from_module`.
+      dtype: see `from_module`.
+      **options: the module's own keyword arguments (`widths`, `norm`, `stem`, `conv_form`, ...).
+
+    Returns:
+      The Model. Equal arguments give equal tree structures.
+
+    Raises:
+      ValueError: unknown name or option.
+    """
+    module = MODULES[_known("model", name, MODULES)]
+    own = {p.name for p in inspect.signature(module.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    allowed = own - {"rngs", "dtype"}
+    for option in options:
+        _known(f"option of {name}", option, allowed)
+    make = functools.partial(module, classes, tuple(input_shape), dtype=dtype, **options)
+    return from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype)
+
+
+def _known(what: str, word: str, allowed: Any) -> str:
+    if word in allowed:
+        return word
+    near = difflib.get_close_matches(word, allowed, 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(f"unknown {what} {word!r}; {hint}use one of {', '.join(sorted(allowed))}")
+
+
+def count(tree: PyTree) -> int:
+    """Numbers in a tree of arrays or of shapes: `count(jax.eval_shape(model.init, key).params)`."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
