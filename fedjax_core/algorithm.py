@@ -116,7 +116,8 @@ class Algorithm(NamedTuple):
       collect: tree prefix of the uplink whose leaves are `Reduce`s.
       predict: by name ("global", "personal", ...): (sent, client, x) -> {"logits": [B, K], "features": [B, D]}. A predictor
         named "global" must not read `client`: it is scored once, with the state of no client in particular.
-      client_init: key, server -> the state of a client that was never sampled.
+      client_init: key, server, client id -> the state of a client that was never sampled. The key is `server_init`'s own, for all
+        clients alike, so that `model.init(key)` is the common initialisation; fold in the id for a draw of the client's own.
       broadcast: server, client id -> sent, the only thing that a client ever sees of the server.
       prepare: sent, client, data, key -> client; every client once, before round 1 (FedMD's pre-training).
       personalise: sent, client, data, key -> (sent, client); before a personal score, then dropped (FedBABU, FedRep).
@@ -128,7 +129,7 @@ class Algorithm(NamedTuple):
     server_update: Callable[[PyTree, PyTree, Cohort, Array], tuple[PyTree, PyTree]]
     collect: PyTree
     predict: dict[str, Callable[[PyTree, PyTree, PyTree], dict[str, Array]]]
-    client_init: Callable[[Array, PyTree], PyTree] = lambda key, server: ()
+    client_init: Callable[[Array, PyTree, Array], PyTree] = lambda key, server, client_id: ()
     broadcast: Callable[[PyTree, Array], PyTree] = lambda server, client_id: server
     prepare: Callable[[PyTree, PyTree, ClientData, Array], PyTree] | None = None
     personalise: Callable[[PyTree, PyTree, ClientData, Array], tuple[PyTree, PyTree]] | None = None

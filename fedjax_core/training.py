@@ -123,8 +123,8 @@ def fit(
 
         def epoch(e, carry):
             shuffle, steps = jax.random.split(jax.random.fold_in(key, e))
-            draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(shuffle, i)))(places)
-            draws = jnp.where(places < data.size, draws, jnp.iinfo(draws.dtype).max)
+            draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(shuffle, i), dtype=jnp.uint32))(places)
+            draws = jnp.where(places < data.size, draws, jnp.uint32(0xFFFFFFFF))
             order = jnp.argsort(draws, stable=True)  # padding last: it ties with no real row that stands before it
             return jax.lax.fori_loop(0, -(-data.size // b), lambda i, carry: step(i, carry, order, steps), carry)
 

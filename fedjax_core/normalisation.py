@@ -1,0 +1,85 @@
+"""Batch-normalisation statistics that stay with the client: `stats="local"`, for any method that sends a network.
+
+A transformation of a method: it takes the statistics out of every `Net` that the server holds or a client sends, and keeps one set
+per client beside the method's own client state. Averaging them ("average") and never moving them ("freeze") need nothing of this:
+the first is what deltas of whole nets do, the second is a mode of the model.
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from fedjax_core.algorithm import Algorithm, Net, PyTree
+from fedjax_core.task import Task
+
+
+def _is_net(x) -> bool:
+    return isinstance(x, Net)
+
+
+def _with_stats(tree: PyTree, stats: PyTree) -> PyTree:
+    """Every Net in the tree with the given statistics."""
+    return jax.tree.map(lambda x: x._replace(stats=stats) if _is_net(x) else x, tree, is_leaf=_is_net)
+
+
+def _stats(tree: PyTree) -> list[PyTree]:
+    return [x.stats for x in jax.tree.leaves(tree, is_leaf=_is_net) if _is_net(x)]
+
+
+def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
+    """The method with batch statistics kept by the clients, who never send them.
+
+    Client states become (the method's own, statistics). A predictor "global" would have no statistics of its own, so it is renamed
+    "personal": the server's parameters with the client's statistics.
+
+    Args:
+      build: task -> Algorithm, whose uplink holds at most one `Net`, the delta of the one in its broadcast.
+
+    Returns:
+      task -> Algorithm.
+
+    Raises:
+      ValueError: (when built into a round) the uplink holds several networks.
+    """
+
+    def built(task: Task) -> Algorithm:
+        inner = build(task)
+
+        def client_init(key, server, client_id):
+            return inner.client_init(key, server, client_id), task.model.init(key).stats
+
+        def client_update(sent, client, data, key):
+            mine, stats = client
+            out = inner.client_update(_with_stats(sent, stats), mine, data, key)
+            moved = _stats(out.uplink)
+            if len(moved) > 1:
+                raise ValueError(f"stats='local' needs an uplink with at most one network, this method's has {len(moved)}")
+            if moved:
+                stats = jax.tree.map(lambda s, delta: s + delta, stats, moved[0])
+            local = out.local and (_with_stats(out.local[0], ()), (out.local[1], stats))
+            return out._replace(state=(out.state, stats), uplink=_with_stats(out.uplink, ()), local=local)
+
+        def personalise(sent, client, data, key):
+            assert inner.personalise is not None
+            mine, stats = client
+            sent, mine = inner.personalise(_with_stats(sent, stats), mine, data, key)
+            moved = _stats(sent)
+            return _with_stats(sent, ()), (mine, moved[0] if moved else stats)
+
+        def prepare(sent, client, data, key):
+            assert inner.prepare is not None
+            return inner.prepare(_with_stats(sent, client[1]), client[0], data, key), client[1]
+
+        def reading(predict):
+            return lambda sent, client, x: predict(_with_stats(sent, client[1]), client[0], x)
+
+        return inner._replace(
+            server_init=lambda key: _with_stats(inner.server_init(key), ()),
+            client_init=client_init,
+            client_update=client_update,
+            predict={"personal" if name == "global" else name: reading(p) for name, p in inner.predict.items()},
+            personalise=inner.personalise and personalise,
+            prepare=inner.prepare and prepare,
+        )
+
+    return built

@@ -1,0 +1,188 @@
+"""The client loop: one function maps a client's work over many clients by a plan. The only place that chooses how.
+
+A `Plan` says how many clients train at once on a device (`chunk`: 1 is one after another, the cohort's size is all at once)
+and over how many devices the clients are spread. What clients contribute to a sum is added up inside the loop, so memory does
+not grow with their number; everything else is stacked. All plans compute the same thing to rounding.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from fedjax_core.algorithm import Array, PyTree
+
+AXIS = "clients"
+log = logging.getLogger("fedjax_core")
+Result = TypeVar("Result")
+
+
+class Plan(NamedTuple):
+    """How clients are mapped.
+
+    Attributes:
+      chunk: clients that train at once on one device, as one vmap.
+      devices: devices over which the clients are spread, in all processes together.
+    """
+
+    chunk: int
+    devices: int
+
+
+def choose(cohort: int, *, chunk: int | None = None, devices: int | None = None) -> Plan:
+    """The plan for a cohort; what is given is kept, the rest is chosen by backend.
+
+    On CPU clients train one after another, each step at the speed of a plain one (vmapping convolutions over clients makes them
+    grouped, which is several times slower). On an accelerator all train at once; see `with_smaller_chunks` if they do not fit.
+
+    Args:
+      cohort: C.
+      chunk: clients at once on one device; None: by backend.
+      devices: None: all that there are, but no more than the cohort has clients (one process only).
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: chunk or devices below 1, or more devices than there are.
+    """
+    there = jax.device_count()
+    if devices is None:
+        devices = there if jax.process_count() > 1 else min(there, cohort)
+    if not 1 <= devices <= there:
+        raise ValueError(f"plan.devices={devices} is not between 1 and {there}, the devices that jax sees")
+    each = -(-cohort // devices)
+    if chunk is None:
+        chunk = 1 if jax.default_backend() == "cpu" else each
+    if chunk < 1:
+        raise ValueError(f"plan.chunk={chunk} must be at least 1")
+    return Plan(min(chunk, each), devices)
+
+
+def mesh(plan: Plan) -> Mesh:
+    """A one-dimensional mesh over the plan's devices."""
+    return jax.make_mesh((plan.devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[: plan.devices])
+
+
+def replicated(on: Mesh) -> NamedSharding:
+    """The sharding of what every device holds whole."""
+    return NamedSharding(on, PartitionSpec())
+
+
+def place(tree: PyTree, on: Mesh) -> PyTree:
+    """Puts host arrays whole on every device of the mesh; in several processes, each must hold the same."""
+    return jax.device_put(jax.tree.map(np.asarray, tree), replicated(on))
+
+
+def slots(cohort: int, plan: Plan) -> int:
+    """Places that `arrange` makes for a cohort of C: the next multiple of chunk * devices."""
+    unit = plan.chunk * plan.devices
+    return -(-cohort // unit) * unit
+
+
+def arrange(examples: Array, plan: Plan) -> Array:
+    """An order of the clients under which chunks hold clients of like size and devices equal work.
+
+    Args:
+      examples: [n] work of each client, n a multiple of chunk * devices.
+      plan: the plan.
+
+    Returns:
+      [n] indices: device d's part stands at [d * n / devices, (d + 1) * n / devices).
+    """
+    if plan.devices == 1 and plan.chunk in (1, len(examples)):
+        return jnp.arange(len(examples))
+    order = jnp.argsort(-examples, stable=True)
+    return order.reshape(-1, plan.devices, plan.chunk).swapaxes(0, 1).reshape(-1)
+
+
+def map_clients(
+    fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], shared: PyTree, mapped: PyTree, *, plan: Plan, on: Mesh
+) -> tuple[PyTree, PyTree]:
+    """Maps `fn` over clients.
+
+    Args:
+      fn: (shared, one client's entry) -> (added, stacked).
+      shared: what all clients read; never mapped.
+      mapped: leaves [n, ...], n a multiple of plan.chunk * plan.devices.
+      plan: how.
+      on: the plan's mesh.
+
+    Returns:
+      (sum of `added` over the clients, `stacked` with leaves [n, ...]).
+    """
+
+    def on_device(shared, mapped):
+        n = jax.tree.leaves(mapped)[0].shape[0]
+
+        def chunk_of(entries):
+            if plan.chunk == 1:  # no vmap over one: it would turn every matmul and convolution into its batched form
+                added, stacked = fn(shared, jax.tree.map(lambda x: x[0], entries))
+                return added, jax.tree.map(lambda x: jnp.asarray(x)[None], stacked)
+            added, stacked = jax.vmap(fn, in_axes=(None, 0))(shared, entries)
+            return jax.tree.map(lambda x: jnp.sum(x, 0, dtype=x.dtype), added), stacked
+
+        if n == plan.chunk:
+            total, stacked = chunk_of(mapped)
+        else:
+            chunks = jax.tree.map(lambda x: x.reshape(n // plan.chunk, plan.chunk, *x.shape[1:]), mapped)
+            first = jax.tree.map(lambda x: x[0], chunks)
+            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(chunk_of, first)[0])
+
+            def body(total, entries):
+                added, stacked = chunk_of(entries)
+                return jax.tree.map(jnp.add, total, added), stacked
+
+            total, stacked = jax.lax.scan(body, zero, chunks)
+            stacked = jax.tree.map(lambda x: x.reshape(n, *x.shape[2:]), stacked)
+        return (jax.lax.psum(total, AXIS) if plan.devices > 1 else total), stacked
+
+    if plan.devices == 1:
+        return on_device(shared, mapped)
+    everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
+    spread = jax.shard_map(on_device, mesh=on, in_specs=(everywhere, sharded), out_specs=(everywhere, sharded), check_vma=False)
+    return spread(shared, mapped)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error is a device's lack of memory."""
+    return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
+
+
+def too_large(compiled: jax.stages.Compiled, devices: Sequence[jax.Device]) -> str | None:
+    """Why a compiled program will not fit a device, from its own memory analysis; None if it fits or nobody can tell."""
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    analysis = compiled.memory_analysis()
+    if not limit or analysis is None:
+        return None
+    need = analysis.temp_size_in_bytes + analysis.argument_size_in_bytes + analysis.output_size_in_bytes
+    need -= analysis.alias_size_in_bytes
+    return None if need <= 0.95 * limit else f"it needs {need / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"
+
+
+def with_smaller_chunks(attempt: Callable[[Plan], Result], plan: Plan) -> tuple[Result, Plan]:
+    """Runs `attempt`; on lack of memory says so, halves the chunk and tries again.
+
+    Args:
+      attempt: plan -> result; must leave its inputs alive when it fails.
+      plan: the first to try.
+
+    Returns:
+      (result, the plan that fitted).
+
+    Raises:
+      Whatever `attempt` raised, if it is not a lack of memory or the chunk is 1 already.
+    """
+    while True:
+        try:
+            return attempt(plan), plan
+        except (jax.errors.JaxRuntimeError, MemoryError) as error:
+            if plan.chunk == 1 or not (isinstance(error, MemoryError) or out_of_memory(error)):
+                raise
+            smaller = plan._replace(chunk=-(-plan.chunk // 2))
+            log.warning("%d clients at once do not fit (%s); trying %d", plan.chunk, str(error).splitlines()[0], smaller.chunk)
+            plan = smaller

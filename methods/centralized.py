@@ -1,0 +1,27 @@
+"""Centralized: ordinary training on the union of all clients' data; the upper bound that federated methods are held against.
+
+The union is put in a canonical order first, so the result does not depend on how the data are partitioned. It is FedAvg with one
+client: E local epochs per round, T * E in all, the optimiser made anew every round (which plain SGD does not notice).
+
+Departures: none; there is no paper.
+"""
+
+from fedjax_core import training
+from fedjax_core.algorithm import Algorithm
+from fedjax_core.task import Task
+from methods.fedavg import fedavg
+
+
+def centralized(task: Task, *, optimizer: training.Optimizer, epochs: int = 1, batch: int = 64) -> Algorithm:
+    """Builds centralised training.
+
+    Args:
+      task: network.
+      optimizer: its state is made anew every round.
+      epochs: passes over the union per round.
+      batch: B.
+
+    Returns:
+      The algorithm, which asks the engine to pool the data.
+    """
+    return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch)._replace(pooled=True)

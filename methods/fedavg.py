@@ -1,0 +1,86 @@
+"""FedAvg: the server's model is the average of what clients trained from it.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from Decentralized Data.
+AISTATS 2017. https://arxiv.org/abs/1602.05629
+
+  paper     here                meaning
+  w         server.net          server model
+  n_k / n   weights="samples"   share of client k's examples among the cohort's
+  E, B      epochs, batch       local passes; minibatch size
+
+Departures: the mean is taken over the cohort and of deltas, w + sum_k n_k/n (w_k - w): equal in exact arithmetic, but a frozen
+leaf stays exact and an empty cohort changes nothing. weights="uniform" weighs the clients alike, as several releases do.
+"""
+
+from typing import NamedTuple
+
+import optax
+
+from fedjax_core import aggregators, training
+from fedjax_core.algorithm import Algorithm, ClientOutput, Net, PyTree
+from fedjax_core.task import Task
+
+
+class Server(NamedTuple):
+    """Attributes:
+    net: the global model.
+    review: state of the aggregator's review; empty for plain FedAvg.
+    """
+
+    net: Net
+    review: PyTree
+
+
+def fedavg(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+    loss: training.Loss | None = None,
+    review: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """Builds FedAvg (Algorithm 1), and what differs from it by a loss or by a server-side review alone.
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round.
+      epochs: E.
+      batch: B.
+      weights: "samples" or "uniform".
+      loss: local loss; None: cross-entropy.
+      review: optax transformation of the mean delta, such as `optax.trace(0.9)`; None: none.
+
+    Returns:
+      The algorithm.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    model = task.model
+    loss = training.cross_entropy(model) if loss is None else loss
+    train = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
+    aggregator = aggregators.aggregate(
+        aggregators.mean(aggregators.weights(weights)), review=optax.identity() if review is None else review
+    )
+
+    def server_init(key):
+        net = model.init(key)
+        return Server(net, aggregator.init(net))
+
+    def client_update(sent, client, data, key):
+        w_k = train(sent, data, key)
+        return ClientOutput(client, optax.tree.sub(w_k.net, sent), w_k.sums, local=(w_k.net, client))
+
+    def server_update(server, collected, cohort, key):
+        return Server(*aggregator.update(server.net, collected, cohort, server.review)), {}
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=aggregator.collect,
+        predict={"global": lambda sent, client, x: model.apply(sent, x)[0]},
+        broadcast=lambda server, client_id: server.net,
+    )

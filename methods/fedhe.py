@@ -1,0 +1,86 @@
+"""FedHe: clients of any architecture exchange the mean logits of each class.
+
+Chan, Ngai. FedHe: Heterogeneous Models and Communication-Efficient Federated Learning. MSN 2021.
+https://arxiv.org/abs/2110.09910
+
+  here             meaning
+  server.logits    mean logits of each true class over the clients that sent it, [K, K]
+  server.known     which classes anybody ever sent, [K]
+  w_i              client i's model, which never travels
+  alpha            weight of the distillation term
+
+The client's loss is CE + alpha * MSE(logits(x), server.logits[y]) over the examples whose class is known; in the first round
+nothing is. The logits that it sends are those it produced while it trained, averaged per true class.
+
+Departures: the synchronous form: a class's row is the uniform mean over the round's senders, and a row without sender is kept. The
+authors' code runs asynchronously, with a running mean over uploads.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_core import aggregators, losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput
+from fedjax_core.task import Task
+
+
+class Server(NamedTuple):
+    """Attributes:
+    logits: [K, K] mean logits per class.
+    known: [K] bool, classes that somebody sent.
+    """
+
+    logits: Array
+    known: Array
+
+
+def fedhe(task: Task, *, optimizer: training.Optimizer, alpha: float = 0.5, epochs: int = 1, batch: int = 64) -> Algorithm:
+    """Builds FedHe.
+
+    Args:
+      task: network and population; groups may differ in architecture.
+      optimizer: local optimiser, its state made anew every round.
+      alpha: weight of the distillation term; 0 is local training.
+      epochs: local epochs.
+      batch: B.
+
+    Returns:
+      The algorithm; a client keeps its model and sends K * (K + 1) numbers.
+
+    Raises:
+      ValueError: alpha is negative.
+    """
+    if not alpha >= 0:
+        raise ValueError(f"alpha={alpha} must not be negative")
+    model, classes = task.model, task.classes
+
+    def client_update(sent, w_i, data, key):
+        def loss(net, batch, key):
+            outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
+            logits = outputs["logits"]
+            ce = losses.cross_entropy(logits, batch.y, batch.mask)
+            taught = batch.mask & sent.known[batch.y]
+            value = ce + alpha * losses.squared_error(logits, sent.logits[batch.y], taught)
+            of_class = jax.nn.one_hot(batch.y, classes) * batch.mask[:, None]  # [B, K]
+            produced = of_class.T @ logits, jnp.sum(of_class, 0)
+            return value, training.Aux(stats, (training.classified(ce, logits, batch), produced))
+
+        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(w_i, data, key)
+        sums, (total, count) = trained.sums
+        return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)
+
+    def server_update(server, collected, cohort, key):
+        mean, holders = collected
+        sent = holders > 0
+        return Server(jnp.where(sent[:, None], mean, server.logits), server.known | sent), {}
+
+    return Algorithm(
+        server_init=lambda key: Server(jnp.zeros((classes, classes)), jnp.zeros(classes, bool)),
+        client_update=client_update,
+        server_update=server_update,
+        collect=aggregators.class_mean(),
+        predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0]},
+        client_init=lambda key, server, client_id: model.init(key),
+    )

@@ -1,0 +1,41 @@
+"""Local: every client trains alone, from one common initialisation; nothing is sent.
+
+The reference that personalised methods must beat. Client i's model after T rounds of E epochs is T * E epochs of training on its
+own data, the optimiser made anew every round.
+
+Departures: none; there is no paper.
+"""
+
+from fedjax_core import training
+from fedjax_core.algorithm import Algorithm, ClientOutput
+from fedjax_core.task import Task
+
+
+def local(task: Task, *, optimizer: training.Optimizer, epochs: int = 1, batch: int = 64) -> Algorithm:
+    """Builds local training.
+
+    Args:
+      task: network and population; groups may differ in architecture.
+      optimizer: local optimiser, its state made anew every round.
+      epochs: local epochs per round.
+      batch: B.
+
+    Returns:
+      The algorithm; the server's state is empty, a client's is its model.
+    """
+    model = task.model
+    train = training.fit(training.cross_entropy(model), optimizer(task.round), epochs=epochs, batch=batch)
+
+    def client_update(sent, w_i, data, key):
+        trained = train(w_i, data, key)
+        return ClientOutput(trained.net, (), trained.sums)
+
+    return Algorithm(
+        server_init=lambda key: (),
+        client_update=client_update,
+        server_update=lambda server, collected, cohort, key: (server, {}),
+        collect=(),
+        predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0]},
+        client_init=lambda key, server, client_id: model.init(key),
+        broadcast=lambda server, client_id: (),
+    )

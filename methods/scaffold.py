@@ -1,0 +1,83 @@
+"""SCAFFOLD: control variates cancel the drift of the clients.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020.
+https://arxiv.org/abs/1910.06378
+
+  paper     here             meaning
+  x         server.net       server model
+  c, c_i    server.c, c_i    control variates of the server and of client i
+  y_i       y                local model;  K: the local steps, those that were not padding
+  eta_g     server_lr        server learning rate;  eta_l: the optimiser's
+
+Departures: option II of Algorithm 1, written as the mean of the raw step gradients: equal for plain SGD, and right with momentum
+and schedules too. The paper has no batch normalisation; its statistics are averaged and have no control variate.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import aggregators, training
+from fedjax_core.algorithm import Algorithm, ClientOutput, Net, PyTree
+from fedjax_core.task import Task
+
+
+class Server(NamedTuple):
+    """Attributes:
+    net: the global model x.
+    c: the server's control variate, like net.params.
+    """
+
+    net: Net
+    c: PyTree
+
+
+def scaffold(task: Task, *, optimizer: training.Optimizer, server_lr: float = 1.0, epochs: int = 1, batch: int = 64) -> Algorithm:
+    """Builds SCAFFOLD (Algorithm 1, option II).
+
+    Args:
+      task: network and population; N is `task.population`.
+      optimizer: local optimiser, which sees the corrected gradients.
+      server_lr: eta_g.
+      epochs: local epochs.
+      batch: B.
+
+    Returns:
+      The algorithm; a client keeps its control variate.
+
+    Raises:
+      ValueError: server_lr is not positive.
+    """
+    if not server_lr > 0:
+        raise ValueError(f"server_lr={server_lr} must be positive")
+    model = task.model
+    loss = training.cross_entropy(model)
+
+    def server_init(key):
+        net = model.init(key)
+        return Server(net, optax.tree.zeros_like(net.params))
+
+    def client_update(sent, c_i, data, key):
+        drift = optax.tree.sub(sent.c, c_i)
+        correct = optax.stateless(lambda g, _: optax.tree.add(g, drift))  # g_i(y) - c_i + c
+        chain = optax.chain(training.mean_gradient(), correct, optimizer(task.round))
+        y, (seen, *_), sums = training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)
+        uplink = optax.tree.sub(y, sent.net), optax.tree.sub(seen.mean, c_i)  # (delta y_i, delta c_i)
+        return ClientOutput(seen.mean, uplink, sums, local=(sent._replace(net=y), seen.mean))  # c_i+ = mean gradient
+
+    def server_update(server, collected, cohort, key):
+        dy, dc = collected
+        share = jnp.sum(cohort.examples > 0) / task.population  # |S| / N
+        params = optax.tree.add_scale(server.net.params, server_lr, dy.params)
+        net = Net(params, optax.tree.add(server.net.stats, dy.stats))
+        return Server(net, optax.tree.add_scale(server.c, share, dc)), {}
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=(aggregators.mean(aggregators.uniform), aggregators.mean(aggregators.uniform)),
+        predict={"global": lambda sent, c_i, x: model.apply(sent.net, x)[0]},
+        client_init=lambda key, server, client_id: optax.tree.zeros_like(server.net.params),
+    )
