@@ -44,7 +44,7 @@ class Fitted(NamedTuple):
     """
 
     net: Net
-    optimizer: optax.OptState
+    optimizer: PyTree
     sums: PyTree
 
 

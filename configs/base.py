@@ -1,0 +1,69 @@
+"""What all configs share. A config is a small change of this one, and says in its docstring what to expect of it.
+
+Sources, partitions and models are named with their arguments: "dirichlet(alpha=0.5)". The config is locked, so a misspelt field is
+an error. `None` means: not given, the callee's default.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+VARIANTS = ("paper", "small", "smoke")
+
+
+def get_config(variant: str = "small") -> ConfigDict:
+    """Digits on 20 clients; without a method, which each config brings.
+
+    Args:
+      variant: "paper" (the published setting), "small" (minutes), "smoke" (seconds, for tests).
+
+    Raises:
+      ValueError: another variant.
+    """
+    if variant not in VARIANTS:
+        raise ValueError(f"config variant {variant!r} is not one of {', '.join(VARIANTS)}")
+    config = ConfigDict()
+    config.seed = 0  # initialisation, sampling, training; data have their own
+    config.rounds = 5 if variant == "smoke" else 50
+    config.dropout = 0.0  # probability that a sampled client does not come back
+
+    config.data = ConfigDict()
+    config.data.source = "digits"  # or "tfds:NAME", "cifar10", "npz(path=...)", "folder(path=...)" ...: fedjax_core/data/sources.py
+    config.data.dir = placeholder(str)  # where data sets lie
+    config.data.clients = 20
+    config.data.partition = "dirichlet(alpha=0.5)"  # small alpha: strong skew; fedjax_core/data/partition.py
+    config.data.seed = 0
+    config.data.long_tail = placeholder(float)  # largest class over smallest, cut before partitioning
+    config.data.test_split = "proportional"  # each client's own test rows: "proportional", "matched", "all"
+
+    config.cohort = ConfigDict()
+    config.cohort.fraction = 0.4
+    config.cohort.size = placeholder(int)  # a number of clients, instead of the fraction
+
+    config.models = ("mlp",)  # several: client i gets model i mod their number
+    config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
+    config.optimizer = ConfigDict()
+    config.optimizer.name = "sgd"  # or "adam"
+    config.optimizer.lr = 0.1
+    config.optimizer.momentum = placeholder(float)
+    config.optimizer.nesterov = placeholder(bool)
+    config.optimizer.weight_decay = placeholder(float)
+    config.optimizer.clip = placeholder(float)
+    config.optimizer.decay = placeholder(float)  # learning rate of round r: lr * decay ** r
+
+    config.evaluation = ConfigDict()
+    config.evaluation.every = 5  # rounds
+    config.evaluation.scopes = ("global", "own")  # also "post_local", "all": fedjax_core/simulation.py
+    config.evaluation.batch = 256
+    config.evaluation.clients = placeholder(int)  # score at most so many
+    config.evaluation.last_k = 10  # mean over the last k evaluations
+    config.evaluation.targets = (0.5, 0.8, 0.9)  # rounds until these accuracies are reached
+
+    config.plan = ConfigDict()
+    config.plan.chunk = placeholder(int)  # clients at once on a device
+    config.plan.devices = placeholder(int)
+    config.plan.hold = "device"  # client states: "device", or "host" for large populations
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.seconds = 30.0  # at least so far apart; there is always one at the end
+    config.checkpoint.keep = 3
+    return config

@@ -1,0 +1,32 @@
+"""One setting for all tests: eight simulated devices, strict broadcasting, warnings are errors, nothing implicit on a GPU."""
+
+import os
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.fixture(autouse=True)
+def _strict():
+    """Warnings are errors; NumPy's global generator is fixed, for libraries that still draw from it."""
+    np.random.seed(0)  # noqa: NPY002
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The directory with real public data (FEDJAX_TEST_DATA, default ../shared/data); tests skip where it is absent."""
+    default = Path(__file__).parents[1] / "../shared/data"
+    path = Path(os.environ.get("FEDJAX_TEST_DATA", default)).resolve()
+    if not path.is_dir():
+        pytest.skip(f"no real data at {path}; set FEDJAX_TEST_DATA")
+    return path
