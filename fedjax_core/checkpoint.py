@@ -17,6 +17,7 @@ import collections
 import concurrent.futures
 import contextlib
 import errno
+import functools
 import logging
 import os
 import re
@@ -218,6 +219,13 @@ def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def _key_impl(like: Any) -> Any:
+    """Which generator the keys are for, of an array of keys or its ShapeDtypeStruct."""
+    found = []
+    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), jax.ShapeDtypeStruct(like.shape, like.dtype))
+    return found[0]
+
+
 def _to_host(name: str, leaf: Any) -> tuple[dict[str, Any], np.ndarray | None]:
     """A leaf's entry in leaves.json, and its bits as Orbax takes them; None if there are none."""
     dtype, shape = _kind(name, leaf)
@@ -237,22 +245,23 @@ def _from_host(host: np.ndarray | None, name: str, like: Any) -> Any:
     dtype, shape = _kind(name, like)
     if _is_number(like):
         return np.asarray(host).item()
+    sharding = like.sharding if isinstance(like, jax.ShapeDtypeStruct) or getattr(like, "committed", False) else None
     if _is_key(like):
         form = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype))
         data = np.empty(form.shape, form.dtype) if host is None else host
-        array = jax.random.wrap_key_data(jnp.asarray(data), impl=dtype.removeprefix("key<").removesuffix(">"))
-    else:
-        array = np.empty(shape, np.dtype(dtype)) if host is None else host.view(np.dtype(dtype))
-        if isinstance(like, np.generic):
-            return array[()]
-        if isinstance(like, np.ndarray):
-            return array if array.flags.writeable else array.copy()
-    sharding = like.sharding if not isinstance(like, jax.Array) or like.committed else None
+        wrap = functools.partial(jax.random.wrap_key_data, impl=_key_impl(like))
+        if sharding is not None and not sharding.is_fully_addressable:
+            return jax.jit(wrap, out_shardings=sharding)(data)
+        keys = wrap(jnp.asarray(data))
+        return keys if sharding is None else jax.device_put(keys, sharding)
+    array = np.empty(shape, np.dtype(dtype)) if host is None else host.view(np.dtype(dtype))
+    if isinstance(like, np.generic):
+        return array[()]
+    if isinstance(like, np.ndarray):
+        return array if array.flags.writeable else array.copy()
     if sharding is None:
         return jnp.asarray(array)
-    if isinstance(array, np.ndarray) and not sharding.is_fully_addressable:
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-    return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def _check(place: Path, entries: list[dict[str, Any]], like: list[tuple[str, Any]]) -> None:
@@ -321,7 +330,7 @@ def _orbax(call: Callable[[], T]) -> T:
         except (OSError, MemoryError):
             raise
         except Exception as error:  # tensorstore reports a full disk as a ValueError
-            if code := re.search(r"OS error (\d+)", str(error)):
+            if code := re.search(r"os_error_code='(\d+)'", str(error)):
                 raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
             raise OSError(errno.EIO, str(error).partition("\n")[0] or type(error).__name__) from error
 

@@ -471,9 +471,7 @@ class WorkDir:
             raise ValueError(f"{path / CONFIG} holds a {type(there).__name__}, not a config; take another directory")
         found = differences(there, asked)
         allowed = {
-            name: text
-            for name, text in found.items()
-            if any(name == field or name.startswith(f"{field}.") for field in may_differ)
+            name: text for name, text in found.items() if any(name == field or name.startswith(f"{field}.") for field in may_differ)
         }
         if refused := [f"{name}: {text}" for name, text in found.items() if name not in allowed]:
             raise ValueError(
