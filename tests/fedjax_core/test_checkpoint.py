@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_core.checkpoint import Checkpoints
+from fedjax_core.checkpoint import Checkpoints, Rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,6 +117,16 @@ def test_states_of_hardly_anything(tmp_path, state):
     assert_same(Checkpoints(tmp_path).restore(0, state)[0], state)
 
 
+@pytest.mark.parametrize("touched", [0, 1, 5])
+def test_any_number_of_rows(tmp_path, touched):
+    state = {"places": np.arange(touched), "rows": np.ones((touched, 2, 3), np.float32)}
+    Checkpoints(tmp_path).save(1, state)
+    like = {"places": Rows((), np.int64), "rows": Rows((2, 3), np.float32)}
+    assert_same(Checkpoints(tmp_path).restore(1, like)[0], state)
+    with pytest.raises(ValueError, match=rf"leaf rows is float32\[{touched},2,3\] there, float32\[any,3\] is wanted"):
+        Checkpoints(tmp_path).restore(1, like | {"rows": Rows((3,), np.float32)})
+
+
 def test_saving_does_not_keep_buffers_from_being_donated(tmp_path):
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = step(jnp.zeros(1 << 16))
@@ -191,9 +201,9 @@ def test_another_structure_is_refused_by_leaf(tmp_path):
     assert "leaf key is key<fry>[] there, nothing is wanted;" in message({"net": state["net"]})
     assert "leaf key is key<fry>[] there, key<rbg>[] is wanted;" in message(state | {"key": jax.random.key(0, impl="rbg")})
     assert "(and 3 more)" in message({"other": state["net"].params["w"]})
+    checkpoints.save(1, {"x": np.zeros(1)})
     with pytest.raises(ValueError, match="leaf x is wanted as a jax array of float64, which needs jax_enable_x64"):
-        Checkpoints(tmp_path / "64").save(1, {"x": np.zeros(1)})
-        Checkpoints(tmp_path / "64").restore(1, {"x": jax.ShapeDtypeStruct((1,), np.float64)})
+        checkpoints.restore(1, {"x": jax.ShapeDtypeStruct((1,), np.float64)})
 
 
 def test_fields_that_changed_places_are_found_by_name(tmp_path):
