@@ -58,9 +58,7 @@ class CNN(nnx.Module):
         self.dense = nnx.Linear((height // 2) * (width // 2) * channels, dense, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(dense, classes, dtype=dtype, rngs=rngs)
 
-    def body(
-        self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None
-    ) -> tuple[Array, dict[str, Array]]:
+    def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
         """x [B, H, W, C] -> features [B, D] and the layers by name."""
         del batch, mask
         seen = {}

@@ -40,9 +40,7 @@ class MLP(nnx.Module):
             setattr(self, f"dense{i + 1}", nnx.Linear(sizes[i], sizes[i + 1], dtype=dtype, rngs=rngs))
         self.head = nnx.Linear(sizes[-1], classes, dtype=dtype, rngs=rngs)
 
-    def body(
-        self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None
-    ) -> tuple[Array, dict[str, Array]]:
+    def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
         """x [B, ...] -> features [B, D] and the hidden layers by name."""
         del batch, mask
         x, seen = x.reshape(x.shape[0], -1), {}

@@ -14,6 +14,7 @@ from flax import nnx
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.nn.cnn import CNN
 from fedjax_core.nn.mlp import MLP
+from fedjax_core.nn.resnet import Bottleneck, ResNet
 from fedjax_core.task import Model
 
 STATS_MODES = ("average", "local", "freeze")
@@ -103,7 +104,15 @@ def _normalise(x: Array, mean: Scale, std: Scale, dtype: jax.typing.DTypeLike | 
     return ((x.astype(jnp.float32) / unit - mean) / std).astype(dtype or jnp.float32)
 
 
-MODULES: dict[str, Callable[..., Any]] = {"mlp": MLP, "cnn": CNN}
+MODULES: dict[str, type[nnx.Module]] = {"mlp": MLP, "cnn": CNN}
+RESNETS = {
+    "resnet8": {"blocks": (1, 1, 1)},
+    "resnet10": {"blocks": (1, 1, 1, 1)},
+    "resnet18": {"blocks": (2, 2, 2, 2)},
+    "resnet34": {"blocks": (3, 4, 6, 3)},
+    "resnet50": {"blocks": (3, 4, 6, 3), "block": Bottleneck},
+}
+MODULES |= dict.fromkeys(RESNETS, ResNet)
 
 
 def build(
@@ -136,10 +145,11 @@ def build(
     """
     module = MODULES[_known("model", name, MODULES)]
     own = {p.name for p in inspect.signature(module.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    allowed = own - {"rngs", "dtype"}
+    fixed = RESNETS.get(name, {})
+    allowed = own - {"rngs", "dtype", "blocks", "block"}
     for option in options:
         _known(f"option of {name}", option, allowed)
-    make = functools.partial(module, classes, tuple(input_shape), dtype=dtype, **options)
+    make = functools.partial(module, classes, tuple(input_shape), dtype=dtype, **fixed, **options)
     return from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype)
 
 

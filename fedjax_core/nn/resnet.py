@@ -1,0 +1,148 @@
+"""Residual networks: ResNet-8/10 of federated papers, ResNet-18/34/50.
+
+He, Zhang, Ren, Sun. Deep residual learning for image recognition. CVPR 2016. https://arxiv.org/abs/1512.03385
+
+The strides and paddings are PyTorch's (a bottleneck strides in its 3x3 convolution), so that its weights can be read.
+
+  name       blocks per stage    channels at width 64        features
+  resnet8    1 1 1               64 128 256                  256
+  resnet10   1 1 1 1             64 128 256 512              512
+  resnet18   2 2 2 2             64 128 256 512              512
+  resnet34   3 4 6 3             64 128 256 512              512
+  resnet50   3 4 6 3             256 512 1024 2048           2048
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_core.nn.layers import Conv, make_norm
+from fedjax_core.nn.pool import max_pool
+
+Array = jax.Array
+STEMS = ("cifar", "imagenet")
+
+
+class Block(nnx.Module):
+    """Two 3x3 convolutions beside a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, channels: int, width: int, stride: int, *, norm: str, conv_form: str, rngs: nnx.Rngs):
+        """Draws the weights.
+
+        Args:
+          channels: of the input.
+          width: of the 3x3 convolutions; the output has `expansion` times as many channels.
+          stride: of the block; the shortcut is a 1x1 convolution with norm wherever the shape changes.
+          norm: see `layers.make_norm`.
+          conv_form: see `conv.conv`.
+          rngs: the `params` stream.
+        """
+        features = width * self.expansion
+        self.depth = 0
+        for inputs, outputs, kernel, step in self._plan(channels, width, stride):
+            self.depth += 1
+            layer = Conv(inputs, outputs, kernel, stride=step, padding=kernel // 2, form=conv_form, rngs=rngs)
+            setattr(self, f"conv{self.depth}", layer)
+            setattr(self, f"norm{self.depth}", make_norm(norm, outputs, rngs))
+        self.changes = stride > 1 or channels != features
+        if self.changes:
+            self.shortcut = Conv(channels, features, 1, stride=stride, padding=0, form=conv_form, rngs=rngs)
+            self.shortcut_norm = make_norm(norm, features, rngs)
+
+    def _plan(self, channels: int, width: int, stride: int) -> list[tuple[int, int, int, int]]:
+        return [(channels, width, 3, stride), (width, width, 3, 1)]
+
+    def __call__(self, x: Array, *, batch: bool, mask: Array | None) -> Array:
+        """[B, H, W, channels] -> [B, H', W', features], before the last ReLU."""
+        y = x
+        for i in range(1, self.depth + 1):
+            y = getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(y), batch=batch, mask=mask)
+            y = jax.nn.relu(y) if i < self.depth else y
+        return y + (self.shortcut_norm(self.shortcut(x), batch=batch, mask=mask) if self.changes else x)
+
+
+class Bottleneck(Block):
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut; four times `width` channels leave it."""
+
+    expansion = 4
+
+    def _plan(self, channels: int, width: int, stride: int) -> list[tuple[int, int, int, int]]:
+        return [(channels, width, 1, 1), (width, width, 3, stride), (width, width * self.expansion, 1, 1)]
+
+
+class ResNet(nnx.Module):
+    """Stem, stages of blocks, mean over the image, linear head."""
+
+    def __init__(
+        self,
+        classes: int,
+        input_shape: tuple[int, int, int],
+        *,
+        blocks: Sequence[int],
+        block: type[Block] = Block,
+        stem: str = "cifar",
+        width: int = 64,
+        norm: str = "batch",
+        conv_form: str = "auto",
+        dtype: jax.typing.DTypeLike | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the weights.
+
+        Args:
+          classes: outputs of the head.
+          input_shape: [H, W, C] of one image; H and W may be anything.
+          blocks: how many, by stage.
+          block: `Block` or `Bottleneck`.
+          stem: "cifar": 3x3 convolution; "imagenet": 7x7 with stride 2, then 3x3 max-pool with stride 2.
+          width: channels of the stem and the first stage; doubled from stage to stage.
+          norm: "batch", "group" or "none".
+          conv_form: see `conv.conv`.
+          dtype: of the computation; parameters stay float32.
+          rngs: its `params` stream.
+
+        Raises:
+          ValueError: unknown `stem` or `norm`.
+        """
+        if stem not in STEMS:
+            raise ValueError(f"unknown stem {stem!r}; use one of {', '.join(STEMS)}")
+        self.pooled, self.blocks = stem == "imagenet", tuple(blocks)
+        kernel, stride = (7, 2) if self.pooled else (3, 1)
+        self.stem = Conv(input_shape[-1], width, kernel, stride=stride, padding=kernel // 2, form=conv_form, rngs=rngs)
+        self.stem_norm = make_norm(norm, width, rngs)
+        channels = width
+        for stage, number in enumerate(self.blocks):
+            for i in range(number):
+                stride = 2 if stage and not i else 1
+                layer = block(channels, width << stage, stride, norm=norm, conv_form=conv_form, rngs=rngs)
+                setattr(self, f"stage{stage + 1}_block{i + 1}", layer)
+                channels = (width << stage) * block.expansion
+        self.head = nnx.Linear(channels, classes, dtype=dtype, rngs=rngs)
+
+    def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
+        """Features.
+
+        Args:
+          x: [B, H, W, C].
+          key: unused.
+          train: unused.
+          batch: see `layers.BatchNorm`.
+          mask: [B], which rows are real; None: all.
+
+        Returns:
+          features [B, D] and {"stem", "stage1_pre" (before the stage's last ReLU), "stage1", "stage2_pre", ...}.
+        """
+        del key, train
+        x = jax.nn.relu(self.stem_norm(self.stem(x), batch=batch, mask=mask))
+        x = max_pool(x, 3, 2, 1) if self.pooled else x
+        seen = {"stem": x}
+        for stage, number in enumerate(self.blocks, 1):
+            for i in range(1, number + 1):
+                before = getattr(self, f"stage{stage}_block{i}")(x, batch=batch, mask=mask)
+                x = jax.nn.relu(before)
+            seen[f"stage{stage}_pre"], seen[f"stage{stage}"] = before, x
+        return jnp.mean(x, (1, 2)), seen
