@@ -1,0 +1,152 @@
+"""One contract for all methods. A newcomer adds a line to `toy.METHODS`."""
+
+import functools
+import tempfile
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from fedjax_core import checkpoint
+from fedjax_core.algorithm import Cohort
+from tests import toy
+
+EVERY = [(name, name) for name in toy.METHODS]
+
+
+@functools.cache
+def one_round(name):
+    """The compiled round as a function of the cohort: (state, drawn, rows) -> (server, rows, record)."""
+    sim = toy.reference(name)[0]
+    return jax.jit(functools.partial(sim._train, scored=False))
+
+
+def drawn_and_rows(name):
+    sim, before, _ = toy.reference(name)
+    state = sim.put(before)
+    drawn = sim._draw(sim.held, state.key, state.round)
+    rows = [
+        jax.tree.map(lambda x, p=p: jnp.take(x, p, axis=0, mode="clip"), s) for s, (_, p) in zip(before.clients, drawn, strict=True)
+    ]
+    return sim, state, drawn, rows
+
+
+class EveryMethodTest(chex.TestCase):
+    @parameterized.named_parameters(EVERY)
+    def test_two_rounds_one_trace_no_transfer(self, name):
+        sim, before, after = toy.reference(name)
+        state = sim.put(before)
+        two = sim.put(np.int32(2))
+        traces = sim._many._cache_size()
+        with jax.transfer_guard("disallow"):
+            for _ in range(3):
+                state, _ = sim._many(sim.held, state, two)
+        self.assertEqual(sim._many._cache_size(), traces)
+        self.assertEqual(int(state.round), 6)
+        chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
+        self.assertEqual(jax.tree.structure(before), jax.tree.structure(jax.device_get(state)))
+
+    @parameterized.named_parameters(EVERY)
+    def test_something_is_learnt_and_runs_repeat_bit_for_bit(self, name):
+        sim, before, after = toy.reference(name)
+        again, _ = sim.rounds(sim.put(before), 2)
+        chex.assert_trees_all_equal(jax.device_get(again), after)
+        moved = jax.tree.map(lambda a, b: np.abs(np.subtract(a, b, dtype=np.float64)).max(initial=0), before[:2], after[:2])
+        self.assertGreater(max(jax.tree.leaves(moved)), 1e-3)
+        self.assertTrue(all(np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(after)))
+
+    @parameterized.named_parameters(
+        (f"{name}_{chunk}x{devices}", name, (chunk, devices)) for name in toy.METHODS for chunk, devices in [(3, 1), (2, 2)]
+    )
+    def test_plans_agree(self, name, plan):
+        _, before, after = toy.reference(name)
+        sim = toy.simulate(name, plan=plan)
+        state, _ = sim.rounds(sim.put(before), 2)
+        chex.assert_trees_all_close(jax.device_get(state), after, atol=1e-5, rtol=1e-5)
+
+    @parameterized.named_parameters(EVERY)
+    def test_padding_is_invisible(self, name):
+        _, before, after = toy.reference(name)
+        wider = toy.simulate(name)
+        index = np.pad(wider._held_on_host.index, ((0, 0), (0, 3)), constant_values=1)
+        wider._held_on_host = wider._held_on_host._replace(index=index)
+        wider._use(wider.plan)
+        state, _ = wider.rounds(wider.put(before), 2)
+        chex.assert_trees_all_close(jax.device_get(state), after, atol=1e-5, rtol=1e-5)
+
+    @parameterized.named_parameters(EVERY)
+    def test_order_of_the_cohort_is_irrelevant(self, name):
+        sim, state, drawn, rows = drawn_and_rows(name)
+        server, after, _ = one_round(name)(sim.held, state, drawn, rows)
+        flip = functools.partial(jax.tree.map, lambda x: x[::-1])
+        server2, after2, _ = one_round(name)(sim.held, state, flip(drawn), flip(rows))
+        chex.assert_trees_all_close(server, server2, atol=1e-5, rtol=1e-5)
+        chex.assert_trees_all_close(after, flip(after2), atol=1e-6, rtol=1e-6)
+
+    @parameterized.named_parameters(EVERY)
+    def test_an_absent_client_changes_nothing(self, name):
+        """A client that drops out, whose state holds NaN, leaves the round as if it had not been sampled."""
+        sim, state, drawn, rows = drawn_and_rows(name)
+        if sim.cohort == 1:
+            self.skipTest("a pooled method has one client")
+        gone = [(Cohort(c.ids, c.examples.at[0].set(0)), p) for c, p in drawn]
+        poisoned = [jax.tree.map(lambda x: x.at[0].set(jnp.nan), r) for r in rows]
+        server, after, record = one_round(name)(sim.held, state, gone, poisoned)
+        empty = [(Cohort(c.ids.at[0].set(toy.CLIENTS), c.examples.at[0].set(0)), p.at[0].set(10**6)) for c, p in drawn]
+        server2, after2, record2 = one_round(name)(sim.held, state, empty, rows)
+        chex.assert_trees_all_equal(server, server2)
+        rest = functools.partial(jax.tree.map, lambda x: x[1:])
+        chex.assert_trees_all_equal(rest(after), rest(after2))
+        chex.assert_trees_all_equal(record, record2)
+        self.assertTrue(all(np.isnan(x[0]).all() for x in jax.tree.leaves(after)))  # its own state: untouched
+
+    @parameterized.named_parameters(EVERY)
+    def test_a_checkpoint_goes_on_where_it_was_left(self, name):
+        sim, before, _ = toy.reference(name)
+        state, _ = sim.rounds(sim.put(before), 1)
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        store = checkpoint.Checkpoints(directory.name)
+        store.save(1, sim.snapshot(state))
+        like = jax.tree.map(np.zeros_like, sim.snapshot(state))
+        saved, _ = store.restore(1, like)
+        a, _ = sim.rounds(state, 2)
+        b, _ = sim.rounds(sim.restore(saved), 2)
+        chex.assert_trees_all_equal(jax.device_get(a), jax.device_get(b))
+
+    @parameterized.named_parameters(EVERY)
+    def test_states_on_the_host_give_the_same(self, name):
+        _, before, after = toy.reference(name)
+        sim = toy.simulate(name, hold="host")
+        state, _ = sim.rounds(sim.init(0), 2)
+        chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-6, rtol=1e-6)
+        for store, rows, first in zip(sim._stores, after.clients, before.clients, strict=True):
+            for mine, theirs, untouched in zip(*map(jax.tree.leaves, (store.rows, rows, first)), strict=True):
+                np.testing.assert_allclose(mine[store.touched], theirs[store.touched], atol=1e-6, rtol=1e-6)
+                np.testing.assert_array_equal(theirs[~store.touched], untouched[~store.touched])
+
+    @parameterized.named_parameters(EVERY)
+    def test_the_round_exports_for_every_platform(self, name):
+        sim, before, _ = toy.reference(name)
+        state = sim.put(before)
+        exported = jax.export.export(sim._many, platforms=("cpu", "tpu", "cuda"))(sim.held, state, sim.put(np.int32(1)))
+        self.assertEqual(exported.platforms, ("cpu", "tpu", "cuda"))
+
+    @parameterized.named_parameters(EVERY)
+    def test_scores_cover_every_predictor(self, name):
+        sim, _, after = toy.reference(name)
+        scores = sim.evaluate(sim.put(after))
+        for model in sim._algorithm(0, sim._held_on_host, 0).predict:
+            self.assertIn(f"test/{model}/own/accuracy/mean", scores)
+        self.assertTrue(all(0 <= v <= 1 for k, v in scores.items() if "accuracy" in k))
+
+
+class EnginePlansTest(chex.TestCase):
+    @parameterized.named_parameters((f"{chunk}x{devices}", (chunk, devices)) for chunk, devices in [(5, 1), (1, 8), (2, 3)])
+    def test_averaging_agrees_under_more_plans(self, plan):
+        _, before, after = toy.reference("fedavg")
+        sim = toy.simulate("fedavg", plan=plan)
+        state, _ = sim.rounds(sim.put(before), 2)
+        chex.assert_trees_all_close(jax.device_get(state), after, atol=1e-5, rtol=1e-5)

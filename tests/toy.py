@@ -1,0 +1,116 @@
+"""The smallest federation that shows everything: eight unequal clients, a network of two layers, a second architecture."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import parallel, simulation, training
+from fedjax_core.algorithm import Examples, Net
+from fedjax_core.data import federated, sources
+from fedjax_core.task import Model, Task, of_model
+from methods.centralized import centralized
+from methods.fedavg import fedavg
+from methods.fedhe import fedhe
+from methods.local import local
+from methods.scaffold import scaffold
+
+CLIENTS, CLASSES, INPUTS, BATCH = 8, 3, 5, 4
+SIZES = (9, 4, 1, 7, 6, 2, 8, 5)  # unequal, some short last batches, one with a single example
+
+# Every method, with arguments that make each of its terms count. A newcomer adds a line.
+METHODS: dict[str, Any] = {
+    "fedavg": functools.partial(fedavg, epochs=2, batch=BATCH),
+    "fedavg_uniform": functools.partial(fedavg, epochs=2, batch=BATCH, weights="uniform"),
+    "scaffold": functools.partial(scaffold, epochs=2, batch=BATCH),
+    "local": functools.partial(local, epochs=2, batch=BATCH),
+    "centralized": functools.partial(centralized, epochs=2, batch=BATCH),
+    "fedhe": functools.partial(fedhe, epochs=2, batch=BATCH),
+    "fedhe_mixed": functools.partial(fedhe, epochs=2, batch=BATCH),
+}
+MIXED = {"local", "fedhe_mixed"}  # these run with two architectures
+
+
+def model(hidden: int = 6, statistics: bool = True) -> Model:
+    """tanh(x A + a) B + b, behind a normalisation whose running mean is carried along (`statistics`)."""
+
+    def init(key):
+        a, b = jax.random.split(key)
+        params = {
+            "body": {"kernel": jax.random.normal(a, (INPUTS, hidden)) * 0.5, "bias": jnp.zeros(hidden)},
+            "head": {"kernel": jax.random.normal(b, (hidden, CLASSES)) * 0.5, "bias": jnp.zeros(CLASSES)},
+        }
+        return Net(params, {"mean": jnp.zeros(INPUTS)} if statistics else {})
+
+    def features(net, x, key=None, train=False, mask=None):
+        stats = net.stats
+        if statistics:
+            if train:
+                weight = jnp.ones(len(x)) if mask is None else mask.astype(x.dtype)
+                mean = jnp.sum(jnp.where(weight[:, None] > 0, x, 0), 0) / jnp.maximum(jnp.sum(weight), 1)
+                stats = {"mean": 0.9 * stats["mean"] + 0.1 * mean}
+            else:
+                mean = stats["mean"]
+            x = x - mean[None]
+        body = net.params["body"]
+        return jnp.tanh(x @ body["kernel"] + body["bias"][None]), stats
+
+    def head(net, z):
+        return z @ net.params["head"]["kernel"] + net.params["head"]["bias"][None]
+
+    def apply(net, x, key=None, train=False, mask=None):
+        z, stats = features(net, x, key, train, mask)
+        return {"logits": head(net, z), "features": z}, stats
+
+    return Model(init, apply, features, head, f"toy{hidden}")
+
+
+@functools.cache
+def data() -> federated.FederatedData:
+    """Eight clients of SIZES rows; classes are shifted Gaussians; the last client misses a class."""
+    rng = np.random.default_rng(7)
+    n = sum(SIZES)
+    y = np.concatenate([np.arange(n) % CLASSES, np.arange(30) % CLASSES]).astype(np.int32)
+    x = (rng.normal(size=(n + 30, INPUTS)) + np.eye(CLASSES, INPUTS)[y] * 2).astype(np.float32)
+    ends = np.cumsum(SIZES)
+    rows = [np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)]
+    rows[-1] = rows[-1][y[rows[-1]] != 0]
+    test = [np.arange(30)[i::CLIENTS] for i in range(CLIENTS)]
+    names = tuple("abc")
+    dataset = sources.Dataset("toy", Examples(x[:n], y[:n]), Examples(x[n:], y[n:]), names)
+    return federated.from_index(dataset, rows, test)
+
+
+def task(hidden: int = 6, statistics: bool = True) -> Task:
+    return of_model(model(hidden, statistics), classes=CLASSES, population=CLIENTS)
+
+
+def groups(build, mixed: bool = False, statistics: bool = True) -> list[simulation.Group]:
+    if not mixed:
+        return simulation.one_group(build, task(statistics=statistics), CLIENTS)
+    return [
+        simulation.Group("narrow", build, task(6, statistics), np.arange(0, CLIENTS, 2)),
+        simulation.Group("wide", build, task(7, statistics), np.arange(1, CLIENTS, 2)),
+    ]
+
+
+def simulate(name: str, *, plan=(1, 1), optimizer=None, mixed=None, statistics=True, **settings) -> simulation.Simulation:
+    """A simulation of one of METHODS on the toy federation."""
+    build = functools.partial(METHODS[name], optimizer=optimizer or training.sgd(0.1, momentum=0.5))
+    mixed = name in MIXED if mixed is None else mixed
+    settings = {"cohort": 5, "dispatch": 2} | settings
+    return simulation.Simulation(
+        groups(build, mixed, statistics), settings.pop("data", data()), plan=parallel.Plan(*plan), **settings
+    )
+
+
+@functools.cache
+def reference(name: str) -> tuple[simulation.Simulation, Any, Any]:
+    """(simulation, host copy of the state before, and after two rounds) one client after another; compiled once for all tests."""
+    sim = simulate(name)
+    state = sim.init(0)
+    before = jax.device_get(state)
+    state, _ = sim.rounds(state, 2)
+    return sim, before, jax.device_get(state)
