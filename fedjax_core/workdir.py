@@ -163,6 +163,11 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     return records
 
 
+def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
+    """Records as JSON, a line each, every line ended."""
+    return "".join(_compact(plain(record)) + "\n" for record in records)
+
+
 class JsonLines:
     """An append-only file of JSON lines: what `append` returned from is on the disk.
 
@@ -189,7 +194,7 @@ class JsonLines:
         Raises:
           OSError: one line that names the file; the lines before these are intact.
         """
-        data = b"".join(_compact(plain(record)).encode() + b"\n" for record in records)
+        data = json_lines(records).encode()
         with explained("write", self.path):
             end = os.fstat(self._file.fileno()).st_size
             try:

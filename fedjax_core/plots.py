@@ -1,0 +1,263 @@
+"""Figures of runs, from what lies in their directories: metrics.jsonl, and the label table in run.json. Nothing else is read.
+
+Every figure has its numbers beside it, in a CSV file of the same name. The figures are matplotlib's objects and touch none of
+pyplot's global state, so they are drawn in any thread; in a notebook show the file, or the returned Figure.
+"""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import EllipseCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fedjax_core.report import is_accuracy
+from fedjax_core.workdir import METRICS, RUN, read_json, read_jsonl, write_bytes, write_csv
+
+COLUMN = 3.4  # inches: the width of a column in print
+PAGE = 7.0
+MOST_CLIENTS = 100  # columns of the partition chart
+# Okabe and Ito's colours, told apart by the colour-blind; the dashes tell lines apart without colour
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":")
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,
+}
+
+Line = tuple[str, Sequence[float], Sequence[float]]  # label, rounds, values
+
+
+def curves(run_dirs: Sequence[str | os.PathLike] | str | os.PathLike, metric: str, path: str | os.PathLike) -> Figure:
+    """Draws one score of one run or several over the rounds.
+
+    Args:
+      run_dirs: their directories; each line is labelled by its directory's name.
+      metric: a name in metrics.jsonl, e.g. "test/global/accuracy".
+      path: where the figure goes; the suffix says the format (.png, .pdf, .svg). Its CSV has columns run, round, `metric`.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if a run has no metrics.jsonl, or the files cannot be written.
+      ValueError: if a run has no such score; the message lists those it has.
+    """
+    folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
+    labels = _labels(folders)
+    lines = [(label, *_series(folder, metric)) for label, folder in zip(labels, folders, strict=True)]
+    rows = [{"run": label, "round": r, metric: v} for label, xs, ys in lines for r, v in zip(xs, ys, strict=True)]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(COLUMN, 2.4), layout="constrained")
+        _draw_lines(figure.add_subplot(), lines, metric)
+        _save(figure, path, rows)
+    return figure
+
+
+def partition_bubbles(label_table: Any, path: str | os.PathLike, class_names: Sequence[str] | None = None) -> Figure:
+    """Draws who has how much of what: a circle per client and class, its area proportional to the number of examples.
+
+    Args:
+      label_table: [clients, classes] counts. Of more than `MOST_CLIENTS` clients so many are drawn, evenly spaced.
+      path: where the figure goes; the suffix says the format. Its CSV has all clients, a column per class.
+      class_names: one per class; by default their numbers.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+      ValueError: if the table is not a matrix of counts, or the names are not one per class.
+    """
+    counts = np.asarray(label_table)
+    if counts.ndim != 2 or not counts.size or counts.dtype.kind not in "iuf" or not (counts >= 0).all():
+        raise ValueError(f"the label table must be counts [clients, classes], found {counts.dtype} of shape {counts.shape}")
+    clients, classes = counts.shape
+    names = [str(k) for k in range(classes)] if class_names is None else list(map(str, class_names))
+    if len(names) != classes:
+        raise ValueError(f"{len(names)} class names for {classes} classes; give one per class")
+    rows = [{"client": i, **dict(zip(names, row.tolist(), strict=True))} for i, row in enumerate(counts)]
+    shown = np.unique(np.linspace(0, clients - 1, min(clients, MOST_CLIENTS)).round().astype(int))
+    with matplotlib.rc_context(STYLE):
+        figure = _bubbles(counts[shown], shown, names, clients)
+        _save(figure, path, rows)
+    return figure
+
+
+def run_plots(run_dir: str | os.PathLike) -> list[Path]:
+    """Draws what a run has to show, into its own directory.
+
+    accuracy.png has the accuracies on test data (of scores per client the means) over the training loss; partition.png the label
+    table that the run recorded: `record("partition", {"label_table": [[...]], "class_names": [...]})`, names optional.
+
+    Args:
+      run_dir: a run's directory.
+
+    Returns:
+      Paths of the figures and their CSV files. A run without scores, or without a label table, has fewer.
+
+    Raises:
+      OSError: if there is no metrics.jsonl, or the files cannot be written.
+    """
+    folder = Path(run_dir)
+    written = []
+    records = read_jsonl(folder / METRICS)
+    names = list(dict.fromkeys(name for record in records for name in record))
+    scores = [name for name in names if name.startswith("test/") and is_accuracy(name) and _is_mean(name)]
+    losses = [name for name in names if name == "train/loss"]
+    if scores or losses:
+        path = folder / "accuracy.png"
+        with matplotlib.rc_context(STYLE):
+            figure = _progress(records, scores, losses)
+            _save(figure, path, [{key: r[key] for key in ["round", *scores, *losses] if key in r} for r in records])
+        written += [path, path.with_suffix(".csv")]
+    partition = read_json(folder / RUN).get("partition", {}) if (folder / RUN).exists() else {}
+    if partition.get("label_table"):
+        path = folder / "partition.png"
+        partition_bubbles(partition["label_table"], path, partition.get("class_names"))
+        written += [path, path.with_suffix(".csv")]
+    return written
+
+
+def _is_mean(name: str) -> bool:
+    """Whether a score is one number of the whole run: a global one, or the mean over clients."""
+    return name.rpartition("/")[2] in ("accuracy", "mean")
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """The directories' names, with as many of their parents' as it takes to tell them apart."""
+    parts = [folder.absolute().parts for folder in folders]
+    for depth in range(1, max(map(len, parts), default=1)):
+        labels = ["/".join(part[-depth:]) for part in parts]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [str(folder) for folder in folders]
+
+
+def _series(folder: Path, metric: str) -> tuple[list[int], list[float]]:
+    records = read_jsonl(folder / METRICS)
+    found = [record for record in records if metric in record]
+    if not found:
+        have = ", ".join(dict.fromkeys(name for record in records for name in record if name != "round")) or "no scores"
+        raise ValueError(f"{folder} has no score {metric}; it has {have}")
+    return [record["round"] for record in found], [record[metric] for record in found]
+
+
+def _draw_lines(axes: Axes, lines: Sequence[Line], name: str) -> None:
+    for i, (label, rounds, values) in enumerate(lines):
+        dashes, colour = DASHES[i // len(COLOURS) % len(DASHES) if len(lines) > len(DASHES) else i], COLOURS[i % len(COLOURS)]
+        marker = "o" if len(rounds) <= 25 else None
+        axes.plot(rounds, values, dashes, color=colour, marker=marker, markersize=2.5, label=label)
+    axes.set_xlabel("round")
+    axes.set_ylabel(name)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    if is_accuracy(name):
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+    if len(lines) > 1:
+        axes.legend(loc="best", handlelength=2.5)
+
+
+def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losses: Sequence[str]) -> Figure:
+    """Accuracies above, the training loss below, over the same rounds."""
+    panels = [(kind, names) for kind, names in (("test accuracy", scores), ("training loss", losses)) if names]
+    figure = Figure(figsize=(COLUMN, 0.5 + 1.7 * len(panels)), layout="constrained")
+    shared = None
+    for place, (kind, names) in enumerate(panels, 1):
+        axes = shared = figure.add_subplot(len(panels), 1, place, sharex=shared)
+        lines = []
+        for name in names:
+            found = [(record["round"], record[name]) for record in records if name in record]
+            label = name.removeprefix("test/").replace("/accuracy", "")
+            lines.append((label, [r for r, _ in found], [v for _, v in found]))
+        _draw_lines(axes, lines, kind)
+        if kind == "test accuracy":
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+            if len(names) == 1:
+                axes.set_ylabel(f"{lines[0][0]} test accuracy")
+        if place < len(panels):
+            axes.set_xlabel("")
+            axes.tick_params(labelbottom=False)
+    return figure
+
+
+def _bubbles(counts: np.ndarray, shown: np.ndarray, names: Sequence[str], clients: int) -> Figure:
+    """A figure whose size follows from the table's: cells as large as fit, the largest circle nearly filling one."""
+    columns, rows = counts.shape
+    left, right, below, above = 0.35 + 0.06 * max(map(len, names)), 0.1, 0.42, 0.35
+    page = COLUMN if columns <= 30 else PAGE
+    wide = min((page - left - right) / columns, 0.3)
+    high = min(max(wide, 0.12), (8.0 if rows > 60 else 6.0) / rows, 0.3)
+    most = float(counts.max()) or 1.0
+    largest = max(0.95 * min(wide, high), 0.1)  # inches; in a crowd the few large ones may overlap
+    size = max(left + columns * wide + right, 2.2), below + rows * high + above
+    figure = Figure(figsize=size)
+    axes = figure.add_axes((left / size[0], below / size[1], columns * wide / size[0], rows * high / size[1]))
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(-0.5, rows - 0.5))
+    x, y = np.nonzero(counts)
+    _circles(axes, x, y, largest * np.sqrt(counts[x, y] / most))
+    axes.set_xlabel("client" if clients == columns else f"client ({columns} of {clients:,} shown)")
+    axes.set_ylabel("class")
+    across, down = _step(0.055 * (len(str(shown[-1])) + 1) / wide), _step(0.11 / high)
+    axes.set_xticks(range(0, columns, across), [str(i) for i in shown[::across]])
+    axes.set_yticks(range(0, rows, down), names[::down])
+    axes.tick_params(length=2)
+    axes.grid(linewidth=0.3)
+
+    legend = figure.add_axes((0, 1 - above / size[1], 1, above / size[1]))
+    legend.set(xlim=(0, size[0]), ylim=(0, above))
+    legend.axis("off")
+    at, middle = left + largest / 2, above / 2
+    for count in dict.fromkeys((most, float(round(most / 4)) or most)):
+        diameter = largest * np.sqrt(count / most)
+        _circles(legend, [at], [middle], np.array([diameter]))
+        legend.text(at + diameter / 2 + 0.04, middle, f"{count:,.0f}", va="center_baseline", fontsize=7)
+        at += diameter / 2 + 0.2 + 0.06 * len(f"{count:,.0f}") + largest / 4
+    legend.text(at - largest / 4, middle, "examples", va="center_baseline", fontsize=7)
+    return figure
+
+
+def _step(least: float) -> int:
+    """The smallest round number that is not less: the distance of labels that do not touch."""
+    return next((step for step in (1, 2, 5, 10, 20, 25, 50) if step >= least), 100)
+
+
+def _circles(axes: Axes, x: Any, y: Any, inches: np.ndarray) -> None:
+    """Circles of the given diameters at places in data units."""
+    places = {"offsets": np.column_stack([x, y]), "offset_transform": axes.transData}
+    look = {"facecolors": COLOURS[0], "linewidths": 0, "alpha": 0.85}
+    axes.add_collection(EllipseCollection(inches, inches, np.zeros_like(inches), units="inches", **places, **look))
+
+
+def _save(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
+    path = Path(path)
+    kind = path.suffix.removeprefix(".") or "png"
+    allowed = sorted(figure.canvas.get_supported_filetypes())
+    if kind not in allowed:
+        raise ValueError(f"{path} has suffix .{kind}, not one of {', '.join(allowed)}; take .png or .pdf")
+    image = io.BytesIO()
+    figure.savefig(image, format=kind)
+    write_bytes(path, image.getvalue())
+    write_csv(path.with_suffix(".csv"), rows)
