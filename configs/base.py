@@ -33,7 +33,8 @@ def get_config(variant: str = "small") -> ConfigDict:
     config.data.partition = "dirichlet(alpha=0.5)"  # small alpha: strong skew; fedjax_core/data/partition.py
     config.data.seed = 0
     config.data.long_tail = placeholder(float)  # largest class over smallest, cut before partitioning
-    config.data.test_split = "proportional"  # each client's own test rows: "proportional", "matched", "all"
+    config.data.test_split = placeholder(str)  # each client's own test rows: "proportional", "matched", "all", "partition"
+    config.data.test_examples = placeholder(int)  # for "matched"
 
     config.cohort = ConfigDict()
     config.cohort.fraction = 0.4

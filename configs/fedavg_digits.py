@@ -11,7 +11,7 @@ def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="fedavg", epochs=5, batch=32, weights="samples")
     if variant == "paper":
-        config.data.update(source="mnist", clients=100, partition="shards(per_client=2)")
+        config.data.update(source="mnist", clients=100, partition="shards(shards_per_client=2)")
         config.models = ("mlp(hidden=(200, 200))",)
         config.cohort.fraction = 0.1
         config.method.batch = 10

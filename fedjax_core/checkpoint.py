@@ -153,10 +153,7 @@ class Checkpoints:
           ValueError: if there is no such checkpoint, or its leaves are not those of `like`: the message names the leaf.
           OSError: if it cannot be read.
         """
-        place = self._complete().get(round)
-        if place is None:
-            have = ", ".join(map(str, self.rounds())) or "none"
-            raise ValueError(f"{self.directory} has no checkpoint of round {round}; it has: {have}")
+        place = self._place(round)
         entries, record = read_json(place / _LEAVES), read_json(place / _RECORD)
         wanted = _named_leaves(like)
         _check(place, entries, wanted)
@@ -166,6 +163,22 @@ class Checkpoints:
         found = {entry["path"]: (entry, arrays.get(_number(position))) for position, entry in enumerate(entries)}
         leaves = [_from_host(*found.pop(name), leaf) for name, leaf in wanted]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), record
+
+    def record(self, round: int) -> dict[str, Any]:  # noqa: A002
+        """The record beside a checkpoint, alone.
+
+        Raises:
+          ValueError: if there is no such checkpoint.
+          OSError: if it cannot be read.
+        """
+        return read_json(self._place(round) / _RECORD)
+
+    def _place(self, round: int) -> Path:  # noqa: A002
+        place = self._complete().get(round)
+        if place is None:
+            have = ", ".join(map(str, self.rounds())) or "none"
+            raise ValueError(f"{self.directory} has no checkpoint of round {round}; it has: {have}")
+        return place
 
     def _complete(self) -> dict[int, Path]:
         """Directories of the complete checkpoints; of a round that was replaced, the newest."""

@@ -105,7 +105,7 @@ class HostStore:
 
     def packed(self) -> PyTree:
         """What a checkpoint keeps: the touched rows and their places."""
-        places = np.flatnonzero(self.touched)
+        places = np.flatnonzero(self.touched).astype(np.int32)
         return {"places": places, "rows": jax.tree.map(lambda x: x[places], self.rows)}
 
     def unpack(self, packed: PyTree) -> None:

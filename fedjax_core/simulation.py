@@ -165,7 +165,7 @@ class Simulation:
         self.shapes = self._check()
         self.plan = parallel.choose(self.cohort) if plan is None else parallel.choose(self.cohort, **plan._asdict())
         self._fits = False
-        self._use(self.plan)
+        self.use(self.plan)
 
     # ------------------------------------------------------------------------------------------------ set-up
 
@@ -210,8 +210,8 @@ class Simulation:
         )
         return Shapes(tuple(shapes), float(sizes @ down / sizes.sum()), float(sizes @ up / sizes.sum()))
 
-    def _use(self, plan: parallel.Plan) -> None:
-        """(Re)makes the jitted programs for a plan."""
+    def use(self, plan: parallel.Plan) -> None:
+        """Takes another plan: makes the jitted programs anew and puts the data on its devices."""
         self.plan, self.mesh = plan, parallel.mesh(plan)
         self.held = parallel.place(self._held_on_host, self.mesh)
         jit = functools.partial(jax.jit, out_shardings=parallel.replicated(self.mesh))
@@ -416,7 +416,7 @@ class Simulation:
 
         def attempt(plan: parallel.Plan):
             if plan != self.plan:
-                self._use(plan)
+                self.use(plan)
             compiled = program().lower(self.held, state, self.put(np.int32(count))).compile()
             excess = parallel.too_large(compiled, list(self.mesh.local_devices))
             if excess and plan.chunk > 1:
@@ -610,6 +610,26 @@ class Simulation:
             saved["initial"] = jax.device_get(self._initial_server)
             saved["stores"] = [store.packed() for store in self._stores]
         return saved
+
+    def touched(self) -> list[int]:
+        """Per group, how many client states the host holds; empty if the device holds them. `like` wants it."""
+        return [] if self._stores is None else [int(store.touched.sum()) for store in self._stores]
+
+    def like(self, touched: list[int]) -> PyTree:
+        """The structure of a `snapshot`, as NumPy arrays, to restore into; `touched` as at the snapshot."""
+        state = jax.eval_shape(self._init_program, self._held_on_host, jax.random.key_data(jax.random.key(0)))
+        like: dict[str, Any] = {"state": state}
+        if self.hold == "host":
+            like["initial"] = state.server
+            clients = [s.client for s in self.shapes.groups]
+            like["stores"] = [
+                {
+                    "places": jax.ShapeDtypeStruct((n,), jnp.int32),
+                    "rows": jax.tree.map(lambda s, n=n: jax.ShapeDtypeStruct((n, *s.shape), s.dtype), c),
+                }
+                for n, c in zip(touched, clients, strict=True)
+            ]
+        return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
 
     def restore(self, saved: PyTree) -> State:
         """The inverse of `snapshot`, on this simulation's devices, whatever they were."""

@@ -72,7 +72,7 @@ class EveryMethodTest(chex.TestCase):
         wider = toy.simulate(name)
         index = np.pad(wider._held_on_host.index, ((0, 0), (0, 3)), constant_values=1)
         wider._held_on_host = wider._held_on_host._replace(index=index)
-        wider._use(wider.plan)
+        wider.use(wider.plan)
         state, _ = wider.rounds(wider.put(before), 2)
         chex.assert_trees_all_close(jax.device_get(state), after, atol=1e-5, rtol=1e-5)
 

@@ -1,0 +1,80 @@
+"""Runs a federated experiment, or resumes it.
+
+  python -m methods.main --config=configs/fedavg_digits.py --workdir=runs/fedavg
+  python -m methods.main --config=configs/fedavg_digits.py:smoke --workdir=runs/smoke --config.rounds=10
+
+The same command again resumes an interrupted run. On several processes give each --coordinator, --processes and --process.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+
+from methods import experiment
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "config file, with its variant behind a colon; see configs/")
+_WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run: metrics, checkpoints, plots")
+_CACHE = flags.DEFINE_string(
+    "compilation_cache", os.path.join("~", ".cache", "fedjax_core", "jax"), "where compiled programs are kept; '' for nowhere"
+)
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, for a run on several processes")
+_PROCESSES = flags.DEFINE_integer("processes", None, "how many processes run together")
+_PROCESS = flags.DEFINE_integer("process", None, "which of them this is")
+
+
+def usage() -> str:
+    """What --help says first: how to call it, and which methods there are."""
+    listed = experiment.names()
+    width = max(map(len, listed))
+    return f"{__doc__}\nMethods (config.method.name):\n" + "\n".join(f"  {n:{width}}  {text}" for n, text in listed.items())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parses, builds, runs.
+
+    Args:
+      arguments: the command line, the program's name first.
+
+    Returns:
+      The exit status: 0; 1 for an error, told in one line; 2 for a wrong command line; 130 after an interruption.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        rest = flags.FLAGS(list(arguments), known_only=False)
+        if _CONFIG.value is None or _WORKDIR.value is None or len(rest) > 1:
+            raise ValueError("give --config=configs/X.py and --workdir=DIR, and nothing without dashes; --help tells more")
+    except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
+        return _fail(error, 2)
+    try:
+        if _CACHE.value:
+            jax.config.update("jax_compilation_cache_dir", os.path.expanduser(_CACHE.value))
+        if _COORDINATOR.value:
+            jax.distributed.initialize(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+        else:
+            experiment.use_all_cores()
+        experiment.execute(_CONFIG.value, _WORKDIR.value)
+    except KeyboardInterrupt as error:
+        return _fail(error if str(error) else "interrupted before a checkpoint was due", 130)
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+        return _fail(error, 1)
+    return 0
+
+
+def _fail(error: BaseException | str, status: int) -> int:
+    text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
+    print(f"{'stopped' if status == 130 else 'error'}: {text}", file=sys.stderr)  # noqa: T201
+    return status
+
+
+if __name__ == "__main__":
+    if {"--help", "-h", "-help", "--helpshort", "--helpfull"} & set(sys.argv):
+        sys.modules["__main__"].__doc__ = usage()
+        flags.FLAGS.mark_as_parsed()
+        print(f"{usage()}\n\nFlags:\n{flags.FLAGS.main_module_help()}")  # noqa: T201
+        sys.exit(0)
+    sys.exit(main(sys.argv))
