@@ -1,0 +1,317 @@
+"""A data set divided over clients: index lists into arrays that exist once."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import by_name, partition
+from fedjax_core.data.sources import Dataset
+
+TEST_SPLITS = ("proportional", "matched", "all", "partition")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FederatedData:
+    """A population's data, on the host.
+
+    Attributes:
+      name: of the data set.
+      train: Examples, all training rows; which of them are used is up to `train_index`.
+      test: Examples, the official test set.
+      class_names: K names.
+      train_index: N sorted int32 arrays of row numbers into `train`.
+      test_index: N arrays into `test`: each client's own test rows. May be empty for a client.
+      holdout_index: N arrays into `train`: rows kept out of `train_index` for choosing hyperparameters; empty unless asked for.
+      partition_hash: sha256 of the index lists; two runs with the same hash train and test on the same rows.
+      label_table: [N, K] training rows of each class.
+      test_label_table: [N, K] test rows of each class.
+    """
+
+    name: str
+    train: Examples
+    test: Examples
+    class_names: tuple[str, ...]
+    train_index: tuple[np.ndarray, ...]
+    test_index: tuple[np.ndarray, ...]
+    holdout_index: tuple[np.ndarray, ...]
+    partition_hash: str
+    label_table: np.ndarray
+    test_label_table: np.ndarray
+
+    @property
+    def classes(self) -> int:
+        """K."""
+        return len(self.class_names)
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.train_index)
+
+
+def federate(
+    dataset: Dataset,
+    partition: Mapping[str, Any],
+    clients: int,
+    seed: int,
+    *,
+    long_tail: float | None = None,
+    test_split: str | None = None,
+    test_examples: int | None = None,
+    holdout: float = 0.0,
+) -> FederatedData:
+    """Divides a data set over clients.
+
+    Args:
+      dataset: what `sources.load` or `sources.from_arrays` gives. Its test set is never mixed into the training rows.
+      partition: name and options of a function in `partition.py`, such as `{"name": "dirichlet", "alpha": 0.5}`.
+      clients: N.
+      seed: data seed, apart from the training seed: methods compared at one data seed see the same rows.
+      long_tail: imbalance factor rho of `partition.long_tail`, applied to the training rows before they are divided. The
+        test set stays as it is.
+      test_split: the clients' own test rows.
+        "proportional": each class's test rows are divided over the clients in proportion to their training rows of it, so that
+          they are disjoint and cover every class that somebody trains on. A client with few rows may get none.
+        "matched": `test_examples` rows each, with the label distribution of the client's training rows; clients may share.
+        "all": the whole test set for everyone.
+        "partition": those that the partition itself defines (dirichlet_clients, pathological_clients, by_domain, natural).
+        None: "partition" where there are such, otherwise "proportional".
+      test_examples: for "matched" only.
+      holdout: part of each client's training rows to set aside in `holdout_index`, rounded down; in [0, 1).
+
+    Raises:
+      ValueError: what was asked for is impossible with these data; the message says why and what is possible.
+      TypeError: an option that the partition does not have.
+    """
+    options = dict(partition)
+    if "name" not in options:
+        raise ValueError(f"partition {options}: needs a name, such as {{'name': 'dirichlet', 'alpha': 0.5}}.")
+    name = options.pop("name")
+    _check_labels(dataset)
+    if test_split is not None:
+        by_name.choose("test split", test_split, TEST_SPLITS)
+    if (test_split == "matched") != (test_examples is not None):
+        raise ValueError(f"test_split={test_split!r} with test_examples={test_examples}: 'matched' needs it, the others do not.")
+    if not 0 <= holdout < 1:
+        raise ValueError(f"holdout={holdout}: must lie in [0, 1).")
+    train_index, own = _divide(dataset, name, options, clients, seed, long_tail)
+    if test_split == "partition" and own is None:
+        raise ValueError(f"test_split='partition': {name!r} defines no test rows; use 'proportional', 'matched' or 'all'.")
+    if test_split in (None, "partition") and own is not None:
+        test_index = own
+    elif test_split == "matched":
+        test_index = _matched(dataset, train_index, test_examples or 0, seed)
+    elif test_split == "all":
+        test_index = [np.arange(len(dataset.test.y), dtype=np.int32)] * clients
+    else:
+        test_index = _proportional(dataset, train_index, seed)
+    train_index, holdout_index = _hold_out(train_index, holdout, seed)
+    return _build(dataset, train_index, test_index, holdout_index)
+
+
+def from_index(
+    dataset: Dataset, train_index: Sequence[Any], test_index: Sequence[Any] | None = None, *, seed: int = 0
+) -> FederatedData:
+    """Data divided by your own index lists.
+
+    >>> import numpy as np
+    >>> from fedjax_core.data import sources
+    >>> images = np.zeros((6, 8, 8, 1), np.uint8)
+    >>> mine = sources.from_arrays(images, [0, 1, 2, 0, 1, 2], images[:2], [0, 1], class_names=("cat", "dog", "owl"))
+    >>> data = from_index(mine, [[0, 1, 2], [3, 4, 5]], [[0], [1]])
+    >>> data.label_table.tolist()
+    [[1, 1, 1], [1, 1, 1]]
+
+    Args:
+      dataset: what the lists index.
+      train_index: N lists of row numbers into `dataset.train`; lists may overlap.
+      test_index: N lists into `dataset.test`; None: divided in proportion to the training rows (`federate`).
+      seed: data seed of that division.
+
+    Raises:
+      ValueError: lists that are not integers, out of range, or not equally many for training and testing.
+    """
+    _check_labels(dataset)
+    train = [_rows(f"train_index[{i}]", rows, len(dataset.train.y)) for i, rows in enumerate(train_index)]
+    if not train:
+        raise ValueError("train_index has no lists: must have one per client.")
+    if test_index is None:
+        test = _proportional(dataset, train, seed)
+    else:
+        test = [_rows(f"test_index[{i}]", rows, len(dataset.test.y)) for i, rows in enumerate(test_index)]
+    if len(test) != len(train):
+        raise ValueError(f"train_index has {len(train)} lists and test_index {len(test)}: must have one per client each.")
+    return _build(dataset, train, test, [np.zeros(0, np.int32)] * len(train))
+
+
+def pooled(data: FederatedData) -> FederatedData:
+    """The same data with one client that holds all clients' training rows, and the whole test set.
+
+    Rows are in increasing order, each once: where a partition uses every row, the result does not depend on it.
+    """
+    dataset = Dataset(data.name, data.train, data.test, data.class_names)
+    whole_test = np.arange(len(data.test.y), dtype=np.int32)
+    return _build(dataset, [_union(data.train_index)], [whole_test], [_union(data.holdout_index)])
+
+
+def padded(index: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Index lists as one array.
+
+    Args:
+      index: N arrays of row numbers.
+
+    Returns:
+      ([N, M] int32, [N] int32): the lists, padded with row 0 to the longest (M is at least 1), and their lengths.
+    """
+    size = np.array([len(rows) for rows in index], np.int32)
+    out = np.zeros((len(index), max(1, int(size.max(initial=0)))), np.int32)
+    for row, rows in zip(out, index, strict=True):
+        row[: len(rows)] = rows
+    return out, size
+
+
+def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:
+    """The label table as text, cut to the first clients and classes, with sizes and the partition hash."""
+    sizes = data.label_table.sum(1)
+    tests = data.test_label_table.sum(1)
+    held = (data.label_table > 0).sum(1)
+    rows, columns = min(data.clients, max_clients), min(data.classes, max_classes)
+    titles = [name[:8] for name in data.class_names[:columns]]
+    widths = [max(len(title), len(str(data.label_table[:, c].max()))) for c, title in enumerate(titles)]
+    more = f" ... {data.classes - columns} more" if columns < data.classes else ""
+
+    def line(client, size, test, cells):
+        counts = " ".join(str(cell).rjust(width) for cell, width in zip(cells, widths, strict=True))
+        return f"{client:>6} {size:>7} {test:>6} | {counts}"
+
+    lines = [
+        f"{data.name}: {len(data.train.y)} training and {len(data.test.y)} test rows, {data.classes} classes, {data.clients} "
+        f"clients, partition {data.partition_hash[:12]}",
+        f"training rows per client: smallest {sizes.min()}, median {np.median(sizes):g}, largest {sizes.max()}; "
+        f"classes per client: {held.min()} to {held.max()}",
+        line("client", "train", "test", titles) + more,
+    ]
+    for i in range(rows):
+        lines.append(line(i, sizes[i], tests[i], data.label_table[i, :columns]))
+    if rows < data.clients:
+        lines.append(f"... {data.clients - rows} more clients")
+    return "\n".join(lines)
+
+
+def _check_labels(dataset: Dataset) -> None:
+    """A `Dataset` can be made by hand; what is gathered by index has to line up."""
+    classes = len(dataset.class_names)
+    for part, examples in (("train", dataset.train), ("test", dataset.test)):
+        y = np.asarray(examples.y)
+        if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or len(y) != len(examples.x):
+            raise ValueError(f"{part}: labels {y.dtype} {y.shape} for {len(examples.x)} rows: must be one integer per row.")
+        if len(y) and not 0 <= y.min() <= y.max() < classes:
+            raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
+
+
+def _divide(dataset: Dataset, name: str, options: dict, clients: int, seed: int, long_tail: float | None):
+    """The partition's index lists, in row numbers of the whole training set."""
+    columns = {"labels": dataset.train.y, "domains": dataset.train_domains, "ids": dataset.train_clients}
+    kept = None
+    if long_tail is not None:
+        kept = partition.long_tail(dataset.train.y, seed, rho=long_tail)
+        columns = {key: None if values is None else values[kept] for key, values in columns.items()}
+    columns |= {"test_labels": dataset.test.y, "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
+    train, test = partition.make(name, columns, clients, seed, **options)
+    return (train if kept is None else [kept[rows] for rows in train]), test
+
+
+def _proportional(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+    table = _label_table(dataset.train.y, train_index, len(dataset.class_names))
+    rng = partition.generator(seed, "test_proportional")
+    hands: list[list[np.ndarray]] = [[] for _ in train_index]
+    for c in np.flatnonzero(table.sum(0)):
+        rows = rng.permutation(np.flatnonzero(dataset.test.y == c))
+        cuts = np.cumsum(partition.apportion(len(rows), table[:, c]))[:-1]
+        for hand, part in zip(hands, np.split(rows, cuts), strict=True):
+            hand.append(part)
+    return [np.sort(np.concatenate([np.zeros(0, np.int64), *hand])).astype(np.int32) for hand in hands]
+
+
+def _matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: int, seed: int) -> list[np.ndarray]:
+    if test_examples < 1:
+        raise ValueError(f"test_examples={test_examples}: must be >= 1.")
+    table = _label_table(dataset.train.y, train_index, len(dataset.class_names))
+    of_class = [np.flatnonzero(dataset.test.y == c) for c in range(table.shape[1])]
+    there = np.array([len(rows) for rows in of_class])
+    rng = partition.generator(seed, "test_matched")
+    index = []
+    for client, counts in enumerate(table):
+        if not counts.any():
+            index.append(np.zeros(0, np.int32))
+            continue
+        wanted = partition.apportion(test_examples, counts)
+        if np.any(wanted > there):
+            c = int(np.argmax(wanted - there))
+            most = int(np.min(there[counts > 0] * counts.sum() / counts[counts > 0]))
+            raise ValueError(
+                f"test_split='matched': client {client} wants {wanted[c]} of the {there[c]} test rows of class {c}; "
+                f"test_examples={test_examples} must be <= {most} for it."
+            )
+        chosen = [rng.choice(rows, number, replace=False) for rows, number in zip(of_class, wanted, strict=True)]
+        index.append(np.sort(np.concatenate(chosen)).astype(np.int32))
+    return index
+
+
+def _hold_out(train_index: Sequence[np.ndarray], fraction: float, seed: int):
+    rng = partition.generator(seed, "holdout")
+    kept, held = [], []
+    for rows in train_index:
+        shuffled = rng.permutation(rows)
+        number = int(fraction * len(rows))
+        kept.append(np.sort(shuffled[number:]))
+        held.append(np.sort(shuffled[:number]))
+    return kept, held
+
+
+def _rows(what: str, rows: Any, limit: int) -> np.ndarray:
+    rows = np.asarray(rows) if len(rows) else np.zeros(0, np.int32)
+    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+        raise ValueError(f"{what} has shape {rows.shape} and type {rows.dtype}: must be a list of integer row numbers.")
+    if len(rows) and not 0 <= rows.min() <= rows.max() < limit:
+        raise ValueError(f"{what} has row numbers from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
+    return np.sort(rows).astype(np.int32)
+
+
+def _union(index: Sequence[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate([np.zeros(0, np.int32), *index])).astype(np.int32)
+
+
+def _label_table(labels: np.ndarray, index: Sequence[np.ndarray], classes: int) -> np.ndarray:
+    """[N, K] rows of each class."""
+    return np.stack([np.bincount(labels[rows], minlength=classes) for rows in index])
+
+
+def _hash(*parts: Sequence[np.ndarray]) -> str:
+    """sha256 over all lists, each with its length in front; the same on every machine."""
+    digest = hashlib.sha256()
+    for index in parts:
+        digest.update(np.array([len(index), *(len(rows) for rows in index)], "<i8").tobytes())
+        for rows in index:
+            digest.update(np.asarray(rows, "<i4").tobytes())
+    return digest.hexdigest()
+
+
+def _build(dataset: Dataset, train_index, test_index, holdout_index) -> FederatedData:
+    classes = len(dataset.class_names)
+    return FederatedData(
+        name=dataset.name,
+        train=dataset.train,
+        test=dataset.test,
+        class_names=dataset.class_names,
+        train_index=tuple(train_index),
+        test_index=tuple(test_index),
+        holdout_index=tuple(holdout_index),
+        partition_hash=_hash(train_index, test_index, holdout_index),
+        label_table=_label_table(dataset.train.y, train_index, classes),
+        test_label_table=_label_table(dataset.test.y, test_index, classes),
+    )

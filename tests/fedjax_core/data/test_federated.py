@@ -1,0 +1,285 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import federated, partition, sources
+
+LIGHT = settings(max_examples=25, deadline=None)
+
+
+def toy(classes=4, rows=60, test_rows=20, seed=0):
+    """A data set whose pixel says which row it is."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for number in (rows, test_rows):
+        y = rng.permutation(np.repeat(np.arange(classes), number))
+        parts += [np.arange(len(y), dtype=np.float32)[:, None], y]
+    names = tuple("abcdefgh"[:classes])
+    domains = {"train_domains": np.arange(classes * rows) % 2, "test_domains": np.arange(classes * test_rows) % 2}
+    ids = {"train_clients": np.arange(classes * rows) % 7, "test_clients": np.arange(classes * test_rows) % 7}
+    return sources.from_arrays(*parts, class_names=names, name="toy", **domains, **ids)
+
+
+DATA = toy()
+DIRICHLET = {"name": "dirichlet", "alpha": 0.5}
+
+
+def divide(scheme=None, clients=5, seed=0, **options):
+    return federated.federate(DATA, scheme or DIRICHLET, clients, seed, **options)
+
+
+def test_tables_count_what_the_lists_index():
+    data = divide()
+    assert (data.clients, data.classes, data.class_names, data.name) == (5, 4, ("a", "b", "c", "d"), "toy")
+    for i in range(5):
+        assert data.label_table[i].tolist() == [int(np.sum(data.train.y[data.train_index[i]] == c)) for c in range(4)]
+        assert data.test_label_table[i].tolist() == [int(np.sum(data.test.y[data.test_index[i]] == c)) for c in range(4)]
+    assert data.label_table.sum(0).tolist() == [60] * 4
+    assert data.train is DATA.train
+    assert data.test is DATA.test
+
+
+def test_the_lists_are_those_of_the_partition():
+    expected = partition.dirichlet(DATA.train.y, 5, 3, alpha=0.5)
+    for got, wanted in zip(divide(seed=3).train_index, expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+# -- the hash
+
+
+def test_the_hash_follows_the_lists():
+    data = divide()
+    assert data.partition_hash == divide().partition_hash
+    assert len(data.partition_hash) == 64
+    hashes = {data.partition_hash, divide(seed=1).partition_hash, divide(clients=6).partition_hash}
+    hashes |= {divide(test_split="all").partition_hash, divide(holdout=0.5).partition_hash}
+    assert len(hashes) == 5
+
+
+def test_the_hash_is_that_of_every_machine():
+    """sha256 over numbers written out by hand: lengths as 64-bit, rows as 32-bit little-endian."""
+    import hashlib
+    import struct
+
+    data = federated.from_index(DATA, [[2, 1], [5]], [[0], []])
+    train = struct.pack("<3q", 2, 2, 1) + struct.pack("<3i", 1, 2, 5)
+    test = struct.pack("<3q", 2, 1, 0) + struct.pack("<1i", 0)
+    held = struct.pack("<3q", 2, 0, 0)
+    assert data.partition_hash == hashlib.sha256(train + test + held).hexdigest()
+
+
+# -- clients' own test rows
+
+
+@LIGHT
+@given(st.integers(1, 12), st.integers(0, 10_000), st.sampled_from([0.01, 0.3, 10.0]))
+def test_proportional_test_rows_are_disjoint_and_follow_the_training_rows(clients, seed, alpha):
+    data = divide({"name": "dirichlet", "alpha": alpha, "min_size": 0}, clients, seed)
+    together = np.concatenate(data.test_index)
+    assert len(together) == len(np.unique(together)) == len(DATA.test.y)
+    assert np.abs(data.test_label_table - data.label_table * 20 / 60).max() < 1
+
+
+def test_proportional_leaves_out_classes_that_nobody_trains_on():
+    only_b = np.flatnonzero(DATA.train.y == 1)
+    data = federated.from_index(DATA, [only_b[:20], only_b[20:], []])
+    assert data.test_label_table.tolist() == [[0, 7, 0, 0], [0, 13, 0, 0], [0, 0, 0, 0]]
+
+
+@LIGHT
+@given(st.integers(1, 8), st.integers(0, 10_000))
+def test_matched_test_rows_have_the_training_distribution(clients, seed):
+    data = divide({"name": "dirichlet", "alpha": 2.0}, clients, seed, test_split="matched", test_examples=15)
+    assert {len(rows) for rows in data.test_index} == {15}
+    shares = data.label_table / data.label_table.sum(1, keepdims=True)
+    assert np.abs(data.test_label_table - 15 * shares).max() < 1
+    for rows in data.test_index:
+        assert len(np.unique(rows)) == 15
+
+
+def test_matched_says_how_many_rows_there_are():
+    one_class = {"name": "pathological", "classes_per_client": 1}
+    with pytest.raises(ValueError, match=r"wants 21 of the 20 test rows of class \d; test_examples=21 must be <= 20"):
+        divide(one_class, 4, test_split="matched", test_examples=21)
+    assert divide(one_class, 4, test_split="matched", test_examples=20).test_label_table.max(1).tolist() == [20] * 4
+
+
+def test_all_is_the_whole_test_set_for_everyone():
+    data = divide(test_split="all")
+    for rows in data.test_index:
+        np.testing.assert_array_equal(rows, np.arange(80))
+
+
+def test_a_partition_with_test_rows_of_its_own_keeps_them():
+    scheme = {"name": "dirichlet_clients", "alpha": 1.0, "train_examples": 30, "test_examples": 12}
+    for test_split in (None, "partition"):
+        data = divide(scheme, test_split=test_split)
+        assert {len(rows) for rows in data.train_index} == {30}
+        assert {len(rows) for rows in data.test_index} == {12}
+    assert {len(rows) for rows in divide(scheme, test_split="all").test_index} == {80}
+    domains = divide({"name": "by_domain"}, 2)
+    assert [set(rows % 2) for rows in domains.test_index] == [{0}, {1}]
+    natural = divide({"name": "natural"}, 7)
+    assert [set(rows % 7) for rows in natural.test_index] == [{i} for i in range(7)]
+    with pytest.raises(ValueError, match="test_split='partition': 'dirichlet' defines no test rows"):
+        divide(test_split="partition")
+
+
+# -- before and after the partition
+
+
+def test_long_tail_comes_first_and_spares_the_test_set():
+    data = divide(long_tail=10.0)
+    assert data.label_table.sum(0).tolist() == [60, 27, 12, 6]
+    kept = partition.long_tail(DATA.train.y, 0, rho=10.0)
+    np.testing.assert_array_equal(np.sort(np.concatenate(data.train_index)), kept)
+    assert data.test_label_table.sum(0).tolist() == [20] * 4
+    by_domain = divide({"name": "by_domain"}, 2, long_tail=10.0)
+    assert [set(rows % 2) for rows in by_domain.train_index] == [{0}, {1}]
+
+
+@LIGHT
+@given(st.integers(1, 8), st.integers(0, 10_000), st.floats(0, 0.95))
+def test_holdout_takes_a_part_of_each_client(clients, seed, fraction):
+    whole, data = divide(clients=clients, seed=seed), divide(clients=clients, seed=seed, holdout=fraction)
+    for all_rows, kept, held in zip(whole.train_index, data.train_index, data.holdout_index, strict=True):
+        assert len(held) == int(fraction * len(all_rows))
+        np.testing.assert_array_equal(np.sort(np.concatenate([kept, held])), all_rows)
+    for before, after in zip(whole.test_index, data.test_index, strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheme": {"alpha": 0.5}}, "needs a name"),
+        ({"scheme": {"name": "dirichlet", "alpha": -1}}, "alpha=-1: must be > 0"),
+        ({"clients": 241}, "241 clients for 240 rows"),
+        ({"test_split": "propotional"}, "unknown test split 'propotional'.*Did you mean 'proportional'"),
+        ({"test_split": "matched"}, "test_split='matched' with test_examples=None"),
+        ({"test_examples": 5}, "test_split=None with test_examples=5"),
+        ({"test_split": "matched", "test_examples": 0}, "test_examples=0: must be >= 1"),
+        ({"holdout": 1.0}, r"holdout=1.0: must lie in \[0, 1\)"),
+        ({"long_tail": 0.1}, "rho=0.1: must be"),
+        ({"seed": -3}, "data seed -3"),
+    ],
+)
+def test_impossible_requests_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        divide(**options)
+
+
+def test_misaligned_data_sets_are_refused():
+    short = DATA._replace(train=Examples(DATA.train.x[:-1], DATA.train.y))
+    with pytest.raises(ValueError, match=r"train: labels int32 .* for 239 rows"):
+        federated.federate(short, DIRICHLET, 3, 0)
+    unnamed = DATA._replace(class_names=("a", "b", "c"))
+    with pytest.raises(ValueError, match=r"train: labels from 0 to 3: must lie in \[0, 3\)"):
+        federated.from_index(unnamed, [[0]])
+
+
+# -- own lists
+
+
+def test_from_index_takes_lists_as_they_are():
+    data = federated.from_index(DATA, [[3, 1], np.array([1, 2, 239])], [[0], []])
+    assert [rows.tolist() for rows in data.train_index] == [[1, 3], [1, 2, 239]]
+    assert [rows.tolist() for rows in data.test_index] == [[0], []]
+    assert data.test_label_table.sum(1).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ([[0, 240]], None, r"train_index\[0\] has row numbers from 0 to 240: must lie in \[0, 240\)"),
+        ([[0], [-1]], None, r"train_index\[1\] has row numbers from -1"),
+        ([[0.5]], None, r"train_index\[0\] has shape \(1,\) and type float64"),
+        ([[0], [1]], [[0]], "train_index has 2 lists and test_index 1"),
+        ([[0]], [[80]], r"test_index\[0\] has row numbers from 80 to 80: must lie in \[0, 80\)"),
+        ([], None, "train_index has no lists"),
+    ],
+)
+def test_from_index_refuses_what_does_not_fit(train, test, message):
+    with pytest.raises(ValueError, match=message):
+        federated.from_index(DATA, train, test)
+
+
+# -- pooled, padded, summary
+
+
+def test_pooled_does_not_depend_on_the_partition():
+    pooled = [federated.pooled(divide(scheme)) for scheme in (DIRICHLET, {"name": "iid"}, {"name": "shards"})]
+    assert len({data.partition_hash for data in pooled}) == 1
+    assert pooled[0].clients == 1
+    np.testing.assert_array_equal(pooled[0].train_index[0], np.arange(240))
+    np.testing.assert_array_equal(pooled[0].test_index[0], np.arange(80))
+
+
+def test_pooled_holds_each_row_once():
+    data = federated.from_index(DATA, [[5, 1], [1, 7], [7, 5]])
+    assert federated.pooled(data).train_index[0].tolist() == [1, 5, 7]
+    held = divide(holdout=0.2)
+    assert federated.pooled(held).holdout_index[0].tolist() == sorted(np.concatenate(held.holdout_index))
+
+
+def test_padded_fills_up_with_row_zero():
+    index, size = federated.padded([np.array([4, 5, 6]), np.array([], int), np.array([2])])
+    assert index.tolist() == [[4, 5, 6], [0, 0, 0], [2, 0, 0]]
+    assert size.tolist() == [3, 0, 1]
+    assert index.dtype == size.dtype == np.int32
+    assert federated.padded([np.array([], int)])[0].shape == (1, 1)
+
+
+def test_summary_shows_the_table():
+    data = federated.from_index(DATA, [np.flatnonzero(DATA.train.y == 0), [0, 1, 2]], [[0], []])
+    lines = federated.summary(data).splitlines()
+    assert lines[0].startswith("toy: 240 training and 80 test rows, 4 classes, 2 clients, partition ")
+    assert data.partition_hash[:12] in lines[0]
+    assert "smallest 3, median 31.5, largest 60" in lines[1]
+    assert lines[3].split() == ["0", "60", "1", "|", "60", "0", "0", "0"]
+    assert lines[4].split()[:4] == ["1", "3", "0", "|"]
+    assert lines[4].split()[4:] == [str(n) for n in data.label_table[1]]
+
+
+def test_summary_is_cut():
+    data = federated.federate(toy(classes=8), {"name": "iid"}, 30, 0)
+    lines = federated.summary(data, max_clients=4, max_classes=3).splitlines()
+    assert len(lines) == 2 + 1 + 4 + 1
+    assert lines[2].endswith("... 5 more")
+    assert lines[-1] == "... 26 more clients"
+    assert len(lines[3].split("|")[1].split()) == 3
+
+
+# -- real data
+
+
+def test_own_arrays_to_federated_data_in_ten_lines():
+    """The HOWTO: from arrays, or files, to a population."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (200, 8, 8, 1), np.uint8), rng.integers(0, 3, 200)
+    mine = sources.from_arrays(x[:150], y[:150], x[150:], y[150:], class_names=("cat", "dog", "owl"))
+    data = federated.federate(mine, {"name": "dirichlet", "alpha": 0.5}, clients=4, seed=0)
+    assert data.label_table.sum() == 150
+    assert data.test_label_table.sum() == 50
+
+
+def test_pacs_by_domain_with_the_papers_numbers(shared_data):
+    """1000 training and 500 test rows per domain: with 20 % test rows no domain but sketch has 500; photo has 1670 rows in all."""
+    pacs = sources.load("npz:pacs64.npz", shared_data)
+    scheme = {"name": "by_domain", "train_examples": 1000, "test_examples": 500}
+    with pytest.raises(ValueError, match=r"domain 0 has 410 test rows for 1 clients, 410 each; test_examples=500"):
+        federated.federate(pacs, scheme, 4, 0)
+    pacs = sources.load("npz:pacs64.npz", shared_data, test_fraction=0.32)
+    data = federated.federate(pacs, scheme, 4, 0)
+    assert data.label_table.sum(1).tolist() == [1000] * 4
+    assert data.test_label_table.sum(1).tolist() == [500] * 4
+
+
+def test_digits_of_the_main_job():
+    data = federated.federate(sources.load("digits"), DIRICHLET, 20, 0)
+    assert data.label_table.sum() == 1437
+    assert data.test_label_table.sum() == 360
+    assert data.label_table.sum(1).min() >= 1
