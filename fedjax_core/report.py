@@ -143,7 +143,7 @@ class Reporter:
         for record in rows:
             if not isinstance(record.get("round"), int) or record["round"] <= last:
                 raise ValueError(
-                    f"a record has round {record.get('round')!r}, but {self.path / METRICS} has round {last} already; "
+                    f"a record of round {record.get('round')} cannot follow round {last} in {self.path / METRICS}; "
                     "rounds go up, and resume(from_round) cuts what a run that goes back logged before"
                 )
             last = record["round"]
