@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import struct
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -255,8 +256,17 @@ def test_truncated_gz_and_zip_are_refused(tmp_path):
 # -- tensorflow_datasets
 
 
-def test_tfds_reads_a_prepared_set_without_tensorflow(shared_data, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow", None)  # importing it would fail
+def test_tfds_is_read_without_importing_tensorflow(shared_data):
+    program = (
+        "import sys; from fedjax_core.data import sources; assert 'tensorflow_datasets' not in sys.modules; "
+        "data = sources.load('tfds:cifar10', sys.argv[1], train='train[:20]', test='test[:5]'); "
+        "sys.exit(sorted(name for name in sys.modules if name in ('tensorflow', 'torch', 'keras')) or len(data.test.y))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(shared_data)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 5, ended.stderr
+
+
+def test_tfds_reads_a_prepared_set(shared_data):
     data = sources.load("tfds:cifar10", shared_data, train="train[:400]", test="test[:200]")
     assert data.train.x.shape == (400, 32, 32, 3)
     assert data.test.x.shape == (200, 32, 32, 3)
