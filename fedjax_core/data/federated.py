@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import by_name, partition
+from fedjax_core.data import partition
 from fedjax_core.data.sources import Dataset
 
 TEST_SPLITS = ("proportional", "matched", "all", "partition")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_core.data import by_name
+from fedjax_core import by_name
 
 Index = list[np.ndarray]
 Alpha = float | Sequence[float]

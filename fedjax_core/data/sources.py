@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import by_name
 from fedjax_core.data.partition import apportion, generator
 
 DATA_VARIABLE = "FEDJAX_DATA"

@@ -1,6 +1,6 @@
 import pytest
 
-from fedjax_core.data import by_name
+from fedjax_core import by_name
 
 
 def _scheme(labels, seed, *, alpha, tries=3):
