@@ -4,13 +4,15 @@ Sources, partitions and models are named with their arguments: "dirichlet(alpha=
 an error. `None` means: not given, the callee's default.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 VARIANTS = ("paper", "small", "smoke")
 
 
-def get_config(variant: str = "small") -> ConfigDict:
+def get_config(variant: str = "small") -> Any:
     """Digits on 20 clients; without a method, which each config brings.
 
     Args:
@@ -21,7 +23,7 @@ def get_config(variant: str = "small") -> ConfigDict:
     """
     if variant not in VARIANTS:
         raise ValueError(f"config variant {variant!r} is not one of {', '.join(VARIANTS)}")
-    config = ConfigDict()
+    config: Any = ConfigDict()
     config.seed = 0  # initialisation, sampling, training; data have their own
     config.rounds = 5 if variant == "smoke" else 50
     config.dropout = 0.0  # probability that a sampled client does not come back

@@ -6,8 +6,8 @@ not grow with their number; everything else is stacked. All plans compute the sa
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -153,9 +153,9 @@ def out_of_memory(error: BaseException) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
 
 
-def too_large(compiled: jax.stages.Compiled, devices: Sequence[jax.Device]) -> str | None:
+def too_large(compiled: jax.stages.Compiled, device: Any) -> str | None:
     """Why a compiled program will not fit a device, from its own memory analysis; None if it fits or nobody can tell."""
-    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    limit = (device.memory_stats() or {}).get("bytes_limit")
     analysis = compiled.memory_analysis()
     if not limit or analysis is None:
         return None

@@ -246,9 +246,10 @@ class _Compiling:
     seconds = 0.0
 
     @classmethod
-    def listen(cls, event: str, duration: float, **_: Any) -> None:
+    def listen(cls, event: str, duration_secs: float, **kwargs: Any) -> None:
+        del kwargs
         if event.startswith("/jax/core/compile/"):
-            cls.seconds += duration
+            cls.seconds += duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(_Compiling.listen)

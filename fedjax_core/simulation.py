@@ -85,15 +85,21 @@ class Evaluation(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Arrays that all rounds read and none changes: arguments of every program, never constants in it."""
+    """Arrays that all rounds read and none changes: arguments of every program, never constants in it.
+
+    Attributes:
+      tasks: per group, what `Task.bind` takes.
+      train, test: the data sets.
+      index, size: [N, M] and [N], each client's rows of `train`; `test_index`, `test_size`: of `test`.
+    """
 
     tasks: tuple[PyTree, ...]
     train: Examples
-    index: Array
-    size: Array
+    index: Any
+    size: Any
     test: Examples
-    test_index: Array
-    test_size: Array
+    test_index: Any
+    test_size: Any
 
 
 class Diverged(FloatingPointError):
@@ -418,7 +424,7 @@ class Simulation:
             if plan != self.plan:
                 self.use(plan)
             compiled = program().lower(self.held, state, self.put(np.int32(count))).compile()
-            excess = parallel.too_large(compiled, list(self.mesh.local_devices))
+            excess = parallel.too_large(compiled, self.mesh.local_devices[0])
             if excess and plan.chunk > 1:
                 raise MemoryError(excess)
             new, record = program()(self.held, jax.tree.map(jnp.copy, state), self.put(np.int32(count)))

@@ -2,16 +2,17 @@
 
 import functools
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 import methods
 from fedjax_core import by_name, nn, parallel, training
+from fedjax_core import cohort as cohorts
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
 from fedjax_core.normalisation import local_statistics
@@ -19,6 +20,7 @@ from fedjax_core.run import Finished, run
 from fedjax_core.simulation import Evaluation, Group, Simulation
 from fedjax_core.task import Model, of_model
 
+Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
 STATISTICS = ("average", "local", "freeze")
 _NOT_METHODS = {"experiment", "main"}
@@ -45,7 +47,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-def dataset(config: ConfigDict) -> federated.FederatedData:
+def dataset(config: Config) -> federated.FederatedData:
     """The config's data, divided over its clients."""
     data = config.data
     name, options = by_name.parse(data.source)
@@ -76,7 +78,7 @@ def scale(examples: Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
-def build(config: ConfigDict, data: federated.FederatedData | None = None) -> Simulation:
+def build(config: Config, data: federated.FederatedData | None = None) -> Simulation:
     """The simulation that a config describes.
 
     Args:
@@ -122,15 +124,13 @@ def build(config: ConfigDict, data: federated.FederatedData | None = None) -> Si
     )
 
 
-def _plan(config: ConfigDict, cohort: int | float, population: int) -> parallel.Plan | None:
+def _plan(config: Config, cohort: int | float, population: int) -> parallel.Plan | None:
     if config.plan.chunk is None and config.plan.devices is None:
         return None
-    from fedjax_core import cohort as cohorts
-
     return parallel.choose(cohorts.number(cohort, population), chunk=config.plan.chunk, devices=config.plan.devices)
 
 
-def execute(config: ConfigDict, workdir: str, progress: bool | None = None) -> Finished:
+def execute(config: Config, workdir: str, progress: bool | None = None) -> Finished:
     """Builds and runs a config in a work directory, or resumes it there.
 
     Args:
@@ -160,7 +160,8 @@ def execute(config: ConfigDict, workdir: str, progress: bool | None = None) -> F
 
 def use_all_cores() -> None:
     """On a CPU gives jax one device per core, over which clients are spread. Call it before anything touches a device."""
-    import os
-
-    if not os.environ.get("XLA_FLAGS") and jax.config.jax_num_cpu_devices < 1:
+    if (
+        "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
+        and jax.config.values["jax_num_cpu_devices"] < 1
+    ):
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))

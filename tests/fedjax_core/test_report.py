@@ -124,7 +124,7 @@ def test_numbers_that_are_not(tmp_path):
 def test_lines_of_text_where_there_is_no_terminal(tmp_path):
     said: list[str] = []
     with Reporter(tmp_path, 3, every=0, console=said.append) as reporter:
-        reporter.log(record(1))
+        reporter.log(record(1, **{"train/accuracy": 0.9}))  # no evaluation
         reporter.log(record(2, **{"train/accuracy": 0.9, "test/global/accuracy": 0.5}))
         reporter.log(record(3, **{"test/global/accuracy": 0.25}))
         reporter.say("done")
@@ -256,6 +256,12 @@ def test_summary_of_little():
     ties = summarise([{"round": n, "test/x/accuracy/mean": 0.5} for n in (1, 2)])["metrics"]["test/x/accuracy/mean"]
     assert ties["best_round"] == 1
     assert table(summarise([])) == "speed    0 rounds"
+    few = summarise([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.0, "test/global/accuracy": 0.5}])
+    assert table(few).splitlines()[:3] == [
+        "                        last   best*  in round  mean of last 2",
+        "train/loss                 1                               1.5",
+        "test/global/accuracy  50.0 %  50.0 %         2      50.0 % (1)",
+    ]
 
 
 def test_the_closing_table():
