@@ -16,7 +16,6 @@ and the caller may donate the state's buffers.
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import errno
 import functools
 import logging
@@ -41,22 +40,7 @@ _ARRAYS, _LEAVES, _RECORD = "arrays", "leaves.json", "record.json"
 _COMPLETE = re.compile(r"(\d{8,})(?:-(\d+))?")  # round, and how often it was replaced
 _UNFINISHED = ".unfinished-"  # prefix of what is being written or deleted
 
-_ANY = -1  # a dimension of `Rows` that may have any size
-
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Stands in the `like` of `Checkpoints.restore` for a numpy array with any number of rows.
-
-    Attributes:
-      shape: of one row.
-      dtype: of the array.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
 
 
 class Checkpoints:
@@ -236,8 +220,6 @@ def _kind(name: str, leaf: Any) -> tuple[str, list[int]]:
     if dtype is None or not (_is_key(leaf) or (np.dtype(dtype).kind in "biufcV" and np.dtype(dtype).names is None)):
         what = f"{type(leaf).__name__} of {dtype}" if dtype is not None else type(leaf).__name__
         raise TypeError(f"{name} is a {what}; a checkpoint holds arrays of numbers, anything else goes into its record")
-    if isinstance(leaf, Rows):
-        return str(np.dtype(dtype)), [_ANY, *leaf.shape]
     return str(dtype), list(leaf.shape)
 
 
@@ -288,7 +270,7 @@ def _from_host(entry: Mapping[str, Any], host: np.ndarray | None, like: Any) -> 
     array = np.empty(shape, np.dtype(dtype)) if host is None else host.view(np.dtype(dtype))
     if isinstance(like, np.generic):
         return array[()]
-    if isinstance(like, (np.ndarray, Rows)):
+    if isinstance(like, np.ndarray):
         return array if array.flags.writeable else array.copy()
     if sharding is None:
         return jnp.asarray(array)
@@ -299,18 +281,12 @@ def _check(place: Path, entries: list[dict[str, Any]], like: list[tuple[str, Any
     """Raises ValueError for the first leaf in which a checkpoint is not what is wanted."""
 
     def show(kind: tuple[str, list[int]] | None) -> str:
-        return "nothing" if kind is None else f"{kind[0]}[{','.join('any' if n == _ANY else str(n) for n in kind[1])}]"
-
-    def fits(name: str) -> bool:
-        a, b = found.get(name), wanted.get(name)
-        if a is None or b is None or a[0] != b[0] or len(a[1]) != len(b[1]):
-            return False
-        return all(n in (m, _ANY) for m, n in zip(a[1], b[1], strict=True))
+        return "nothing" if kind is None else f"{kind[0]}[{','.join(map(str, kind[1]))}]"
 
     found = {entry["path"]: (entry["dtype"], entry["shape"]) for entry in entries}
     wanted = {name: _kind(name, leaf) for name, leaf in like}
     names = [*wanted, *(name for name in found if name not in wanted)]
-    wrong = [name for name in names if not fits(name)]
+    wrong = [name for name in names if found.get(name) != wanted.get(name)]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise ValueError(

@@ -137,7 +137,7 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     partition = read_json(folder / RUN).get("partition", {}) if (folder / RUN).exists() else {}
     if partition.get("label_table"):
         path = folder / "partition.png"
-        partition_bubbles(partition["label_table"], path, partition.get("class_names"))
+        partition_bubbles(partition["label_table"], path, partition.get("class_names") or None)
         written += [path, path.with_suffix(".csv")]
     return written
 

@@ -74,7 +74,7 @@ class Reporter:
             evaluations.
           tensorboard: whether to write TensorBoard files.
           headline: the score that bar and lines show; None: the first of `HEADLINE` that a record has, or else its first
-            accuracy.
+            accuracy on test data. Where a record has no such score nothing was evaluated.
           targets: accuracies; the summary says which round reached them first.
           last_k: over how many of the last evaluations the summary takes a mean.
           every: seconds between two lines, at least.
@@ -169,8 +169,8 @@ class Reporter:
             self._console(text)
 
     def _show(self, record: Mapping[str, Any]) -> None:
-        name = self._headline or next((key for key in HEADLINE if key in record), None)
-        name = name or next((key for key in record if is_accuracy(key)), None)
+        scores = [key for key in record if key.startswith("test/") and is_accuracy(key)]
+        name = self._headline or next((key for key in [*HEADLINE, *scores] if key in record), None)
         score = f"{name} {_show(name, record[name])}" if name in record and name is not None else None
         if self._bar is not None:
             if score:
@@ -352,7 +352,7 @@ def table(summary: Mapping[str, Any]) -> str:
     rows = [["", "last", "best*", "in round", f"mean of last {span}", *(f"{100 * float(t):g} % in round" for t in targets)]]
     for name, entry in scores.items():
         best = [_show(name, entry["best"]), str(entry["best_round"])] if "best" in entry else ["", ""]
-        few = f" ({entry['mean_of']})" if entry["k"] < span else ""
+        few = f" ({entry['k']})" if entry["k"] < span else ""
         reached = entry.get("rounds_to", {})
         when = [("never" if reached[t] is None else str(reached[t])) if t in reached else "" for t in targets]
         rows.append([name, _show(name, entry["last"]), *best, _show(name, entry["mean_last_k"]) + few, *when])

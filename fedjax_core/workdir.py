@@ -396,6 +396,7 @@ class WorkDir:
         self.resumed = resumed
         self.writer = writer
         self._lock = lock
+        self._kept: dict[str, Any] | None = None  # what run.json holds, on the only process that writes it
 
     @classmethod
     def open(
@@ -503,15 +504,22 @@ class WorkDir:
           value: what `plain` can copy. On a process that does not write nothing happens.
         """
         if self.writer:
-            write_json(self.path / RUN, self._records() | {name: value})
+            records = self._records() | {name: plain(value, name)}
+            write_json(self.path / RUN, records)
+            self._kept = records
 
     def recorded(self, name: str) -> dict[str, Any] | None:
         """What was recorded under a name, by this process or by one before it; None if nothing was."""
         return self._records().get(name)
 
     def _records(self) -> dict[str, Any]:
+        if self._kept is not None:
+            return self._kept
         file = self.path / RUN
-        return read_json(file) if file.exists() else {}
+        records = read_json(file) if file.exists() else {}
+        if self.writer:
+            self._kept = records
+        return records
 
     def close(self) -> None:
         """Lets another process run here; a second call does nothing."""
