@@ -338,7 +338,7 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """The closing table: scores, then speed, traffic and memory as far as they are known.
+    """The closing table: scores, rounds to reach the targets, then speed, traffic and memory as far as they are known.
 
     Args:
       summary: from `Reporter.close` or `summarise`.
@@ -346,14 +346,15 @@ def table(summary: Mapping[str, Any]) -> str:
     Returns:
       Lines of text without a last newline, at most about 100 characters wide for the usual names.
     """
-    scores = {n: e for n, e in summary["metrics"].items() if is_accuracy(n) or "loss" in n.split("/")}
+    scores = {name: entry for name, entry in summary["metrics"].items() if is_accuracy(name) or _is_one_loss(name)}
     targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))
     span = max((entry["k"] for entry in scores.values()), default=0)
-    rows = [["", "last", "best*", "in round", f"mean of last {span}", *(f"{100 * float(t):g} % in round" for t in targets)]]
+    rows = [["", "last", "best*", "round", f"mean of last {span}", *(f"to {100 * float(t):g} %" for t in targets)]]
     for name, entry in scores.items():
-        best = [_show(name, entry["best"]), str(entry["best_round"])] if "best" in entry else ["", ""]
+        tested = "best" in entry and name.startswith("test/")
+        best = [_show(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
         few = f" ({entry['k']})" if entry["k"] < span else ""
-        reached = entry.get("rounds_to", {})
+        reached = entry["rounds_to"] if tested else {}
         when = [("never" if reached[t] is None else str(reached[t])) if t in reached else "" for t in targets]
         rows.append([name, _show(name, entry["last"]), *best, _show(name, entry["mean_last_k"]) + few, *when])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -362,9 +363,14 @@ def table(summary: Mapping[str, Any]) -> str:
         for row in rows
         if scores
     ]
-    if any("selected on test data" in entry.get("best_is", "") for entry in scores.values()):
+    if any(name.startswith("test/") and "best" in entry for name, entry in scores.items()):
         lines.append("* best over rounds, selected on test data: not a result to report")
     return "\n".join(line.rstrip() for line in [*lines, *_costs(summary)])
+
+
+def _is_one_loss(name: str) -> bool:
+    """Whether a score is a loss of the whole run; how it spreads over clients is left to the files."""
+    return "loss" in name.split("/") and name.rpartition("/")[2] in ("loss", "mean")
 
 
 def _costs(summary: Mapping[str, Any]) -> list[str]:

@@ -258,9 +258,9 @@ def test_summary_of_little():
     assert table(summarise([])) == "speed    0 rounds"
     few = summarise([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.0, "test/global/accuracy": 0.5}])
     assert table(few).splitlines()[:3] == [
-        "                        last   best*  in round  mean of last 2",
-        "train/loss                 1                               1.5",
-        "test/global/accuracy  50.0 %  50.0 %         2      50.0 % (1)",
+        "                        last   best*  round  mean of last 2",
+        "train/loss                 1                            1.5",
+        "test/global/accuracy  50.0 %  50.0 %      2      50.0 % (1)",
     ]
 
 
@@ -268,9 +268,9 @@ def test_the_closing_table():
     summary = summarise(RECORDS, targets=(0.75, 0.95), last_k=3)
     summary["facts"] = {"bytes_down": 1_250_000, "bytes_up": 999, "compile_seconds": 75, "peak_memory_bytes": 2.5e9}
     assert table(summary).splitlines() == [
-        "                        last   best*  in round  mean of last 3  75 % in round  95 % in round",
-        "test/global/accuracy  80.0 %  90.0 %         6          80.0 %              6          never",
-        "train/loss                50                                40",
+        "                        last   best*  round  mean of last 3  to 75 %  to 95 %",
+        "test/global/accuracy  80.0 %  90.0 %      6          80.0 %        6    never",
+        "train/loss                50                             40",
         "* best over rounds, selected on test data: not a result to report",
         "speed    10 rounds in 20 s, 0.5 rounds/s, 1.25 clients/s, 25 examples/s, compiling 1 min 15 s",
         "traffic  1.25 MB down, 999 bytes up, per client and round",
