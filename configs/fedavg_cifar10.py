@@ -15,7 +15,7 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.data.source = "digits" if variant == "smoke" else "cifar10"
-    config.models = ("cnn(widths=(32, 64), hidden=128)",)
+    config.models = ("cnn(widths=(32, 64), dense=128)",)
     config.method = dict(name="fedavg", epochs=1, batch=50, weights="samples")
     config.optimizer.lr = 0.05
     if variant == "paper":

@@ -15,7 +15,7 @@ def get_config(variant: str = "small"):
     config.method = dict(name="fedavg", epochs=1 if paper else 5, batch=10 if paper else 32, weights="samples")
     if paper:
         config.data.update(source="mnist", clients=100, partition="shards(shards_per_client=2)")
-        config.models = ("mlp(hidden=(200, 200))",)
+        config.models = ("mlp(widths=(200, 200))",)
         config.cohort.fraction = 0.1
         config.rounds = 1000
     return config

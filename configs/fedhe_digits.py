@@ -11,7 +11,7 @@ from configs import base
 
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
-    config.models = ("mlp", "cnn(widths=(8, 16), hidden=32)")
+    config.models = ("mlp", "cnn(widths=(8, 16), dense=32)")
     config.method = dict(name="fedhe", alpha=0.5, epochs=5, batch=32)
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")

@@ -1,0 +1,31 @@
+"""What the documents show, runs: the notebook, and the README's code."""
+
+import re
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "colab").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore")  # Jupyter's own
+def test_notebook_runs_and_shows_its_plots(notebook):
+    read = nbformat.read(notebook, as_version=4)
+    client = nbclient.NotebookClient(read, timeout=300, resources={"metadata": {"path": str(notebook.parent)}})
+    client.execute()
+    shown = [output for cell in read.cells for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
+    assert len(shown) >= 2
+    assert not any(cell.get("outputs") for cell in nbformat.read(notebook, as_version=4).cells), "commit it without outputs"
+
+
+def test_the_howto_of_the_readme_runs():
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(code) == 1
+    assert len(code[0].splitlines()) <= 14
+    scope: dict = {}
+    exec(code[0], scope)
+    assert 0 <= scope["scores"]["test/global/accuracy"] <= 1
+    assert scope["data"].classes == 3
