@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from fedjax_core import parallel, plots, report
 from fedjax_core.checkpoint import Checkpoints
 from fedjax_core.data import federated
 from fedjax_core.simulation import Diverged, Simulation, State
-from fedjax_core.workdir import WorkDir
+from fedjax_core.workdir import CHECKPOINTS, WorkDir
 
 MAY_DIFFER = ("rounds", "plan", "checkpoint", "evaluation.targets", "evaluation.last_k")  # on resume
 DISPATCH_SECONDS = 2.0  # how long Ctrl-C may have to wait
@@ -87,15 +88,16 @@ def run(
     for name, value in {"rounds": rounds, "evaluation.every": every, "evaluation.last_k": last_k, "checkpoint.keep": keep}.items():
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
+    checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, keep)
+    before = checkpoints.latest()
+    if before is not None and before > rounds:  # said before anything in the directory changes
+        raise ValueError(f"rounds={rounds}, but {directory} holds a run of {before} rounds already")
     with _opened(directory, config) as workdir:
         reporter = report.Reporter(workdir, rounds, progress=progress, targets=targets, last_k=last_k)
         _same_data(simulation, workdir)
         _take_up_plan(simulation, workdir, chosen_plan, reporter)
         _same_settings(workdir, record or {})
-        checkpoints = Checkpoints(workdir.checkpoints, keep)
         latest = checkpoints.latest()
-        if latest is not None and latest > rounds:
-            raise ValueError(f"rounds={rounds}, but {directory} holds a run of {latest} rounds already")
         with reporter, _Stop() as stop:
             reporter.note(bytes_down=simulation.shapes.down, bytes_up=simulation.shapes.up)
             if latest is None:

@@ -6,8 +6,10 @@
 The same command again resumes an interrupted run. On several processes give each --coordinator, --processes and --process.
 """
 
+import itertools
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -45,11 +47,17 @@ def main(arguments: Sequence[str]) -> int:
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
+        file = _config_file(arguments)
+        if file is not None and not os.path.isfile(file):
+            raise ValueError(f"there is no config file {file!r}")
+        sys.argv = list(arguments)  # where config_flags looks for overrides
         rest = flags.FLAGS(list(arguments), known_only=False)
         if _CONFIG.value is None or _WORKDIR.value is None or len(rest) > 1:
             raise ValueError("give --config=configs/X.py and --workdir=DIR, and nothing without dashes; --help tells more")
+        if len({flag.value is None for flag in (_COORDINATOR, _PROCESSES, _PROCESS)}) > 1:
+            raise ValueError("give --coordinator, --processes and --process together, or none of them")
     except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
-        return _fail(error, 2)
+        return _fail(_misused(error, arguments), 2)
     try:
         if _CACHE.value:
             jax.config.update("jax_compilation_cache_dir", os.path.expanduser(_CACHE.value))
@@ -65,8 +73,34 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _config_file(arguments: Sequence[str]) -> str | None:
+    """The file that --config names, without its variant."""
+    for flag, following in itertools.pairwise([*arguments, ""]):
+        name, equals, value = flag.partition("=")
+        if name in ("--config", "-config"):
+            return (value if equals else following).partition(":")[0]
+    return None
+
+
+def _misused(error: Exception, arguments: Sequence[str]) -> Exception | str:
+    """What absl and ml_collections say about flags, as one would say it."""
+    text = str(error)
+    if isinstance(error, (AttributeError, KeyError)):
+        field = next(iter(re.findall(r"\w+", text)), "")
+        given = next((flag for flag in (a.partition("=")[0] for a in arguments) if field in flag.split(".")[1:]), None)
+        close = re.search(r"Did you mean \W*(\w+)", text)
+        return f"the config has no field {given}" + (f"; did you mean {close[1]}?" if close else "") if given else text
+    if "Traceback (most recent call last)" in text:  # raised inside the config file
+        flag, _, trace = text.partition(": ")
+        return f"{flag}: {trace.strip().splitlines()[-1].partition(': ')[2]}"
+    return error
+
+
 def _fail(error: BaseException | str, status: int) -> int:
-    text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror + (f": {error.filename}" if error.filename else "")
+    text = " ".join(text.split())
     print(f"{'stopped' if status == 130 else 'error'}: {text}", file=sys.stderr)  # noqa: T201
     return status
 

@@ -1,0 +1,201 @@
+"""Starts the command line in processes that have imported everything already: a start costs milliseconds, not seconds.
+
+`Launcher` holds one process that imports the project and then forks, before jax has made a device, a child for every start. The
+child runs `python -m methods.main` as the interpreter would, with its own streams, environment and limits.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PATIENCE = 300.0  # seconds until a test gives up on a process
+
+
+class Ended(NamedTuple):
+    """Exit status (negative: the signal that ended it), standard output, standard error."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Process:
+    """A command line that runs."""
+
+    def __init__(self, launcher: "Launcher", pid: int, out: Path, err: Path):
+        self.pid = pid
+        self._launcher, self._out, self._err = launcher, out, err
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it runs."""
+        if self._status is None:
+            self._status = self._launcher.ask(poll=self.pid)
+        return self._status
+
+    def until(self, condition, what: str) -> bool:
+        """Waits for a condition; False if the process ended first."""
+        start = time.monotonic()
+        while not condition():
+            if self.poll() is not None:
+                return False
+            assert time.monotonic() - start < PATIENCE, f"waited {PATIENCE} s for {what}; it said: {self.err}"
+            time.sleep(0.002)
+        return True
+
+    def send(self, number: int) -> None:
+        """Sends a signal, if it still runs: an ended child keeps its id until it is polled."""
+        if self._status is None:
+            os.kill(self.pid, number)
+
+    def wait(self) -> Ended:
+        start = time.monotonic()
+        while self.poll() is None:
+            if time.monotonic() - start > PATIENCE:
+                self.send(signal.SIGKILL)
+                raise AssertionError(f"still runs after {PATIENCE} s; it said: {self.err}")
+            time.sleep(0.005)
+        assert self._status is not None
+        return Ended(self._status, self._out.read_text(), self.err)
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+
+class Launcher:
+    """Starts command lines; a context manager, at whose end all of them are killed."""
+
+    def __init__(self, directory: Path):
+        """`directory`: for streams and compiled programs."""
+        self._directory, self._count = directory, 0
+        environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+        environment |= {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        self._parent = subprocess.Popen(
+            [sys.executable, "-m", "tests.launch"], cwd=ROOT, env=environment, text=True, stdin=-1, stdout=-1
+        )
+
+    def ask(self, **request: Any) -> Any:
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        print(json.dumps(request), file=self._parent.stdin, flush=True)
+        return json.loads(self._parent.stdout.readline())
+
+    def start(
+        self, *flags: str, environment: dict[str, str] | None = None, largest_file: int | None = None, powerless: bool = False
+    ) -> Process:
+        """Starts the command line.
+
+        Args:
+          *flags: of the command; --compilation_cache is added if it is missing.
+          environment: variables to set.
+          largest_file: bytes; writing more to a file fails as on a full disk.
+          powerless: for the superuser too, permissions count.
+        """
+        self._count += 1
+        out, err = self._directory / f"out{self._count}", self._directory / f"err{self._count}"
+        if not any(flag.startswith("--compilation_cache") for flag in flags):
+            flags = (*flags, f"--compilation_cache={self._directory / 'compiled'}")
+        limits = {"largest_file": largest_file, "powerless": powerless}
+        pid = self.ask(start=flags, out=str(out), err=str(err), environment=environment or {}, **limits)
+        return Process(self, pid, out, err)
+
+    def run(self, *flags: str, **options: Any) -> Ended:
+        """Starts the command line and waits for its end."""
+        return self.start(*flags, **options).wait()
+
+    def __enter__(self) -> "Launcher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parent.communicate(timeout=60)
+
+
+def _child(request: dict[str, Any]) -> None:
+    """Becomes the command line. Never returns."""
+    import runpy
+
+    streams = [os.open(os.devnull, os.O_RDONLY)]
+    streams += [os.open(request[name], os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644) for name in ("out", "err")]
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(request["environment"])
+    if request["largest_file"] is not None:
+        import resource
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"], resource.RLIM_INFINITY))
+    if request["powerless"] and os.geteuid() == 0:
+        _give_up_capabilities()
+    sys.argv = ["methods/main.py", *request["start"]]
+    status: Any = 1
+    try:
+        runpy.run_module("methods.main", run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        status = 0 if end.code is None else end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # pyright: ignore[reportArgumentType]
+    _finish(status if isinstance(status, int) else 1)
+
+
+def _give_up_capabilities() -> None:
+    """The superuser without any of its powers (Linux)."""
+    import ctypes
+
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, none):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def _finish(status: int) -> None:
+    """Ends as the interpreter does: exit handlers (jax.distributed has one), streams; then without the parent's leftovers."""
+    import atexit
+    import threading
+
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _serve() -> None:
+    import matplotlib.figure
+    import sklearn.datasets
+
+    import methods.experiment
+
+    del matplotlib, sklearn, methods
+    requests, answers = sys.stdin, sys.stdout
+    running = set()
+    for line in requests:
+        request = json.loads(line)
+        if "poll" in request:
+            pid, ended = os.waitpid(request["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(ended) if pid else None
+            running.discard(pid)
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _child(request)
+            running.add(answer)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    _serve()
