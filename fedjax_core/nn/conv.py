@@ -1,6 +1,13 @@
-"""Convolution that stays fast inside loops over clients."""
+"""Convolution that stays fast inside loops over clients.
+
+Clients are simulated one after another in a loop, or several at once under `vmap`. Neither suits `lax.conv_general_dilated` as
+it is differentiated: inside a loop XLA:CPU runs fast convolutions only in their canonical layout (NHWC, HWIO, NHWC), which the
+gradients are not; and under `vmap`, where each client has kernels of its own, it becomes a grouped convolution, slow everywhere.
+"""
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +16,72 @@ from jax import lax
 Array = jax.Array
 Around = tuple[tuple[int, int], tuple[int, int]]
 Padding = str | int | Around
+Size = tuple[int, ...]
 
 FORMS = ("auto", "native", "patches", "canonical")
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
-def pads(size: tuple[int, int], kernel: tuple[int, int], stride: int, padding: Padding) -> Around:
-    """Rows and columns of zeros around an image.
+def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
+    """Which forms a setting stands for, as a run's record keeps it. This is the rule of "auto", and the only place it stands.
+
+    On CPU, canonical was the fastest of all inside loops (whole ResNet-8 and CNN steps). Elsewhere the
+    compiler places the native form's gradients well, loop or not. Kernels that differ within a `vmap` are always batched matrix
+    products: grouped convolutions were 4 times slower on CPU, and are known to be slow on GPUs.
+
+    Args:
+      form: one of `FORMS`.
+      backend: "cpu", "gpu" or "tpu"; None: jax's default.
+
+    Returns:
+      {"form", "backend", "alone": form of a convolution by itself, "vmapped": form where a `vmap` has a kernel per entry}.
+
+    Raises:
+      ValueError: unknown `form`.
+    """
+    if form not in FORMS:
+        raise ValueError(f"unknown convolution form {form!r}; use one of {', '.join(FORMS)}")
+    backend = backend or jax.default_backend()
+    if form != "auto":
+        return {"form": form, "backend": backend, "alone": form, "vmapped": form}
+    alone = "canonical" if backend == "cpu" else "native"
+    return {"form": form, "backend": backend, "alone": alone, "vmapped": "patches"}
+
+
+def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", form: str = "auto") -> Array:
+    """2-d convolution (cross-correlation), equal to `lax.conv_general_dilated`'s to rounding, gradients too.
+
+    Args:
+      x: [B, H, W, C].
+      kernel: [kh, kw, C, O].
+      stride: step of the window, both ways.
+      padding: see `pads`.
+      form: how it is computed. "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical": `lax`
+        forward, gradients from canonical convolutions and matrix products. "auto": see `describe`. The last two have
+        first derivatives in reverse mode only; for others take one of the first two.
+
+    Returns:
+      [B, H', W', O].
+
+    Raises:
+      ValueError: unknown `form` or `padding`.
+    """
+    around = pads(x.shape[1:3], kernel.shape[:2], stride, padding)
+    chosen = describe(form)["form"]
+    if chosen in ("native", "patches"):
+        return _FORMS[chosen].forward(x, kernel, stride, around)
+    return _chosen(x, kernel, stride, around, form)
+
+
+def pads(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: Padding) -> Around:
+    """Rows and columns around an image.
 
     Args:
       size: height and width.
       kernel: height and width.
       stride: step of the window.
-      padding: "SAME", "VALID", one number for all sides, or ((top, bottom), (left, right)).
+      padding: "SAME" (as `lax` and TensorFlow), "VALID", one number for all sides (as PyTorch), or ((top, bottom), (left,
+        right)).
 
     Returns:
       ((top, bottom), (left, right)).
@@ -33,39 +93,10 @@ def pads(size: tuple[int, int], kernel: tuple[int, int], stride: int, padding: P
         return ((padding, padding), (padding, padding))
     if isinstance(padding, str):
         if padding not in ("SAME", "VALID"):
-            raise ValueError(f"padding {padding!r}; use 'SAME', 'VALID', a number or ((top, bottom), (left, right))")
-        return tuple(lax.padtype_to_pads(size, kernel, (stride, stride), padding))
+            raise ValueError(f"unknown padding {padding!r}; use 'SAME', 'VALID', a number or ((top, bottom), (left, right))")
+        rows, columns = lax.padtype_to_pads(size, kernel, (stride, stride), padding)
+        return (rows, columns)
     return padding
-
-
-def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", form: str = "auto") -> Array:
-    """2-d convolution (cross-correlation), as `lax.conv_general_dilated` computes it.
-
-    Args:
-      x: [B, H, W, C].
-      kernel: [kh, kw, C, O].
-      stride: step of the window, both ways.
-      padding: see `pads`.
-      form: how it is computed.
-
-    Returns:
-      [B, H', W', O].
-
-    Raises:
-      ValueError: unknown `form` or `padding`.
-    """
-    around = pads(x.shape[1:3], kernel.shape[:2], stride, padding)
-    if form in ("auto", "canonical"):
-        return _canonical(x, kernel, stride, around)
-    if form == "native":
-        return _native(x, kernel, stride, around)
-    if form == "patches":
-        return _patches(x, kernel, stride, around)
-    raise ValueError(f"unknown convolution form {form!r}; use one of {', '.join(FORMS)}")
-
-
-def _native(x: Array, kernel: Array, stride: int, around: Around, dilation: int = 1) -> Array:
-    return lax.conv_general_dilated(x, kernel, (stride, stride), around, (dilation, dilation), dimension_numbers=_DIMENSIONS)
 
 
 def windows(x: Array, kernel: tuple[int, int], stride: int, around: Around, fill: float = 0.0) -> list[Array]:
@@ -111,31 +142,132 @@ def spread(parts: list[Array], shape: tuple[int, ...], kernel: tuple[int, int], 
     return total
 
 
+def _native(x: Array, kernel: Array, stride: int, around: Around) -> Array:
+    return lax.conv_general_dilated(x, kernel, (stride, stride), around, dimension_numbers=_DIMENSIONS)
+
+
 def _patches(x: Array, kernel: Array, stride: int, around: Around) -> Array:
     kh, kw, c, o = kernel.shape
-    return jnp.concatenate(windows(x, (kh, kw), stride, around), axis=-1) @ kernel.reshape(kh * kw * c, o)
+    if kh == kw == 1:
+        return windows(x, (1, 1), stride, around)[0] @ kernel[0, 0]
+    seen = jnp.stack(windows(x, (kh, kw), stride, around), -2)
+    return seen.reshape(*seen.shape[:3], kh * kw * c) @ kernel.reshape(kh * kw * c, o)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _canonical(x: Array, kernel: Array, stride: int, around: Around) -> Array:
-    return _native(x, kernel, stride, around)
+def _canonical_x(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
+    """Gradient for x, images of the given size.
+
+    With stride 1 a convolution of dy by the kernel turned round. With more, that convolution would run over dy's dilation, which
+    is mostly zeros: one matrix product for each entry of the kernel, each added where it came from.
+    """
+    kh, kw, c, _ = kernel.shape
+    if stride > 1:
+        parts = [dy @ kernel[i, j].T for i in range(kh) for j in range(kw)]
+        return spread(parts, (len(dy), *size, c), (kh, kw), stride, around)
+    (top, bottom), (left, right) = around
+    back = ((kh - 1 - top, kh - 1 - bottom), (kw - 1 - left, kw - 1 - right))
+    return _native(dy, kernel[::-1, ::-1].swapaxes(2, 3), 1, back)
 
 
-def _canonical_forward(x: Array, kernel: Array, stride: int, around: Around) -> tuple[Array, tuple[Array, Array]]:
-    return _native(x, kernel, stride, around), (x, kernel)
+def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
+    """Gradient for the kernel of the given size: sums over all windows, as few and as square matrix products as pay.
+
+    In general one product for each row of the kernel, with windows of one row. With stride 1 and an image that hides the extra
+    rows, a single one: x shifted by 0 .. kw - 1 columns against dy shifted by 0 .. kh - 1 rows has all kh * kw sums as blocks.
+    """
+    (kh, kw), c, o = size, x.shape[-1], dy.shape[-1]
+    if stride > 1 or dy.shape[1] < 8 or c < 16 or kh == 1:
+        seen, rows = windows(x, (kh, kw), stride, around), dy.reshape(-1, o)
+        lines = [jnp.stack(seen[i * kw : (i + 1) * kw], -2).reshape(-1, kw * c) for i in range(kh)]
+        return jnp.stack([line.T @ rows for line in lines]).reshape(kh, kw, c, o)
+    shifted = jnp.stack(windows(x, (1, kw), 1, around), -2).reshape(-1, kw * c)
+    zero = jnp.zeros((), dy.dtype)
+    rows = [lax.pad(dy, zero, ((0, 0, 0), (i, kh - 1 - i, 0), (0, 0, 0), (0, 0, 0))) for i in range(kh)]
+    blocks = shifted.T @ jnp.stack(rows, -2).reshape(-1, kh * o)
+    return blocks.reshape(kw, c, kh, o).transpose(2, 0, 1, 3)
 
 
-def _canonical_backward(stride: int, around: Around, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    x, kernel = saved
-    kh, kw, c, o = kernel.shape
-    back = tuple(
-        (k - 1 - low, size - (out - 1) * stride - 1 + low)
-        for k, size, out, (low, _) in zip((kh, kw), x.shape[1:3], dy.shape[1:3], around, strict=True)
+def _native_x(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
+    return _transpose(lambda x: _native(x, kernel, stride, around), (len(dy), *size, kernel.shape[2]), dy)
+
+
+def _native_kernel(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
+    return _transpose(lambda kernel: _native(x, kernel, stride, around), (*size, x.shape[-1], dy.shape[-1]), dy)
+
+
+def _patches_x(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
+    return _transpose(lambda x: _patches(x, kernel, stride, around), (len(dy), *size, kernel.shape[2]), dy)
+
+
+def _patches_kernel(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
+    return _transpose(lambda kernel: _patches(x, kernel, stride, around), (*size, x.shape[-1], dy.shape[-1]), dy)
+
+
+def _transpose(linear: Callable[[Array], Array], shape: tuple[int, ...], dy: Array) -> Array:
+    return jax.linear_transpose(linear, jax.ShapeDtypeStruct(shape, dy.dtype))(dy)[0]
+
+
+class _Form(NamedTuple):
+    """A convolution (x, kernel, stride, around), and its gradients for x (dy, kernel, size, stride, around) and the kernel."""
+
+    forward: Callable[..., Array]
+    for_x: Callable[..., Array]
+    for_kernel: Callable[..., Array]
+
+
+_FORMS = {
+    "native": _Form(_native, _native_x, _native_kernel),
+    "canonical": _Form(_native, _canonical_x, _canonical_kernel),
+    "patches": _Form(_patches, _patches_x, _patches_kernel),
+}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _chosen(x: Array, kernel: Array, stride: int, around: Around, form: str) -> Array:
+    alone, vmapped = _forms(form)
+    run = _vmappable(
+        lambda x, kernel: alone.forward(x, kernel, stride, around),
+        lambda x, kernel: vmapped.forward(x, kernel, stride, around),
     )
-    dx = _native(dy, kernel[::-1, ::-1].swapaxes(2, 3), 1, back, stride)
-    rows = dy.reshape(-1, o)
-    dk = [s.reshape(-1, c).T @ rows for s in windows(x, (kh, kw), stride, around)]
-    return dx, jnp.stack(dk).reshape(kernel.shape)
+    return run(x, kernel)
 
 
-_canonical.defvjp(_canonical_forward, _canonical_backward)
+def _chosen_forward(x: Array, kernel: Array, stride: int, around: Around, form: str) -> tuple[Array, tuple[Array, Array]]:
+    return _chosen(x, kernel, stride, around, form), (x, kernel)
+
+
+def _chosen_backward(stride: int, around: Around, form: str, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    alone, vmapped = _forms(form)
+    size, window = x.shape[1:3], kernel.shape[:2]
+    for_x = _vmappable(
+        lambda dy, kernel: alone.for_x(dy, kernel, size, stride, around),
+        lambda dy, kernel: vmapped.for_x(dy, kernel, size, stride, around),
+    )
+    for_kernel = _vmappable(
+        lambda x, dy: alone.for_kernel(x, dy, window, stride, around),
+        lambda x, dy: vmapped.for_kernel(x, dy, window, stride, around),
+    )
+    return for_x(dy, kernel), for_kernel(x, dy)
+
+
+_chosen.defvjp(_chosen_forward, _chosen_backward)
+
+
+def _forms(form: str) -> tuple[_Form, _Form]:
+    chosen = describe(form)
+    return _FORMS[chosen["alone"]], _FORMS[chosen["vmapped"]]
+
+
+def _vmappable(alone: Callable[[Array, Array], Array], vmapped: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    """`alone`, but `vmapped` under a `vmap` in which the second argument differs; where it is shared, rows join the batch."""
+    run = jax.custom_batching.custom_vmap(alone)
+
+    @run.def_vmap
+    def _(size: int, batched: list[bool], first: Array, second: Array) -> tuple[Array, bool]:
+        if batched[1]:
+            return jax.vmap(vmapped, [0 if b else None for b in batched])(first, second), True
+        joined = run(first.reshape(-1, *first.shape[2:]), second)
+        return joined.reshape(size, -1, *joined.shape[1:]), True
+
+    return run
