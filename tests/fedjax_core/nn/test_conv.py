@@ -1,0 +1,142 @@
+"""Every form of the convolution against `lax.conv_general_dilated`, forward and gradients."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from fedjax_core.nn import conv
+
+# kernel, stride, size of the image, padding, channels: each branch of every form
+CASES = [
+    (1, 1, (5, 6), "SAME", 3),
+    (1, 2, (5, 6), "SAME", 3),
+    (1, 2, (6, 5), "VALID", 3),
+    (3, 1, (9, 10), "SAME", 16),  # one product of shifted rows and columns
+    (3, 1, (10, 11), "VALID", 16),
+    (3, 1, (5, 6), "SAME", 3),
+    (3, 1, (6, 5), "VALID", 3),
+    (3, 2, (5, 6), "SAME", 3),
+    (3, 2, (6, 5), "SAME", 3),
+    (3, 2, (5, 6), "VALID", 3),
+    (3, 2, (6, 5), 1, 3),
+    (5, 1, (9, 8), 2, 16),
+    (7, 2, (10, 9), 3, 3),
+    (7, 1, (7, 8), "SAME", 2),
+]
+
+
+def lax_conv(x, kernel, stride, padding):
+    around = conv.pads(x.shape[1:3], kernel.shape[:2], stride, padding)
+    return lax.conv_general_dilated(x, kernel, (stride, stride), around, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def with_gradients(function):
+    return lambda x, kernel, dy: (function(x, kernel), *jax.vjp(function, x, kernel)[1](dy))
+
+
+def draw(size, channels, kernel, stride, padding):
+    """x [2 clients, 2 rows, H, W, C], kernel [2, k, k, C, 4], dy."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (2, 2, *size, channels))
+    weights = jax.random.normal(keys[1], (2, kernel, kernel, channels, 4))
+    shape = jax.eval_shape(jax.vmap(lambda x, k: lax_conv(x, k, stride, padding)), x, weights).shape
+    return x, weights, jax.random.normal(keys[2], shape)
+
+
+def assert_close(found, wanted):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert a.shape == b.shape
+        assert float(jnp.max(jnp.abs(a - b))) <= 1e-5 * float(jnp.max(jnp.abs(b)))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "size", "padding", "channels"), CASES)
+def test_forms_equal_lax(kernel, stride, size, padding, channels):
+    x, weights, dy = draw(size, channels, kernel, stride, padding)
+
+    @jax.jit
+    def run(x, weights, dy):
+        def alone(form):
+            return with_gradients(lambda x, k: conv.conv(x, k, stride, padding, form))(x[0], weights[0], dy[0])
+
+        def every(form):
+            return jax.vmap(with_gradients(lambda x, k: conv.conv(x, k, stride, padding, form)))(x, weights, dy)
+
+        reference = with_gradients(lambda x, k: lax_conv(x, k, stride, padding))
+        wanted = [reference(x[i], weights[i], dy[i]) for i in range(2)]
+        together = jax.tree.map(lambda *parts: jnp.stack(parts), *wanted)
+        return [alone(form) for form in conv.FORMS], wanted[0], every("auto"), together
+
+    alone, wanted, vmapped, together = run(x, weights, dy)
+    for found in alone:
+        assert_close(found, wanted)
+    assert_close(vmapped, together)
+
+
+def test_auto_under_every_vmap_and_in_a_loop():
+    x, weights, dy = draw((9, 8), 16, 3, 1, "SAME")
+    auto = with_gradients(conv.conv)
+    wanted = [with_gradients(lambda x, k: lax_conv(x, k, 1, "SAME"))(x[i], weights[i], dy[i]) for i in range(2)]
+    together = jax.tree.map(lambda *parts: jnp.stack(parts), *wanted)
+    assert_close(jax.jit(lambda *a: lax.map(lambda b: auto(*b), a))(x, weights, dy), together)
+    shared = jax.jit(jax.vmap(auto, (0, None, 0)))(x, weights[0], dy)
+    assert_close(jax.tree.map(lambda v: v[0], shared), wanted[0])
+    # two nested vmaps, kernels differing in the outer one only
+    nested = jax.jit(jax.vmap(jax.vmap(auto, (0, None, 0)), (0, 0, 0)))(x[:, None], weights, dy[:, None])
+    assert_close(jax.tree.map(lambda v: v[:, 0], nested), together)
+
+
+def test_gradient_of_a_vmap_with_shared_kernel():
+    x, weights, _ = draw((5, 6), 3, 3, 2, 1)
+
+    def loss(kernel, form):
+        return jnp.sum(jnp.sin(jax.vmap(lambda x: conv.conv(x, kernel, 2, 1, form))(x)))
+
+    found, wanted = (jax.jit(jax.grad(loss), static_argnums=1)(weights[0], form) for form in ("auto", "native"))
+    assert_close(found, wanted)
+
+
+def test_no_grouped_convolution_when_every_client_has_a_kernel():
+    x, weights, dy = draw((9, 8), 16, 3, 1, "SAME")
+    text = jax.jit(jax.vmap(with_gradients(conv.conv))).lower(x, weights, dy).as_text()
+    assert "convolution" not in text
+    shared = jax.jit(jax.vmap(conv.conv, (0, None))).lower(x, weights[0]).as_text()
+    assert "convolution" in shared
+    assert "feature_group_count = 1" in shared
+
+
+def test_bfloat16():
+    x, weights, dy = draw((9, 8), 16, 3, 1, "SAME")
+    args = [a[0].astype(jnp.bfloat16) for a in (x, weights, dy)]
+    for out in with_gradients(conv.conv)(*args):
+        assert out.dtype == jnp.bfloat16
+
+
+def test_second_derivatives_of_the_plain_forms():
+    x, weights, dy = draw((5, 6), 3, 3, 2, 1)
+
+    def curvature(form):
+        inner = jax.grad(lambda k: jnp.sum(jnp.sin(conv.conv(x[0], k, 2, 1, form)) * dy[0]))
+        return jax.jit(jax.grad(lambda k: jnp.sum(jnp.square(inner(k)))))(weights[0])
+
+    assert_close(curvature("patches"), curvature("native"))
+
+
+def test_describe_is_the_rule():
+    assert conv.describe("auto", "cpu") == {
+        "form": "auto",
+        "backend": "cpu",
+        "alone": "canonical",
+        "vmapped": "patches",
+    }
+    assert conv.describe("auto", "gpu")["alone"] == "native"
+    assert conv.describe("native")["backend"] == jax.default_backend()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"form": "winograd"}, "unknown convolution form 'winograd'"), ({"padding": "same"}, "unknown padding 'same'")],
+)
+def test_errors(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        conv.conv(jnp.zeros((1, 4, 4, 1)), jnp.zeros((3, 3, 1, 1)), **arguments)

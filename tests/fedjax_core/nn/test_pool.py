@@ -1,0 +1,49 @@
+"""Pooling against `lax.reduce_window`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedjax_core.nn import conv, pool
+
+CASES = [(2, 2, (6, 8), "VALID"), (2, 2, (5, 7), "VALID"), (3, 2, (8, 7), 1), (3, 2, (7, 8), "SAME"), (3, 1, (5, 5), 1)]
+
+
+def window(x, size, stride, padding, start, operation):
+    around = ((0, 0), *conv.pads(x.shape[1:3], (size, size), stride, padding), (0, 0))
+    return lax.reduce_window(x, start, operation, (1, size, size, 1), (1, stride, stride, 1), around)
+
+
+@pytest.mark.parametrize(("size", "stride", "image", "padding"), CASES)
+def test_pools_equal_lax(size, stride, image, padding):
+    keys = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(keys[0], (2, *image, 3))
+    pairs = [
+        (
+            lambda x: pool.max_pool(x, size, stride, padding),
+            lambda x: window(x, size, stride, padding, -jnp.inf, lax.max),
+        ),
+        (
+            lambda x: pool.avg_pool(x, size, stride, padding),
+            lambda x: window(x, size, stride, padding, 0.0, lax.add) / size**2,
+        ),
+    ]
+    for ours, theirs in pairs:
+        dy = jax.random.normal(keys[1], jax.eval_shape(theirs, x).shape)
+        found, wanted = ((f(x), *jax.vjp(f, x)[1](dy)) for f in (ours, theirs))
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_ties_share_the_gradient():
+    gradient = jax.grad(lambda x: jnp.sum(pool.max_pool(x, 2)))(jnp.zeros((1, 2, 2, 1)))
+    np.testing.assert_array_equal(gradient, np.full((1, 2, 2, 1), 0.25))
+
+
+def test_ties_of_a_relu_leave_nothing():
+    x = jnp.asarray([-1.0, -2.0, 3.0, -4.0, -1.0, -1.0, -1.0, -1.0]).reshape(1, 2, 4, 1)
+    ours = jax.grad(lambda x: jnp.sum(pool.max_pool(jax.nn.relu(x), 2)))(x)
+    theirs = jax.grad(lambda x: jnp.sum(window(jax.nn.relu(x), 2, 2, "VALID", -jnp.inf, lax.max)))(x)
+    np.testing.assert_array_equal(ours, theirs)
