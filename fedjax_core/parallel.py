@@ -7,7 +7,7 @@ not grow with their number; everything else is stacked. All plans compute the sa
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -153,11 +153,15 @@ def out_of_memory(error: BaseException) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
 
 
-def too_large(compiled: jax.stages.Compiled, device: Any) -> str | None:
-    """Why a compiled program will not fit a device, from its own memory analysis; None if it fits or nobody can tell."""
-    limit = (device.memory_stats() or {}).get("bytes_limit")
+def memory_limit(on: Mesh) -> int | None:
+    """Bytes of a device's memory; None where it does not tell, as on a CPU."""
+    return (on.local_devices[0].memory_stats() or {}).get("bytes_limit")
+
+
+def too_large(compiled: jax.stages.Compiled, limit: int) -> str | None:
+    """Why a compiled program will not fit a device of `limit` bytes, by its own memory analysis; None if it fits."""
     analysis = compiled.memory_analysis()
-    if not limit or analysis is None:
+    if analysis is None:
         return None
     need = analysis.temp_size_in_bytes + analysis.argument_size_in_bytes + analysis.output_size_in_bytes
     need -= analysis.alias_size_in_bytes

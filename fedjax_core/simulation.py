@@ -423,11 +423,11 @@ class Simulation:
         def attempt(plan: parallel.Plan):
             if plan != self.plan:
                 self.use(plan)
-            compiled = program().lower(self.held, state, self.put(np.int32(count))).compile()
-            excess = parallel.too_large(compiled, self.mesh.local_devices[0])
-            if excess and plan.chunk > 1:
+            arguments = self.held, state, self.put(np.int32(count))
+            limit = parallel.memory_limit(self.mesh) if plan.chunk > 1 else None
+            if limit and (excess := parallel.too_large(program().lower(*arguments).compile(), limit)):
                 raise MemoryError(excess)
-            new, record = program()(self.held, jax.tree.map(jnp.copy, state), self.put(np.int32(count)))
+            new, record = program()(self.held, jax.tree.map(jnp.copy, state), arguments[2])
             return new, jax.device_get(record)
 
         result, _ = parallel.with_smaller_chunks(attempt, self.plan)

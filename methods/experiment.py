@@ -152,7 +152,7 @@ def execute(config: Config, workdir: str, progress: bool | None = None) -> Finis
         last_k=config.evaluation.last_k,
         checkpoint_seconds=config.checkpoint.seconds,
         keep=config.checkpoint.keep,
-        record={"convolution": {}},
+        record={"convolution": nn.describe()},
         chosen_plan=config.plan.chunk is not None or config.plan.devices is not None,
         progress=progress,
     )

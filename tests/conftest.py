@@ -30,3 +30,14 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no real data at {path}; set FEDJAX_TEST_DATA")
     return path
+
+
+def pytest_collection_modifyitems(items):
+    """With `--dist loadgroup`, tests that share compiled rounds go to one worker: by file, in the contract suite by method."""
+    from tests import toy
+
+    for item in items:
+        group = item.nodeid.partition("::")[0]
+        if group.endswith("test_every_method.py"):
+            group = max((name for name in toy.METHODS if f"_{name}" in item.name), key=len, default=group)
+        item.add_marker(pytest.mark.xdist_group(group))
