@@ -102,6 +102,8 @@ class Launcher:
         out, err = self._directory / f"out{self._count}", self._directory / f"err{self._count}"
         if not any(flag.startswith("--compilation_cache") for flag in flags):
             flags = (*flags, f"--compilation_cache={self._directory / 'compiled'}")
+        out.touch()
+        err.touch()
         limits = {"largest_file": largest_file, "powerless": powerless}
         pid = self.ask(start=flags, out=str(out), err=str(err), environment=environment or {}, **limits)
         return Process(self, pid, out, err)

@@ -1,0 +1,238 @@
+"""A run that is killed at any moment and started again ends as one that was left alone: bit for bit, in state and metrics."""
+
+import functools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedjax_core.checkpoint import Checkpoints
+from fedjax_core.workdir import read_json, read_jsonl
+from tests.launch import Launcher
+
+ROUNDS = 12
+CONFIGS = {  # a checkpoint at every second round
+    "fedavg": """
+from configs import base
+
+def get_config():
+    config = base.get_config("smoke")
+    config.models = ("mlp(widths=(16,))",)
+    config.method = dict(name="fedavg", epochs=1, batch=32)
+    config.rounds, config.evaluation.every, config.checkpoint.seconds = 12, 2, 0.0
+    return config
+""",
+    "fedhe": """
+from configs import base
+
+def get_config():
+    config = base.get_config("smoke")
+    config.models = ("mlp(widths=(16,))", "mlp(widths=(12, 12))")
+    config.method = dict(name="fedhe", epochs=1, batch=32)
+    config.evaluation.scopes = ("own",)
+    config.dropout = 0.2
+    config.rounds, config.evaluation.every, config.checkpoint.seconds = 12, 2, 0.0
+    return config
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("resume")
+    for name, text in CONFIGS.items():
+        (place / f"{name}.py").write_text(text)
+    return place
+
+
+@pytest.fixture(scope="module")
+def launcher(place):
+    with Launcher(place) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def command(place):
+    """(config, directory, further flags) -> the flags of the command line."""
+    return lambda name, directory, *flags: (f"--config={place / name}.py", f"--workdir={place / directory}", *flags)
+
+
+@pytest.fixture(scope="module")
+def alone(launcher, command, place):
+    """(config, further flags) -> the directory of a run that was left alone; each is made once."""
+    made = {}
+
+    def run(name: str, *flags: str) -> Path:
+        key = name, flags
+        if key not in made:
+            ended = launcher.run(*command(name, f"alone{len(made)}", *flags))
+            assert ended.status == 0, ended.err
+            made[key] = place / f"alone{len(made)}"
+        return made[key]
+
+    return run
+
+
+def leaves(directory: Path, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
+    """The arrays of the last checkpoint, which is of the last round."""
+    checkpoints = Checkpoints(directory / "checkpoints")
+    assert checkpoints.latest() == rounds
+    (place,) = [p for p in (directory / "checkpoints").iterdir() if p.name.split("-")[0] == f"{rounds:08d}"]
+    like = {entry["path"]: np.zeros(entry["shape"], entry["dtype"]) for entry in read_json(place / "leaves.json")}
+    return checkpoints.restore(rounds, like)[0]
+
+
+def metrics(directory: Path) -> list[dict[str, Any]]:
+    times = {"seconds", "compile_seconds"}
+    return [{k: v for k, v in record.items() if k not in times} for record in read_jsonl(directory / "metrics.jsonl")]
+
+
+def assert_same(one: Path, other: Path, rounds: int = ROUNDS) -> None:
+    mine, theirs = leaves(one, rounds), leaves(other, rounds)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name, strict=True)
+    assert metrics(one) == metrics(other)
+
+
+def assert_close(one: Path, other: Path, rounds: int = ROUNDS) -> None:
+    mine, theirs = leaves(one, rounds), leaves(other, rounds)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        np.testing.assert_allclose(mine[name], theirs[name], atol=1e-5, rtol=1e-5, err_msg=name)
+    assert [record["round"] for record in metrics(one)] == [record["round"] for record in metrics(other)]
+
+
+def lines(directory: Path) -> int:
+    file = directory / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def checkpoints(directory: Path) -> set[str]:
+    try:
+        return set(os.listdir(directory / "checkpoints"))
+    except FileNotFoundError:
+        return set()
+
+
+MOMENTS = {  # (directory, lines and checkpoints that were there at the start) -> whether it has come
+    "before the first round": lambda directory, lines_before, saved: (directory / "config.json").exists(),
+    "after some rounds": lambda directory, lines_before, saved: lines(directory) > lines_before,
+    "while it writes a checkpoint": lambda directory, lines_before, saved: any(
+        name.startswith(".unfinished") for name in checkpoints(directory) - saved
+    ),
+    "after a checkpoint": lambda directory, lines_before, saved: any(n[0] != "." for n in checkpoints(directory) - saved),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "moments"),
+    [
+        ("fedavg", (), [*MOMENTS, "after a checkpoint", "while it writes a checkpoint"]),
+        ("fedhe", (), ["after some rounds", "while it writes a checkpoint"]),
+        ("fedhe", ("--config.plan.hold=host",), ["while it writes a checkpoint", "after a checkpoint"]),
+    ],
+    ids=["fedavg", "fedhe", "fedhe on the host"],
+)
+def test_killed_at_any_moment_it_ends_bit_for_bit_the_same(launcher, command, alone, place, name, flags, moments):
+    directory = place / f"killed{len(list(place.iterdir()))}"
+    kills = 0
+    for moment in moments:
+        come = functools.partial(MOMENTS[moment], directory, lines(directory), checkpoints(directory))
+        process = launcher.start(*command(name, directory, *flags))
+        if process.until(come, moment):
+            process.send(signal.SIGKILL)
+        kills += process.wait().status == -signal.SIGKILL
+    assert kills >= 2  # a run that has ended has nothing left to kill: a late moment may not come
+    ended = launcher.run(*command(name, directory, *flags))
+    assert ended.status == 0, ended.err
+    assert_same(directory, alone(name, *flags))
+    assert len(read_json(directory / "environment.json")["resumed"]) >= kills
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_interrupted_it_writes_a_checkpoint_and_says_how_to_go_on(launcher, command, alone, place, number):
+    directory = place / f"interrupted{number}"
+    flags = command("fedavg", directory, "--config.checkpoint.seconds=1e9")
+    process = launcher.start(*flags)
+    assert process.until(lambda: lines(directory) >= 1, "a round")
+    process.send(number)
+    ended = process.wait()
+    assert ended.status == 130, ended.err
+    (said,) = [line for line in ended.err.splitlines() if line.startswith("stopped")]
+    assert said == ended.err.splitlines()[-1]
+    (saved,) = checkpoints(directory)
+    assert f"after round {int(saved)}; the same command resumes from there" in said
+    assert "Traceback" not in ended.err
+    ended = launcher.run(*flags)
+    assert ended.status == 0, ended.err
+    assert f"after round {int(saved)}" in ended.err
+    assert_same(directory, alone("fedavg"))
+
+
+def test_rounds_can_be_extended(launcher, command, alone, place):
+    directory = place / "extended"
+    assert launcher.run(*command("fedhe", directory, "--config.rounds=4")).status == 0
+    assert len(metrics(directory)) == 4
+    ended = launcher.run(*command("fedhe", directory))
+    assert ended.status == 0, ended.err
+    assert "after round 4" in ended.err
+    assert_same(directory, alone("fedhe"))
+    assert read_json(directory / "config.json")["rounds"] == ROUNDS
+
+
+def test_a_finished_run_called_again_changes_no_result(launcher, command, place, alone):
+    directory = alone("fedavg")
+
+    def results() -> dict[str, bytes]:
+        names = [directory / n for n in ("metrics.jsonl", "metrics.csv", "config.json", "run.json", "accuracy.csv")]
+        return {str(p): p.read_bytes() for p in [*names, *(directory / "checkpoints").rglob("*")] if p.is_file()}
+
+    before, scores = results(), read_json(directory / "summary.json")["metrics"]
+    assert len(before) > 8
+    ended = launcher.run(*command("fedavg", directory))
+    assert ended.status == 0, ended.err
+    assert results() == before
+    assert read_json(directory / "summary.json")["metrics"] == scores
+    assert "mean of last" in ended.err
+
+
+def devices(number: int) -> dict[str, str]:
+    return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={number}"}
+
+
+def test_the_recorded_plan_is_taken_up_again(launcher, command, place):
+    """Two devices first; four, which would be used by choice, leave the plan and so every bit as they are."""
+    straight, resumed = place / "straight", place / "resumed"
+    assert launcher.run(*command("fedavg", straight), environment=devices(2)).status == 0
+    plan = read_json(straight / "run.json")["plan"]
+    assert plan["devices"] == 2
+    assert launcher.run(*command("fedavg", resumed, "--config.rounds=6"), environment=devices(2)).status == 0
+    ended = launcher.run(*command("fedavg", resumed), environment=devices(4))
+    assert ended.status == 0, ended.err
+    assert read_json(resumed / "run.json")["plan"] == plan
+    assert "plan was" not in ended.err
+    assert_same(resumed, straight)
+
+
+def test_fewer_devices_are_said_aloud_and_agree_to_rounding(launcher, command, place):
+    straight, resumed = place / "two", place / "two then one"
+    assert launcher.run(*command("fedavg", straight), environment=devices(2)).status == 0
+    assert launcher.run(*command("fedavg", resumed, "--config.rounds=6"), environment=devices(2)).status == 0
+    ended = launcher.run(*command("fedavg", resumed), environment=devices(1))
+    assert ended.status == 0, ended.err
+    assert "the client loop's plan was Plan(chunk=1, devices=2), it is Plan(chunk=1, devices=1) now" in ended.err
+    assert read_json(resumed / "run.json")["plan"] == {"chunk": 1, "devices": 1}
+    assert_close(resumed, straight)
+
+
+def test_a_plan_that_is_asked_for_wins_and_is_said_aloud(launcher, command, alone, place):
+    directory = place / "asked"
+    assert launcher.run(*command("fedavg", directory, "--config.rounds=6")).status == 0
+    ended = launcher.run(*command("fedavg", directory, "--config.plan.devices=1", "--config.plan.chunk=3"))
+    assert ended.status == 0, ended.err
+    assert "it is Plan(chunk=3, devices=1) now (as asked)" in ended.err
+    assert_close(directory, alone("fedavg"))
