@@ -1,0 +1,143 @@
+"""What oracles share: local training as the papers write it, in loops over epochs and batches. Imports nothing of the library.
+
+Draws follow the documented rules: (seed, stream, round, client id) for who takes part and what a client draws, (key, epoch, place
+of the row) for the order of its rows.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+INIT, COHORT, DROPOUT, CLIENT = 0, 2, 3, 4  # streams
+
+
+@jax.jit
+def _uniform(key, i):
+    return jax.random.uniform(jax.random.fold_in(key, i))
+
+
+@jax.jit
+def _bits(key, i):
+    return jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32)
+
+
+def stream(seed, number, round=0):  # noqa: A002
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), round)
+
+
+def client_key(seed, round, i):  # noqa: A002
+    return jax.random.fold_in(stream(seed, CLIENT, round), i)
+
+
+def cohort(seed, round, population, size, dropout=0.0):  # noqa: A002
+    """Ids of the clients that come back; `size` must be a large part of the population, which is then permuted."""
+    if size == population:
+        ids = range(population)
+    else:
+        assert size * size > population
+        ids = np.asarray(jax.random.permutation(stream(seed, COHORT, round), population)[:size]).tolist()
+    key = stream(seed, DROPOUT, round)
+    return [i for i in ids if float(_uniform(key, i)) >= dropout]
+
+
+def rows(data):
+    """Each client's (x, y)."""
+    return [(data.train.x[index], data.train.y[index]) for index in data.train_index]
+
+
+def order(key, epoch, n):
+    """The order in which an epoch visits n rows."""
+    shuffle, _ = jax.random.split(jax.random.fold_in(key, epoch))
+    draws = [int(_bits(shuffle, place)) for place in range(n)]
+    return sorted(range(n), key=lambda place: (draws[place], place))
+
+
+def cross_entropy(logits, y):
+    """Mean over the rows of -log softmax(logits)[y]."""
+    return jnp.mean(jnp.log(jnp.sum(jnp.exp(logits), 1)) - logits[jnp.arange(len(y)), y])
+
+
+@functools.cache
+def gradient(model, term):
+    """(params, stats, x, y, given) -> the gradient of cross-entropy + term, and (stats, logits, cross-entropy)."""
+    net = type(jax.eval_shape(model.init, jax.random.key(0)))
+
+    def value(params, stats, x, y, given):
+        outputs, stats = model.apply(net(params, stats), x, train=True)
+        ce = cross_entropy(outputs["logits"], y)
+        return ce + term(outputs["logits"], y, given), (stats, outputs["logits"], ce)
+
+    return jax.jit(jax.grad(value, has_aux=True))
+
+
+def nothing(logits, y, given):
+    del logits, y, given
+    return 0.0
+
+
+class Trained(NamedTuple):
+    """`gradients`: of every step, raw; `seen`: (label, logits) of every example in every epoch; `loss`: mean cross-entropy."""
+
+    params: dict
+    stats: dict
+    gradients: list
+    seen: list
+    loss: float
+
+
+def train(
+    model, params, stats, x, y, key, *, epochs, batch, lr, momentum=0.0, drift=None, term=nothing, given=(), chosen=None
+) -> Trained:
+    """Stochastic gradient descent from `params`.
+
+    Args:
+      model: anything with `init` and `apply`; one and the same for all calls, since its gradient is compiled once.
+      params: where it starts.
+      stats: likewise.
+      x: [n, ...].
+      y: [n].
+      key: of the order of the rows.
+      epochs: passes over all rows.
+      batch: rows a step; what is left over at the end of an epoch makes a short one.
+      lr: learning rate.
+      momentum: of the velocity, which starts at zero.
+      drift: added to every gradient before the momentum.
+      term: (logits, y, given) -> what the loss has beside the cross-entropy; a function of a module.
+      given: what `term` reads.
+      chosen: names of the entries of `params` that are trained; None: all.
+    """
+    velocity = jax.tree.map(jnp.zeros_like, params)
+    gradients, seen, loss = [], [], 0.0
+    for epoch in range(epochs):
+        places = order(key, epoch, len(y))
+        for start in range(0, len(places), batch):
+            now = np.array(places[start : start + batch])
+            g, (stats, logits, ce) = gradient(model, term)(params, stats, x[now], y[now], given)
+            gradients.append(g)
+            seen += [(int(label), np.asarray(row)) for label, row in zip(y[now], logits, strict=True)]
+            loss += float(ce) * len(now)
+            step = g if drift is None else jax.tree.map(jnp.add, g, drift)
+            velocity = jax.tree.map(lambda v, s: momentum * v + s, velocity, step)
+            moved = jax.tree.map(lambda p, v: p - lr * v, params, velocity)
+            params = {name: moved[name] if chosen is None or name in chosen else params[name] for name in params}
+    return Trained(params, stats, gradients, seen, loss / max(1, len(seen)))
+
+
+def mean(trees, weights):
+    """sum_i weights_i trees_i / sum_i weights_i."""
+    total = jax.tree.map(jnp.zeros_like, trees[0])
+    for tree, w in zip(trees, weights, strict=True):
+        total = jax.tree.map(lambda t, x, w=w: t + w * x, total, tree)
+    return jax.tree.map(lambda t: t / sum(weights), total)
+
+
+def minus(a, b):
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def plus(a, b, scale=1.0):
+    """a + scale * b."""
+    return jax.tree.map(lambda x, y: x + scale * y, a, b)
