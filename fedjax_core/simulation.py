@@ -47,7 +47,8 @@ class Group(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that a round changes; all of it on the devices, but for client states that are held on the host.
+    """Everything that a round changes, on the devices. Client states that are held on the host are kept by the simulation, which
+    has those of the newest state only.
 
     Attributes:
       server: the method's server state.
@@ -233,6 +234,11 @@ class Simulation:
     def _key(self, key: Array, stream: str, round: Array | int) -> Array:  # noqa: A002
         return jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(key), STREAMS[stream]), round)
 
+    def _plan(self, g: int) -> parallel.Plan:
+        """The plan for one group: no larger a chunk than its part of the cohort can fill."""
+        most = -(-min(self.cohort, len(self.groups[g].clients)) // self.plan.devices)
+        return self.plan._replace(chunk=min(self.plan.chunk, most))
+
     def put(self, tree: PyTree) -> PyTree:
         """Host values on the simulation's devices."""
         return parallel.place(tree, self.mesh)
@@ -249,7 +255,7 @@ class Simulation:
         for g, group in enumerate(self.groups):
             if self._algorithm(g, self._held_on_host, 0).prepare is None:
                 continue
-            for ids in self._blocks(group.clients):
+            for ids in self._blocks(g, group.clients):
                 places, rows = self._rows(state, g, ids)
                 rows = self._prepare[g](self.held, state.server, state.key, self.put(ids), rows)
                 state = self._write(state, g, places, rows)
@@ -260,9 +266,9 @@ class Simulation:
         clients = tuple(self._client_inits(g, held, server, key) if self.hold == "device" else () for g in range(len(self.groups)))
         return State(server, clients, jnp.zeros((), jnp.int32), key)
 
-    def _client_inits(self, g: int, held: Held, server: PyTree, key: Array, ids: Array | None = None) -> PyTree:
+    def _client_inits(self, g: int, held: Held, server: PyTree, key: Array) -> PyTree:
         init = self._algorithm(g, held, 0).client_init
-        ids = jnp.asarray(self.groups[g].clients, jnp.int32) if ids is None else ids
+        ids = jnp.asarray(self.groups[g].clients, jnp.int32)
         return jax.lax.map(lambda i: init(self._key(key, "init", 0), server, i), ids)
 
     # ------------------------------------------------------------------------------------------------ one round
@@ -271,8 +277,8 @@ class Simulation:
         """Per group: the cohort in the order of the plan, and the places of its clients in the group's store."""
         ids = cohorts.sample(self._key(key, "cohort", round), self.population, self.cohort)
         drawn = []
-        for group in self.groups:
-            places = parallel.slots(min(self.cohort, len(group.clients)), self.plan)
+        for g, group in enumerate(self.groups):
+            places = parallel.slots(min(self.cohort, len(group.clients)), self._plan(g))
             if len(self.groups) > 1:
                 chosen = cohorts.members(ids, group.clients, self.population, places)
             else:
@@ -280,7 +286,7 @@ class Simulation:
             examples = jnp.where(chosen < self.population, held.size[jnp.minimum(chosen, self.population - 1)], 0)
             if self.dropout:
                 examples = jnp.where(cohorts.stays(self._key(key, "dropout", round), chosen, self.dropout), examples, 0)
-            order = parallel.arrange(examples, self.plan)
+            order = parallel.arrange(examples, self._plan(g))
             cohort = Cohort(chosen[order], examples[order])
             drawn.append((cohort, self._places(group, cohort.ids)))
         return drawn
@@ -297,11 +303,11 @@ class Simulation:
         for g, ((cohort, _), mine) in enumerate(zip(drawn, rows, strict=True)):
             shared = held, state.server, state.round, state.key
             one = functools.partial(self._one_client, g, scored)
-            added, stacked = parallel.map_clients(one, shared, (cohort, mine), plan=self.plan, on=self.mesh)
+            added, stacked = parallel.map_clients(one, shared, (cohort, mine), plan=self._plan(g), on=self.mesh)
             contributions.append((added[0], stacked[0]))
             outputs.append((added[1:], stacked[1:]))
         algorithm = self._algorithm(0, held, state.round)
-        collected = _collect(algorithm.collect, self.shapes.groups[0].out.uplink, contributions)
+        collected = _collect(algorithm.collect, contributions)
         everyone = Cohort(*(jnp.concatenate(leaves) for leaves in zip(*(cohort for cohort, _ in drawn), strict=True)))
         server, said = algorithm.server_update(state.server, collected, everyone, self._key(state.key, "server", state.round))
         sums = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added[0] for added, _ in outputs])
@@ -379,8 +385,13 @@ class Simulation:
 
     def _first(self, g: int, held: Held, initial: PyTree, key: Array, ids: Array, rows: PyTree, touched: Array) -> PyTree:
         """Client states [C, ...], made anew where they were never touched."""
-        fresh = self._client_inits(g, held, initial, key, ids)
-        return jax.tree.map(lambda f, r: jnp.where(touched.reshape(-1, *[1] * (r.ndim - 1)), r, f), fresh, rows)
+        init = self._algorithm(g, held, 0).client_init
+
+        def one(entry):
+            i, row, seen = entry
+            return jax.lax.cond(seen, lambda: row, lambda: init(self._key(key, "init", 0), initial, i))
+
+        return jax.lax.map(one, (ids, rows, touched))
 
     def rounds(self, state: State, n: int, scored: bool = False) -> tuple[State, list[dict[str, float]]]:
         """Runs n rounds; the given state is consumed.
@@ -529,7 +540,7 @@ class Simulation:
             return (), scores
 
         shared = held, state.server, state.round, state.key
-        return parallel.map_clients(one, shared, (ids, rows), plan=self.plan, on=self.mesh)[1]
+        return parallel.map_clients(one, shared, (ids, rows), plan=self._plan(g), on=self.mesh)[1]
 
     def _prepare_program(self, g: int, held: Held, server: PyTree, key: Array, ids: Array, rows: PyTree) -> PyTree:
         def one(shared, entry):
@@ -544,12 +555,12 @@ class Simulation:
 
         if self.hold == "host":
             rows = self._first(g, held, server, key, ids, rows, jnp.zeros(len(ids), bool))
-        return parallel.map_clients(one, (held, server, key), (ids, rows), plan=self.plan, on=self.mesh)[1]
+        return parallel.map_clients(one, (held, server, key), (ids, rows), plan=self._plan(g), on=self.mesh)[1]
 
-    def _blocks(self, clients: np.ndarray) -> list[np.ndarray]:
+    def _blocks(self, g: int, clients: np.ndarray) -> list[np.ndarray]:
         """Client ids in blocks of one size, the last padded with N: all at once on the device, a cohort's worth on the host."""
         most = len(clients) if self.hold == "device" else min(len(clients), max(self.cohort, 64))
-        size = parallel.slots(most, self.plan)
+        size = parallel.slots(most, self._plan(g))
         ids = np.full(-(-len(clients) // size) * size, self.population, np.int32)
         ids[: len(clients)] = clients
         return list(ids.reshape(-1, size))
@@ -582,7 +593,7 @@ class Simulation:
         parts, ids = [], []
         for g, group in enumerate(self.groups):
             mine = np.asarray(group.clients)[np.isin(group.clients, wanted)]
-            for block in self._blocks(mine) if len(mine) else []:
+            for block in self._blocks(g, mine) if len(mine) else []:
                 places, rows = self._rows(state, g, block)
                 touched = np.zeros(len(block), bool) if self._stores is None else self._stores[g].read(places)[1]
                 initial = state.server if self._stores is None else self._initial_server
@@ -684,7 +695,7 @@ def _parts(collect: PyTree, uplink: PyTree) -> tuple[list[Reduce], list[PyTree]]
     return reduces, structure.flatten_up_to(uplink)
 
 
-def _collect(collect: PyTree, uplink: PyTree, contributions: list) -> PyTree:
+def _collect(collect: PyTree, contributions: list) -> PyTree:
     """Joins the groups' contributions and lowers each part: what `server_update` sees."""
     reduces, structure = jax.tree.flatten(collect, is_leaf=_is_reduce)
     adds = iter(functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added for added, _ in contributions]))

@@ -61,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if _CACHE.value:
             jax.config.update("jax_compilation_cache_dir", os.path.expanduser(_CACHE.value))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
         if _COORDINATOR.value:
             jax.distributed.initialize(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
         else:
