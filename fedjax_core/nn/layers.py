@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from fedjax_core.nn.conv import Padding, conv
+from fedjax_core.nn.conv import Padding, conv, describe
 
 Array = jax.Array
 EPSILON = 1e-5
@@ -47,7 +47,7 @@ class Conv(nnx.Module):
         init = init or nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
         self.kernel = nnx.Param(init(rngs.params(), (kernel, kernel, channels, features), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(features)) if bias else None
-        self.stride, self.padding, self.form = stride, padding, form
+        self.stride, self.padding, self.form = stride, padding, describe(form)["form"]
 
     def __call__(self, x: Array) -> Array:
         """[B, H, W, channels] -> [B, H', W', features]."""
@@ -77,18 +77,18 @@ class BatchNorm(nnx.Module):
           mask: [B], which rows are real; None: all.
 
         Returns:
-          The like of x.
+          The like of x; rows that are not real come out as if x were zero there.
         """
         if not batch:
             return self._affine(x, self.mean[...], self.var[...])
         axes = tuple(range(x.ndim - 1))
-        wide = x.astype(jnp.float32)
         count = x.size // x.shape[0] // x.shape[-1]
         if mask is None:
             n, real = jnp.float32(count * x.shape[0]), None
         else:
             real = jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0
-            n, wide = jnp.sum(real, dtype=jnp.float32) * count, jnp.where(real, wide, 0)
+            n, x = jnp.sum(real, dtype=jnp.float32) * count, jnp.where(real, x, 0)
+        wide = x.astype(jnp.float32)
         mean = jnp.sum(wide, axes) / jnp.maximum(n, 1)
         centred = wide - jnp.reshape(mean, (1,) * len(axes) + (-1,))
         if real is not None:

@@ -98,10 +98,13 @@ def from_module(
 
 
 def _normalise(x: Array, mean: Scale, std: Scale, dtype: jax.typing.DTypeLike | None) -> Array:
+    def spread(scale: Scale) -> Array:
+        """One number or one per channel, shaped to broadcast against x."""
+        array = jnp.asarray(scale, jnp.float32)
+        return jnp.reshape(array, (1,) * (x.ndim - array.ndim) + array.shape)
+
     unit = 255.0 if x.dtype == jnp.uint8 else 1.0
-    mean, std = (jnp.asarray(v, jnp.float32) for v in (mean, std))
-    mean, std = (jnp.reshape(v, (1,) * (x.ndim - v.ndim) + v.shape) for v in (mean, std))
-    return ((x.astype(jnp.float32) / unit - mean) / std).astype(dtype or jnp.float32)
+    return ((x.astype(jnp.float32) / unit - spread(mean)) / spread(std)).astype(dtype or jnp.float32)
 
 
 MODULES: dict[str, type[nnx.Module]] = {"mlp": MLP, "cnn": CNN}

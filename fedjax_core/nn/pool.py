@@ -49,11 +49,15 @@ def avg_pool(x: Array, window: int, stride: int | None = None, padding: Padding 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _max_pool(x: Array, window: int, stride: int, around: Around) -> Array:
+    return _largest(x, window, stride, around)
+
+
+def _largest(x: Array, window: int, stride: int, around: Around) -> Array:
     return functools.reduce(jnp.maximum, windows(x, (window, window), stride, around, -jnp.inf))
 
 
 def _max_pool_forward(x: Array, window: int, stride: int, around: Around) -> tuple[Array, tuple[Array, Array]]:
-    y = _max_pool(x, window, stride, around)
+    y = _largest(x, window, stride, around)
     return y, (x, y)
 
 

@@ -1,0 +1,201 @@
+"""Networks as pure functions over plain dicts."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedjax_core.nn import model
+
+SMALL = {
+    "mlp": {"widths": (8, 6)},
+    "cnn": {"widths": (4, 6), "dense": 8},
+    "resnet8": {"width": 4},
+    "resnet10": {"width": 2, "stem": "imagenet", "norm": "none"},
+}
+SHAPE = (9, 8, 3)
+
+
+def build(name, **options):
+    return model.build(name, 5, SHAPE, mean=(0.4, 0.5, 0.6), std=0.25, **SMALL[name], **options)
+
+
+def images(rows=4, seed=1):
+    return jax.random.randint(jax.random.key(seed), (rows, *SHAPE), 0, 256).astype(jnp.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "stem", "trainable", "all_but_head"),
+    [
+        ("resnet8", 10, "cifar", 1_227_594, None),  # FedSKC
+        ("resnet8", 10, "imagenet", None, 1_235_392),  # FedPFT
+        ("resnet10", 10, "imagenet", None, 4_911_552),
+        ("resnet18", 1000, "imagenet", 11_689_512, None),  # torchvision
+        ("resnet34", 1000, "imagenet", 21_797_672, None),
+        ("resnet50", 1000, "imagenet", 25_557_032, None),
+    ],
+)
+def test_published_parameter_counts(name, classes, stem, trainable, all_but_head):
+    net = jax.eval_shape(model.build(name, classes, (32, 32, 3), stem=stem).init, jax.random.key(0))
+    body = model.count(net.params) - model.count(net.params["head"]) + model.count(net.stats)
+    assert trainable in (None, model.count(net.params))
+    assert all_but_head in (None, body)
+
+
+def test_cnn_parameter_count():
+    net = jax.eval_shape(model.build("cnn", 62, (28, 28, 1)).init, jax.random.key(0))
+    assert model.count(net.params) == (9 + 1) * 32 + (9 * 32 + 1) * 64 + (12 * 12 * 64 + 1) * 128 + (128 + 1) * 62
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_model_is_pure_and_plain(name):
+    chex.clear_trace_counter()
+    network, key = build(name), jax.random.key(0)
+    net, x = network.init(key), images()
+    chex.assert_trees_all_equal(net, network.init(key))
+    assert jax.tree.structure(net) == jax.tree.structure(jax.eval_shape(build(name).init, key))
+    assert type(net.params) is dict
+    assert type(net.stats) is dict
+    assert bool(net.stats) == (name == "resnet8")
+
+    @jax.jit
+    @chex.assert_max_traces(1)
+    def step(params, stats, x, mask):
+        def loss(params):
+            outputs, moved = network.apply(net._replace(params=params, stats=stats), x, None, True, mask)
+            return jnp.sum(jnp.sin(outputs["logits"]) * mask[:, None]), moved
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    mask = jnp.asarray([1.0, 1, 1, 0])
+    (value, stats), gradient = step(net.params, net.stats, x, mask)
+    step(jax.tree.map(lambda p: p * 0.9, net.params), stats, x, jnp.ones(4))
+    chex.assert_trees_all_equal_shapes_and_dtypes((gradient, stats), (net.params, net.stats))
+    assert all(float(jnp.max(jnp.abs(leaf))) > 0 for leaf in jax.tree.leaves(gradient["head"]))
+    # rows that do not exist change nothing, whatever they hold
+    again = step(net.params, net.stats, x.at[3].set(255), mask)
+    chex.assert_trees_all_equal(((value, stats), gradient), again)
+
+    outputs, kept = network.apply(net, x)
+    assert kept is net.stats
+    assert set(outputs) == {"logits", "features"}
+    body = net._replace(params={k: v for k, v in net.params.items() if k != "head"})
+    features, _ = network.features(body, x)
+    np.testing.assert_array_equal(features, outputs["features"])
+    np.testing.assert_array_equal(network.head(net, features), outputs["logits"])
+
+
+def test_nan_in_masked_rows_reaches_nothing():
+    network = build("resnet8")
+    net, x = network.init(jax.random.key(0)), images() / 255.0
+    mask = jnp.asarray([1.0, 1, 1, 0])
+
+    @jax.jit
+    def step(x):
+        def loss(params):
+            outputs, stats = network.apply(net._replace(params=params), x, None, True, mask)
+            return jnp.sum(jnp.where(mask > 0, jnp.sum(jnp.sin(outputs["logits"]), 1), 0)), stats
+
+        return jax.value_and_grad(loss, has_aux=True)(net.params)
+
+    found = step(x.at[3].set(jnp.nan))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    chex.assert_trees_all_equal(found, step(x))
+
+
+def test_vmap_over_clients_equals_one_by_one():
+    network = build("cnn")
+    nets = jax.vmap(network.init)(jax.random.split(jax.random.key(0), 2))
+    x = images(6).reshape(2, 3, *SHAPE)
+
+    def step(net, x):
+        def loss(params):
+            outputs, stats = network.apply(net._replace(params=params), x, train=True)
+            return jnp.sum(jnp.sin(outputs["logits"])), stats
+
+        return jax.grad(loss, has_aux=True)(net.params)
+
+    together, apart = jax.jit(jax.vmap(step))(nets, x), jax.jit(lambda n, x: jax.lax.map(lambda a: step(*a), (n, x)))
+    chex.assert_trees_all_close(together, apart(nets, x), rtol=1e-3, atol=1e-4)
+
+
+def test_frozen_statistics_never_move():
+    network, usual = build("resnet8", stats_mode="freeze"), build("resnet8")
+    net, x = network.init(jax.random.key(0)), images()
+    outputs, stats = network.apply(net, x, train=True)
+    assert stats is net.stats
+    np.testing.assert_array_equal(outputs["logits"], network.apply(net, x)[0]["logits"])
+    assert np.abs(outputs["logits"] - usual.apply(net, x, train=True)[0]["logits"]).max() > 1e-3
+
+
+def test_dropout_is_a_function_of_the_key():
+    network = build("cnn", dropout=0.5)
+    net, x = network.init(jax.random.key(0)), images()
+    keys = jax.random.split(jax.random.key(3))
+    a, b, c = (network.apply(net, x, key, train=True)[0]["logits"] for key in (keys[0], keys[0], keys[1]))
+    np.testing.assert_array_equal(a, b)
+    assert np.abs(a - c).max() > 1e-3
+
+
+def test_bytes_and_numbers_are_normalised_alike():
+    network = build("mlp")
+    net, x = network.init(jax.random.key(0)), images()
+    found, wanted = (network.apply(net, v)[0]["logits"] for v in (x, x.astype(jnp.float32) / 255))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    bare = model.build("mlp", 5, SHAPE, **SMALL["mlp"])
+    normal = (x / 255 - jnp.asarray([0.4, 0.5, 0.6])[None, None, None]) / 0.25
+    np.testing.assert_allclose(found, bare.apply(net, normal)[0]["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_bottlenecks():
+    network = model.build("resnet50", 5, SHAPE, width=2, norm="group")
+    net = jax.eval_shape(network.init, jax.random.key(0))
+    outputs, stats = jax.eval_shape(lambda net, x: network.apply(net, x, intermediates=True), net, images())
+    assert outputs["features"].shape == (4, 2 * 8 * 4)
+    assert outputs["intermediates"]["stage2"].shape == (4, 5, 4, 16)
+    assert stats == {}
+
+
+def test_intermediates_by_name():
+    network = build("resnet8")
+    net, x = network.init(jax.random.key(0)), images()
+    seen = network.apply(net, x, intermediates=True)[0]["intermediates"]
+    assert set(seen) == {"stem", "stage1_pre", "stage1", "stage2_pre", "stage2", "stage3_pre", "stage3"}
+    np.testing.assert_array_equal(jax.nn.relu(seen["stage2_pre"]), seen["stage2"])
+    assert seen["stage3"].shape == (4, 3, 2, 16)
+
+
+def test_bfloat16_computes_and_float32_stays():
+    network = build("resnet8", dtype=jnp.bfloat16)
+    net, x = network.init(jax.random.key(0)), images()
+    outputs, stats = network.apply(net, x, train=True, intermediates=True)
+    assert outputs["intermediates"]["stage1"].dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves((net, stats, outputs["logits"], outputs["features"]))} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("resnet9", {}, "unknown model 'resnet9'; did you mean 'resnet"),
+        ("cnn", {"width": 3}, "unknown option of cnn 'width'; did you mean 'widths'"),
+        ("resnet8", {"stem": "small"}, "unknown stem 'small'; use one of cifar, imagenet"),
+        ("resnet8", {"norm": "layer"}, "unknown norm 'layer'"),
+        ("resnet8", {"conv_form": "fft"}, "unknown convolution form 'fft'"),
+        ("mlp", {"stats_mode": "mean"}, "unknown stats_mode 'mean'; use one of average, local, freeze"),
+        ("cnn", {"kernel": 5}, "too small"),
+    ],
+)
+def test_errors(name, options, words):
+    with pytest.raises(ValueError, match=words):
+        model.build(name, 5, SHAPE, **options)
+
+
+def test_other_variables_are_refused():
+    class Counting(nnx.Module):
+        def __init__(self, rngs):
+            self.count, self.head = nnx.Cache(jnp.zeros(())), nnx.Linear(2, 2, rngs=rngs)
+
+    with pytest.raises(ValueError, match="variables besides Param and BatchStat"):
+        model.from_module(Counting, "counting")
