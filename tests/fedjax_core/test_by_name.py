@@ -1,31 +1,59 @@
+"""Names and arguments from a configuration: what is refused, and how it is said."""
+
 import pytest
 
 from fedjax_core import by_name
 
 
-def _scheme(labels, seed, *, alpha, tries=3):
-    return labels, seed, alpha, tries
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("iid", ("iid", {})),
+        (" mlp(widths=(20, 10), norm=None) ", ("mlp", {"widths": (20, 10), "norm": None})),
+        ("npz(path='a(b).npz')", ("npz", {"path": "a(b).npz"})),
+        ("empty()", ("empty", {})),
+        ("tfds:cifar10", ("tfds:cifar10", {})),
+    ],
+)
+def test_parse(text, expected):
+    assert by_name.parse(text) == expected
 
 
-def test_choose_returns_an_allowed_name_and_explains_another():
-    assert by_name.choose("fruit", "plum", ("plum", "pear")) == "plum"
-    with pytest.raises(ValueError, match=r"unknown fruit 'plumb'; allowed: plum, pear\. Did you mean 'plum'\?"):
-        by_name.choose("fruit", "plumb", ("plum", "pear"))
+@pytest.mark.parametrize("text", ["f(1)", "f(**{})", "f(a=b)", "f(a=1", "f(a=1))", "f(a=1)(b=2)", "f(a=__import__('os'))"])
+def test_parse_takes_literals_only(text):
+    with pytest.raises(ValueError, match="is not of the form name"):
+        by_name.parse(text)
 
 
-def test_no_suggestion_where_nothing_is_close():
-    assert by_name.did_you_mean("xyz", ("plum", "pear")) == ""
+def test_choose():
+    assert by_name.choose("colour", "red", ["red", "green"]) == "red"
+    with pytest.raises(ValueError, match=r"unknown colour 'gren'; allowed: red, green\. Did you mean 'green'\?"):
+        by_name.choose("colour", "gren", ["red", "green"])
+    with pytest.raises(ValueError, match=r"allowed: red, green\.$"):
+        by_name.choose("colour", "xyz", ["red", "green"])
 
 
-def test_call_passes_what_the_function_takes():
-    given = {"labels": 1, "seed": 2, "unused": 3}
-    assert by_name.call("f", _scheme, given, {"alpha": 4}) == (1, 2, 4, 3)
+def paint(colour, *, coats=1, thickness):
+    return colour, coats, thickness
 
 
-def test_call_refuses_unknown_missing_and_internal_options():
-    with pytest.raises(TypeError, match=r"f has no option 'alhpa'; it takes: alpha, tries\. Did you mean 'alpha'\?"):
-        by_name.call("f", _scheme, {"labels": 1, "seed": 2}, {"alhpa": 4})
-    with pytest.raises(TypeError, match=r"f needs the option 'alpha'"):
-        by_name.call("f", _scheme, {"labels": 1, "seed": 2}, {"tries": 4})
-    with pytest.raises(TypeError, match=r"f has no option 'seed'"):
-        by_name.call("f", _scheme, {"labels": 1, "seed": 2}, {"alpha": 4, "seed": 5})
+def test_call_passes_what_is_given_and_what_is_chosen():
+    assert by_name.call("paint", paint, {"colour": "red", "unused": 0}, {"thickness": 2}) == ("red", 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"thickness": 1, "coat": 2}, r"paint has no option 'coat'; it takes: coats, thickness\. Did you mean 'coats'\?"),
+        ({"coats": 1}, r"paint needs the option 'thickness'; it takes: coats, thickness\."),
+        ({"thickness": 1, "colour": "red"}, "paint has no option 'colour'"),
+    ],
+)
+def test_call_refuses(options, message):
+    with pytest.raises(TypeError, match=message):
+        by_name.call("paint", paint, {"colour": "blue"}, options)
+
+
+def test_a_function_without_options():
+    with pytest.raises(TypeError, match=r"nothing has no option 'x'; it takes: none\."):
+        by_name.check("nothing", lambda: 0, (), ["x"])

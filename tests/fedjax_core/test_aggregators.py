@@ -1,0 +1,177 @@
+"""What means must satisfy, whatever the values, weights and absences."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import parameterized
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_core import aggregators
+from fedjax_core.algorithm import Cohort
+
+C, K = 6, 4
+cases = st.integers(0, 2**32 - 1).map(np.random.default_rng)
+often = settings(max_examples=20, deadline=None)
+
+
+def drawn(rng, absent=True):
+    """(values {"a": [C, 3], "b": [C]}, examples [C], some of them 0)."""
+    values = {"a": rng.normal(size=(C, 3)).astype(np.float32), "b": rng.normal(size=C).astype(np.float32)}
+    examples = rng.integers(1, 50, C)
+    if absent:
+        examples[rng.permutation(C)[: rng.integers(0, C - 1)]] = 0
+    return values, examples.astype(np.int32)
+
+
+def streamed(reduce, values, examples):
+    """A Reduce with join "add" as the engine runs it: lift each, add, lower."""
+    total = None
+    for i, n in enumerate(examples):
+        lifted = reduce.lift(jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), values), Cohort(jnp.int32(i), jnp.int32(n)))
+        total = lifted if total is None else jax.tree.map(jnp.add, total, lifted)
+    return reduce.lower(total)
+
+
+def naive_mean(values, weights):
+    return {k: sum(w * v[i] for i, w in enumerate(weights) if w) / sum(weights) for k, v in values.items()}
+
+
+def close(a, b):
+    chex.assert_trees_all_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+class MeanTest(chex.TestCase):
+    @given(cases)
+    @often
+    def test_streamed_is_the_weighted_mean(self, rng):
+        values, n = drawn(rng)
+        close(streamed(aggregators.mean(), values, n), naive_mean(values, n.astype(float)))
+        close(streamed(aggregators.mean(aggregators.uniform), values, n), naive_mean(values, (n > 0).astype(float)))
+
+    @given(cases)
+    @often
+    def test_order_and_scale_of_weights_are_irrelevant_and_the_mean_lies_within(self, rng):
+        values, n = drawn(rng)
+        weights = jnp.asarray(n, jnp.float32)
+        mean = aggregators.weighted_mean(values, weights)
+        close(mean, naive_mean(values, n.astype(float)))
+        order = rng.permutation(C)
+        close(aggregators.weighted_mean(jax.tree.map(lambda x: x[order], values), weights[order]), mean)
+        close(aggregators.weighted_mean(values, weights * 1e-3), mean)
+        for name, x in values.items():
+            self.assertTrue(np.all(mean[name] >= x[n > 0].min(0) - 1e-6))
+            self.assertTrue(np.all(mean[name] <= x[n > 0].max(0) + 1e-6))
+
+    @given(cases)
+    @often
+    def test_the_mean_of_group_means_weighed_by_their_weights(self, rng):
+        values, n = drawn(rng, absent=False)
+        weights = jnp.asarray(n, jnp.float32)
+        halves = [jax.tree.map(lambda x, s=s: x[s], values) for s in (slice(0, 2), slice(2, C))]
+        sums = jnp.stack([weights[:2].sum(), weights[2:].sum()])
+        means = [aggregators.weighted_mean(h, w) for h, w in zip(halves, (weights[:2], weights[2:]), strict=True)]
+        of_means = aggregators.weighted_mean(jax.tree.map(lambda *x: jnp.stack(x), *means), sums)
+        close(of_means, aggregators.weighted_mean(values, weights))
+
+    @given(cases)
+    @often
+    def test_nothing_of_weight_zero_is_seen(self, rng):
+        values, n = drawn(rng)
+        mean = aggregators.weighted_mean(values, jnp.asarray(n, jnp.float32))
+        poisoned = {"a": np.where(n[:, None] > 0, values["a"], np.nan), "b": np.where(n > 0, values["b"], np.inf)}
+        chex.assert_trees_all_equal(aggregators.weighted_mean(poisoned, jnp.asarray(n, jnp.float32)), mean)
+
+    @given(cases)
+    @often
+    def test_a_weight_per_client_and_class(self, rng):
+        values = {"prototypes": rng.normal(size=(C, K, 3)).astype(np.float32), "scores": rng.normal(size=(C, K)).astype(np.float32)}
+        w = (rng.integers(0, 3, (C, K))).astype(np.float32)
+        w[:, 0] = 0  # a class that nobody has
+        values["prototypes"][w == 0] = np.nan
+        found = aggregators.weighted_mean(values, jnp.asarray(w))
+        for c in range(K):
+            for name, x in values.items():
+                expected = np.zeros(x.shape[2:])
+                if w[:, c].sum():
+                    expected = sum(w[i, c] * x[i, c] for i in range(C) if w[i, c]) / w[:, c].sum()
+                np.testing.assert_allclose(found[name][c], expected, atol=1e-5)
+
+    def test_nobody_came(self):
+        values, n = {"a": jnp.ones((C, 3)), "b": jnp.ones(C)}, np.zeros(C, np.int32)
+        zero = {"a": jnp.zeros(3), "b": jnp.zeros(())}
+        chex.assert_trees_all_equal(streamed(aggregators.mean(), values, n), zero)
+        chex.assert_trees_all_equal(aggregators.weighted_mean(values, jnp.zeros(C)), zero)
+
+    def test_types_are_kept(self):
+        part = {"a": jnp.ones((C, 3), jnp.bfloat16), "b": jnp.ones(C)}
+        for mean in (streamed(aggregators.mean(), part, np.ones(C, np.int32)), aggregators.weighted_mean(part, jnp.ones(C))):
+            self.assertEqual((mean["a"].dtype, mean["b"].dtype), (jnp.bfloat16, jnp.float32))
+
+    @parameterized.parameters(("samples", [7.0, 0.0]), ("uniform", [1.0, 0.0]))
+    def test_weights_by_name(self, name, expected):
+        weigh = aggregators.weights(name)
+        self.assertEqual([float(weigh(Cohort(jnp.int32(0), jnp.int32(n)))) for n in (7, 0)], expected)
+
+    def test_unknown_weights(self):
+        with self.assertRaisesRegex(ValueError, "weights='size' is not one of 'samples', 'uniform'"):
+            aggregators.weights("size")
+
+
+class ClassMeanTest(chex.TestCase):
+    @given(cases)
+    @often
+    def test_uniform_over_those_who_have_the_class(self, rng):
+        values = rng.normal(size=(C, K, 2)).astype(np.float32)
+        counts = rng.integers(0, 3, (C, K)).astype(np.float32) * 5
+        counts[:, 1] = 0
+        values[counts == 0] = np.nan
+        mean, holders = streamed(aggregators.class_mean(), (values, counts), np.ones(C, np.int32))
+        for c in range(K):
+            owners = [i for i in range(C) if counts[i, c] > 0]
+            self.assertEqual(int(holders[c]), len(owners))
+            expected = sum(values[i, c] for i in owners) / len(owners) if owners else np.zeros(2)
+            np.testing.assert_allclose(mean[c], expected, atol=1e-6)
+
+
+class AggregatorTest(chex.TestCase):
+    def test_plain_adds_the_mean_delta(self):
+        aggregator = aggregators.aggregate()
+        value, delta = {"w": jnp.asarray([1.0, 2.0])}, {"w": jnp.asarray([0.5, -1.0])}
+        new, _ = aggregator.update(value, delta, None, aggregator.init(value))
+        np.testing.assert_allclose(new["w"], [1.5, 1.0])
+
+    def test_a_review_remembers(self):
+        aggregator = aggregators.aggregate(review=optax.trace(0.9))
+        value, delta = jnp.asarray(1.0), jnp.asarray(0.5)
+        state = aggregator.init(value)
+        expected, velocity = 1.0, 0.0
+        for _ in range(3):
+            value, state = aggregator.update(value, delta, None, state)
+            velocity = 0.9 * velocity + 0.5
+            expected += velocity
+            np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+    def test_weights_found_in_what_came_back(self):
+        def weigh(cohort, scores):
+            return jnp.where(cohort.examples > 0, scores, 0)
+
+        aggregator = aggregators.aggregate(aggregators.stack, weigh)
+        self.assertEqual(aggregator.collect.join, "stack")
+        cohort = Cohort(jnp.arange(3), jnp.asarray([5, 0, 2]))
+        delta = jnp.asarray([[1.0], [jnp.nan], [4.0]])
+        value, state = jnp.asarray([10.0]), aggregator.init(jnp.asarray([10.0]))
+        new, _ = aggregator.update(value, delta, cohort, state, scores=jnp.asarray([1.0, 9.0, 2.0]))
+        np.testing.assert_allclose(new, [10 + (1 * 1 + 2 * 4) / 3], rtol=1e-6)
+
+    def test_the_review_sees_value_and_context(self):
+        def update(updates, state, params=None, *, scale, **extra):
+            del extra
+            return updates * scale + params, state
+
+        review = optax.GradientTransformationExtraArgs(lambda params: (), update)
+        aggregator = aggregators.aggregate(review=review)
+        new, _ = aggregator.update(jnp.asarray(2.0), jnp.asarray(3.0), None, (), scale=10.0)
+        self.assertEqual(float(new), 2.0 + 30.0 + 2.0)

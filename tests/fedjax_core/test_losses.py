@@ -1,0 +1,45 @@
+"""Losses against their sums over rows and classes; what is masked is neither seen nor differentiated."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import losses
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(5, 3)).astype(np.float32)
+TARGETS = RNG.normal(size=(5, 3)).astype(np.float32)
+Y = np.array([0, 2, 1, 1, 2])
+MASK = np.array([True, False, True, True, False])
+
+
+def test_cross_entropy():
+    rows = [-np.log(np.exp(o[y]) / sum(np.exp(v) for v in o)) for o, y in zip(LOGITS.astype(float), Y, strict=True)]
+    np.testing.assert_allclose(losses.cross_entropy_rows(LOGITS, Y), rows, rtol=1e-5)
+    expected = sum(r for r, m in zip(rows, MASK, strict=True) if m) / 3
+    np.testing.assert_allclose(losses.cross_entropy(LOGITS, Y, MASK), expected, rtol=1e-5)
+
+
+def test_cross_entropy_of_huge_logits():
+    logits = np.array([[1e4, 0.0, 0.0]], np.float32)
+    np.testing.assert_allclose(losses.cross_entropy_rows(logits, np.array([1])), [1e4])
+
+
+def test_squared_error_is_a_mean_over_all_entries():
+    entries = [(LOGITS[i, d] - TARGETS[i, d]) ** 2 for i in range(5) for d in range(3) if MASK[i]]
+    np.testing.assert_allclose(losses.squared_error(LOGITS, TARGETS, MASK), np.mean(entries), rtol=1e-5)
+
+
+def test_the_mean_over_nothing_is_zero_with_zero_gradient():
+    nobody = np.zeros(5, bool)
+    for loss in (lambda o: losses.cross_entropy(o, Y, nobody), lambda o: losses.squared_error(o, TARGETS, nobody)):
+        value, gradient = jax.value_and_grad(loss)(jnp.asarray(LOGITS))
+        assert float(value) == 0.0
+        np.testing.assert_array_equal(gradient, np.zeros((5, 3)))
+
+
+def test_masked_rows_hold_anything_and_get_no_gradient():
+    values = jnp.where(MASK, 1.0, jnp.nan)
+    assert float(losses.masked_mean(values, MASK)) == 1.0
+    gradient = jax.grad(lambda v: losses.masked_mean(v, MASK))(values)
+    np.testing.assert_allclose(gradient, np.where(MASK, 1 / 3, 0), rtol=1e-6)

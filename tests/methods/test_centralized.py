@@ -1,0 +1,61 @@
+"""Centralised training: a loop over the union, whatever the partition."""
+
+import functools
+
+import chex
+import jax
+import numpy as np
+
+from fedjax_core import parallel, simulation, training
+from methods.centralized import centralized
+from methods.fedavg import fedavg
+from tests import naive, toy
+from tests.methods.test_fedavg import MODEL, divided
+
+UNION = np.unique(np.concatenate(toy.data().train_index))
+
+
+def simulate(build, data, statistics=True):
+    groups = simulation.one_group(build, toy.task(statistics=statistics), data.clients)
+    return simulation.Simulation(groups, data, plan=parallel.Plan(1, 1), dispatch=3)
+
+
+class CentralizedTest(chex.TestCase):
+    def test_equals_a_loop_over_the_union(self):
+        _, _, after = toy.reference("centralized")
+        w = tuple(MODEL.init(naive.stream(0, naive.INIT)))
+        x, y = toy.data().train.x[UNION], toy.data().train.y[UNION]
+        for r in range(2):
+            w = naive.train(MODEL, *w, x, y, naive.client_key(0, r, 0), epochs=2, batch=toy.BATCH, lr=0.1, momentum=0.5)[:2]
+        chex.assert_trees_all_close(tuple(after.server.net), w, atol=5e-6)
+
+    def test_is_fedavg_with_one_client(self):
+        sim = simulate(
+            functools.partial(fedavg, optimizer=training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH), divided(UNION)
+        )
+        state, _ = sim.rounds(sim.init(0), 2)
+        chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("centralized")[2].server.net)
+
+    def test_the_partition_is_irrelevant(self):
+        shuffled = np.random.default_rng(0).permutation(UNION)
+        build = functools.partial(centralized, optimizer=training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
+        sim = simulate(build, divided(shuffled[:20], shuffled[20:23], shuffled[23:]))
+        state, _ = sim.rounds(sim.init(0), 2)
+        chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("centralized")[2].server.net)
+
+    def test_only_the_number_of_epochs_in_all_counts(self):
+        """For plain SGD on full batches, which have no order: 3 rounds of 1 epoch, or 1 round of 3."""
+        ends = []
+        for rounds, epochs in [(3, 1), (1, 3)]:
+            build = functools.partial(centralized, optimizer=training.sgd(0.2), epochs=epochs, batch=len(UNION))
+            sim = simulate(build, toy.data(), statistics=False)
+            state, _ = sim.rounds(sim.init(0), rounds)
+            ends.append(jax.device_get(state.server.net))
+        chex.assert_trees_all_close(*ends, atol=1e-6)
+
+    def test_everyone_takes_part_once(self):
+        """A pooled method has one client, of whatever cohort was asked for, who holds every row and never drops out."""
+        build = functools.partial(centralized, optimizer=training.sgd(0.1), batch=toy.BATCH)
+        sim = simulation.Simulation(toy.groups(build), toy.data(), cohort=3, dropout=0.9, plan=parallel.Plan(1, 1))
+        self.assertEqual((sim.population, sim.cohort, sim.dropout), (1, 1, 0.0))
+        np.testing.assert_array_equal(sim._held_on_host.index[0], UNION)

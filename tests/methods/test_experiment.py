@@ -1,0 +1,162 @@
+"""From a config to a simulation: what is wrong is named, and what is asked for is built."""
+
+import chex
+import jax
+import numpy as np
+from absl.testing import parameterized
+
+from configs import base
+from fedjax_core import parallel
+from fedjax_core.algorithm import Examples
+from methods import experiment
+from tests import toy
+
+
+def config(method=None, **changes):
+    """The base config for the toy data; `changes` by dotted path, with _ _ for the dot."""
+    settings = base.get_config("smoke")
+    settings.method = dict(name="fedavg", epochs=1, batch=4) if method is None else method
+    settings.models = ("mlp(widths=(6,))",)
+    settings.plan.devices = 1
+    for path, value in changes.items():
+        *above, last = path.split("__")
+        place = settings
+        for name in above:
+            place = place[name]
+        place[last] = value
+    return settings
+
+
+def build(*arguments, **changes):
+    return experiment.build(config(*arguments, **changes), toy.data())
+
+
+class ErrorsTest(chex.TestCase):
+    @parameterized.parameters(
+        (ValueError, dict(method=dict(name="fedavgg")), r"unknown method 'fedavgg'; allowed: .*scaffold.* Did you mean 'fedavg'\?"),
+        (ValueError, dict(method=dict(name="main")), "unknown method 'main'"),
+        (
+            TypeError,
+            dict(method=dict(name="fedavg", epoch=3)),
+            r"method 'fedavg' has no option 'epoch'; .* Did you mean 'epochs'\?",
+        ),
+        (TypeError, dict(method=dict(name="fedavg", task=3)), "method 'fedavg' has no option 'task'"),
+        (ValueError, dict(method=dict(name="fedavg", weights="sample")), "weights='sample' is not one of 'samples', 'uniform'"),
+        (ValueError, dict(optimizer__name="sgdd"), r"unknown optimizer 'sgdd'; allowed: sgd, adam\. Did you mean 'sgd'\?"),
+        (
+            TypeError,
+            dict(optimizer__name="adam", optimizer__momentum=0.9),
+            "optimizer 'adam' has no option 'momentum'; it takes: lr",
+        ),
+        (ValueError, dict(optimizer__lr=-1.0), "optimizer.lr=-1.0 must be positive"),
+        (ValueError, dict(models=("mpl",)), r"unknown model 'mpl'.*did you mean 'mlp'\?"),
+        (ValueError, dict(models=("mlp(width=(6,))",)), r"unknown option of mlp 'width'.*did you mean 'widths'\?"),
+        (ValueError, dict(models=("mlp(6)",)), r"'mlp\(6\)' is not of the form name\(key=value, ...\)"),
+        (ValueError, dict(models=()), r"models=\(\) must be at least one, and no more than the 8 clients"),
+        (ValueError, dict(models=("mlp",) * 9), "must be at least one, and no more than the 8 clients"),
+        (
+            ValueError,
+            dict(statistics="locl"),
+            r"unknown statistics 'locl'; allowed: average, local, freeze\. Did you mean 'local'\?",
+        ),
+        (ValueError, dict(cohort__size=9), "cohort=9 is neither"),
+        (ValueError, dict(cohort__fraction=1.5), "cohort=1.5 is neither"),
+        (ValueError, dict(plan__devices=9), "plan.devices=9 is not between 1 and 8"),
+        (ValueError, dict(evaluation__scopes=("owm",)), "evaluation.scopes has 'owm'"),
+        (ValueError, dict(models=("mlp(widths=(6,))", "mlp(widths=(7,))")), "'0: mlp.*' and '1: mlp.*' .* needs one architecture"),
+    )
+    def test_of_one_line(self, kind, changes, message):
+        with self.assertRaisesRegex(kind, message) as caught:
+            build(**changes)
+        self.assertNotIn("\n", str(caught.exception))
+
+    @parameterized.parameters(
+        ("dirichlt(alpha=0.5)", r"dirichlt.*[Dd]id you mean 'dirichlet'\?"),
+        ("dirichlet(alfa=0.5)", r"'alfa'.*[Dd]id you mean 'alpha'\?"),
+        ("dirichlet", "'dirichlet' needs the option 'alpha'"),
+        ("dirichlet(0.5)", "is not of the form name"),
+    )
+    def test_of_the_partition(self, partition, message):
+        with self.assertRaisesRegex((ValueError, TypeError), message):
+            experiment.build(config(data__partition=partition))
+
+    def test_of_the_source(self):
+        with self.assertRaisesRegex((ValueError, TypeError), r"digit.*[Dd]id you mean 'digits'\?"):
+            experiment.build(config(data__source="digit"))
+
+    def test_a_misspelt_field_is_refused_by_the_config_itself(self):
+        with self.assertRaisesRegex((AttributeError, KeyError), "rouns"):
+            config().rouns = 3
+
+
+class BuildTest(chex.TestCase):
+    def test_models_take_turns(self):
+        sim = build(dict(name="fedhe", epochs=1, batch=4), models=("mlp(widths=(6,))", "mlp(widths=(7,))", "mlp(widths=(8,))"))
+        self.assertEqual([g.clients.tolist() for g in sim.groups], [[0, 3, 6], [1, 4, 7], [2, 5]])
+        widths = [jax.eval_shape(g.task.model.init, jax.random.key(0)).params["head"]["kernel"].shape for g in sim.groups]
+        self.assertEqual(widths, [(6, 3), (7, 3), (8, 3)])
+        self.assertEqual([g.task.population for g in sim.groups], [8] * 3)
+
+    def test_settings_arrive(self):
+        sim = build(
+            cohort__size=3,
+            dropout=0.25,
+            plan__chunk=2,
+            plan__hold="host",
+            evaluation__scopes=("own",),
+            evaluation__batch=5,
+            evaluation__clients=4,
+        )
+        self.assertEqual((sim.cohort, sim.dropout, sim.plan, sim.hold), (3, 0.25, parallel.Plan(2, 1), "host"))
+        self.assertEqual(tuple(sim.evaluation), (("own",), 5, 4))
+        self.assertEqual(build(cohort__fraction=0.5).cohort, 4)
+        self.assertEqual(build(cohort__fraction=None).cohort, 8)
+        self.assertEqual(build(plan__devices=None).plan, parallel.choose(3))
+
+    def test_options_reach_method_and_optimizer(self):
+        """Two rounds on the toy data with nothing left at its default."""
+        sim = build(dict(name="fedavg", epochs=2, batch=4, weights="uniform"), optimizer__lr=0.3, optimizer__momentum=0.5)
+        (group,) = sim.groups
+        self.assertEqual(
+            {k: v for k, v in group.build.keywords.items() if k != "optimizer"}, dict(epochs=2, batch=4, weights="uniform")
+        )
+        optimizer = group.build.keywords["optimizer"](0)
+        updates, state = optimizer.update({"w": np.float32(1.0)}, optimizer.init({"w": np.float32(0.0)}))
+        self.assertAlmostEqual(float(updates["w"]), -0.3, places=6)
+        updates, _ = optimizer.update({"w": np.float32(1.0)}, state)
+        self.assertAlmostEqual(float(updates["w"]), -0.45, places=6)
+
+    def test_local_statistics_are_wrapped(self):
+        method = dict(name="fedavg", epochs=1, batch=4)
+        names = {
+            s: list(build(method, statistics=s)._algorithm(0, build(method)._held_on_host, 0).predict)
+            for s in experiment.STATISTICS
+        }
+        self.assertEqual(names, {"average": ["global"], "local": ["personal"], "freeze": ["global"]})
+
+    def test_pooled_methods_are_built(self):
+        self.assertEqual(build(dict(name="centralized", epochs=1, batch=4)).population, 1)
+
+    def test_methods_are_listed_with_their_first_lines(self):
+        names = experiment.names()
+        self.assertContainsSubset({"fedavg", "scaffold", "local", "centralized", "fedhe"}, names)
+        self.assertNotIn("experiment", names)
+        for name, text in names.items():
+            self.assertRegex(text, r"^\w.*\.$|^\w.*", name)
+            self.assertTrue(callable(experiment.method(name)))
+
+
+class ScaleTest(chex.TestCase):
+    def test_pixels_in_units_of_255_by_channel(self):
+        x = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 2)).astype(np.uint8)
+        mean, std = experiment.scale(Examples(x, None))
+        for c in range(2):
+            pixels = x[..., c].astype(np.float64).ravel() / 255
+            self.assertAlmostEqual(mean[c], pixels.sum() / len(pixels))
+            self.assertAlmostEqual(std[c], np.sqrt(((pixels - pixels.mean()) ** 2).mean()))
+
+    def test_floats_as_they_are_and_a_constant_channel_undivided(self):
+        x = np.stack([np.full((5, 3), 2.5), np.arange(15.0).reshape(5, 3)], -1).astype(np.float32)
+        mean, std = experiment.scale(Examples(x, None))
+        np.testing.assert_allclose(mean, [2.5, 7.0])
+        np.testing.assert_allclose(std, [1.0, np.arange(15).std()])
