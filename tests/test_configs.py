@@ -1,0 +1,129 @@
+"""Every config in every variant builds at full size, the round of each `paper` traces, and every `smoke` runs."""
+
+import functools
+import importlib
+import re
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import flags
+from ml_collections import config_flags
+
+from configs import base
+from fedjax_core.data import sources
+from methods import experiment
+
+ROOT = Path(__file__).parents[1]
+NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
+SETS = {  # training rows, test rows, shape, classes of the published sets
+    "mnist": (60_000, 10_000, (28, 28, 1), 10),
+    "cifar10": (50_000, 10_000, (32, 32, 3), 10),
+    "cifar100": (50_000, 10_000, (32, 32, 3), 100),
+} | {f"emnist_{split}": (*rows[0], (28, 28, 1), len(sources.EMNIST_NAMES[split])) for split, rows in sources.EMNIST_ROWS.items()}
+
+
+@functools.cache
+def mocked(kind: str) -> sources.Dataset:
+    """A data set as large as the published one, all black."""
+    train, test, shape, classes = SETS[kind]
+    y = [(np.arange(rows) % classes).astype(np.int32) for rows in (train, test)]
+    x = [np.zeros((rows, *shape), np.uint8) for rows in (train, test)]
+    return sources.from_arrays(x[0], y[0], x[1], y[1], [str(c) for c in range(classes)], name=kind)
+
+
+def load(name, data_dir=None, **options):
+    """`sources.load`, with mock data for the sets that are files."""
+    kind = f"emnist_{options['split']}" if name == "emnist" else name.removeprefix("tfds:")
+    return sources.digits() if kind == "digits" else mocked(kind)
+
+
+def get(name: str, variant: str):
+    return importlib.import_module(f"configs.{name}").get_config(variant)
+
+
+def build(config):
+    """At full size, on one device: the test's eight would hold eight copies of the data."""
+    if config.plan.devices is None:
+        config.plan.devices = 1
+    with mock.patch.object(sources, "load", load):
+        return experiment.build(config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paper_builds_and_its_round_traces_at_full_size(name):
+    config = get(name, "paper")
+    sim = build(config)
+    assert len(sim.data.train.y) >= 50_000  # not the digits
+    shapes = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+    state = jax.eval_shape(sim._init_program, shapes(sim._held_on_host), jax.random.key_data(jax.random.key(0)))
+    new, records = jax.eval_shape(
+        functools.partial(sim._rounds_program, scored=True),  # one round, with the scores that belong to it
+        shapes(sim._held_on_host),
+        state,
+        jax.ShapeDtypeStruct((), jnp.int32),
+    )
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    assert records["cohort"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("variant", ["small", "smoke"])
+def test_the_other_variants_build(name, variant):
+    assert build(get(name, variant)).population >= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke_needs_no_files_and_runs(name, tmp_path):
+    config = get(name, "smoke")
+    assert config.data.source == "digits", "a smoke variant must run anywhere"
+    config.rounds = config.evaluation.every = 2
+    config.plan.devices = 1
+    done = experiment.execute(config, str(tmp_path / "run"), progress=False)
+    assert int(done.state.round) == 2
+    last = [entry["last"] for score, entry in done.summary["metrics"].items() if "accuracy" in score.split("/")]
+    assert last
+    assert max(last) > 0.1
+    assert all(path.exists() for path in done.plots)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_docstring_has_the_command_and_the_variants(name):
+    text = importlib.import_module(f"configs.{name}").__doc__ or ""
+    assert f"python -m methods.main --config=configs/{name}.py --workdir=" in text
+    for variant in base.VARIANTS:
+        assert re.search(rf"\b{variant}\b", text.partition("Variants:")[2]), variant
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_line_takes_it_locked(name):
+    values = flags.FlagValues()
+    arguments = ["main", f"--config={ROOT / 'configs' / name}.py:smoke"]
+    config = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # ml_collections loads files the old way
+        values(arguments)
+    assert config.value.is_locked
+    with pytest.raises(AttributeError, match="lr"):
+        config.value.optimizer.lrr = 1.0
+    with pytest.raises(AttributeError, match="seed"):
+        config.value.sede = 1
+    assert config.value.to_dict() == get(name, "smoke").to_dict()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_variants_are_refused(name):
+    with pytest.raises(ValueError, match="'huge' is not one of paper, small, smoke"):
+        get(name, "huge")
+
+
+def test_every_method_has_a_config_and_a_row_in_the_readme():
+    methods = experiment.names()
+    configured = {get(name, variant).method["name"] for name in NAMES for variant in base.VARIANTS}
+    assert configured == set(methods)
+    rows = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert set(methods) <= rows

@@ -1,0 +1,75 @@
+"""Two hundred rounds: memory stays flat and nothing is traced again, although every round has another cohort."""
+
+import gc
+import os
+import tracemalloc
+from pathlib import Path
+
+import chex
+import jax
+import pytest
+
+from tests import toy
+
+WARM, ROUNDS, EVERY = 60, 200, 10
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def traces(sim) -> list[int]:
+    """How many versions of each of its programs were compiled."""
+    programs = [sim._many, sim._scored, sim._global, sim._draw, *sim._host_round.values(), *sim._clients, *sim._prepare]
+    return [program._cache_size() for program in programs]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("fedavg", {"plan": (1, 2)}), ("fedhe_mixed", {}), ("scaffold", {"hold": "host", "dropout": 0.2})],
+    ids=["fedavg on two devices", "fedhe with two architectures", "scaffold on the host"],
+)
+def test_memory_is_flat_and_nothing_is_traced_again(name, settings):
+    sim = toy.simulate(name, dispatch=EVERY, **settings)
+    state = sim.init(0)
+    cohorts = set()
+
+    def run(rounds):
+        nonlocal state
+        for _ in range(0, rounds, EVERY):
+            state, records = sim.rounds(state, EVERY)
+            sim.evaluate(state)
+            cohorts.update((record["train/loss"], record["cohort"]) for record in records)
+
+    run(WARM)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        run(EVERY)
+        gc.collect()
+        before, seen = (resident(), len(jax.live_arrays()), tracemalloc.get_traced_memory()[0], traces(sim)), len(cohorts)
+        run(ROUNDS - WARM - EVERY)
+        gc.collect()
+        after = resident(), len(jax.live_arrays()), tracemalloc.get_traced_memory()[0], traces(sim)
+    finally:
+        tracemalloc.stop()
+    assert int(state.round) == ROUNDS
+    assert len(cohorts) - seen > 100  # the rounds were different ones
+    assert after[1] <= before[1], f"{after[1] - before[1]} more live arrays"
+    assert after[2] - before[2] < 300_000, f"{after[2] - before[2]} more bytes of Python objects"  # jax's caches fill up to 150,000
+    assert after[0] - before[0] < 10_000_000, f"{after[0] - before[0]} more bytes resident"
+    assert after[3] == before[3]
+
+
+def test_the_round_is_traced_once():
+    """Rounds by one and by several, with evaluations between: one trace serves all."""
+    sim = toy.simulate("fedavg")
+    sim._rounds_program = chex.assert_max_traces(sim._rounds_program, n=1)
+    sim.use(sim.plan)
+    state = sim.init(0)
+    for count in (1, 2, 5, 1):
+        state, _ = sim.rounds(state, count)
+        sim.evaluate(state)
+    assert int(state.round) == 9
+    chex.clear_trace_counter()

@@ -1,0 +1,86 @@
+"""What gets installed: every package, no needless ceilings on versions, and no other framework."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = ("fedjax_core", "methods", "configs")
+CORE = [Requirement(text) for text in PROJECT["project"]["dependencies"]]
+EXTRAS = {
+    name: [Requirement(text) for text in requirements] for name, requirements in PROJECT["project"]["optional-dependencies"].items()
+}
+
+
+def test_every_package_is_installed():
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    folders = {str(path.parent.relative_to(ROOT)) for path in files}
+    assert folders >= {"fedjax_core", "fedjax_core/nn", "fedjax_core/data", "methods", "configs"}
+    assert {name.replace(".", "/") for name in PROJECT["tool"]["setuptools"]["packages"]} == folders
+    assert [name for name in folders if not (ROOT / name / "__init__.py").exists()] == []
+    assert [str(path) for path in files if path.suffix != ".py"] == [], "other files need a line of package-data"
+
+
+@pytest.mark.parametrize(
+    "requirement", [*CORE, *(r for name, extra in EXTRAS.items() if name != "reference" for r in extra)], ids=str
+)
+def test_versions_have_floors_and_no_ceilings(requirement):
+    operators = {specifier.operator for specifier in requirement.specifier}
+    assert operators <= {">="}, "a ceiling makes an install rot"
+    if requirement in CORE:
+        assert operators == {">="}, "without a floor an old version may be taken that does not work"
+
+
+def test_the_core_needs_no_other_framework():
+    assert not {r.name.lower() for r in CORE} & {"tensorflow", "tensorflow-cpu", "torch", "keras", "clu", "tf-nightly"}
+
+
+def test_what_is_imported_is_required():
+    """At any depth of the code. Names differ between import and index for few."""
+    index = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint", "ml_collections": "ml-collections", "PIL": "pillow"}
+    index |= {"tensorflow_datasets": "tensorflow-datasets", "array_record": "array-record", "tensorboardX": "tensorboardx"}
+    through = {"absl": "ml-collections", "jaxlib": "jax"}  # requirements of a requirement, which cannot do without
+    required = {r.name.lower() for r in CORE}
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for top in {name.split(".")[0] for name in names} - set(PACKAGES) - set(sys.stdlib_module_names):
+                assert index.get(top, through.get(top, top)).lower() in required, f"{path.relative_to(ROOT)} imports {top}"
+
+
+def test_importing_is_quick_and_pulls_no_other_framework():
+    """In an interpreter of its own; every module but main, whose flags are the command line's."""
+    names = sorted(
+        str(path.relative_to(ROOT)).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    )
+    code = "\n".join(
+        ["import sys", *(f"import {name}" for name in names), "print(*sorted({m.split('.')[0] for m in sys.modules}))"]
+    )
+    before = os.times()
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    loaded = set(done.stdout.split())
+    assert {"jax", "flax", "fedjax_core", "methods"} <= loaded
+    assert not loaded & {"tensorflow", "torch", "keras", "transformers", "clu", "pytest"}
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert spent < 10, f"{spent:.1f} s of computing"  # about two on an idle machine
+
+
+def test_readme_installs_what_is_there():
+    text = (ROOT / "README.md").read_text()
+    for extras in re.findall(r"\[([\w,-]+)\]", " ".join(re.findall(r"pip install[^\n]*", text))):
+        for extra in extras.split(","):
+            assert extra in EXTRAS, extra
