@@ -1,5 +1,9 @@
 """Who takes part: sampling, dropout, and where the clients' states are kept."""
 
+import math
+import mmap
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,7 +92,7 @@ class HostStore:
     """
 
     def __init__(self, n: int, like: PyTree):
-        self.rows = jax.tree.map(lambda s: np.zeros((n, *s.shape), s.dtype), like)  # pages are mapped when first written
+        self.rows = jax.tree.map(lambda s: _zeros((n, *s.shape), s.dtype), like)
         self.touched = np.zeros(n, bool)
 
     def read(self, places: np.ndarray) -> tuple[PyTree, np.ndarray]:
@@ -113,3 +117,13 @@ class HostStore:
         self.touched[:] = False
         there = np.ones(len(packed["places"]), bool)
         self.write(np.asarray(packed["places"]), jax.tree.map(np.asarray, packed["rows"]), there)
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros whose pages cost nothing until they are written, even if there are more of them than memory."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if sys.platform != "linux" or not size:
+        return np.zeros(shape, dtype)
+    unreserved = getattr(mmap, "MAP_NORESERVE", 0x4000)  # or the kernel refuses at once what could never be filled
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved)
+    return np.frombuffer(memory, dtype).reshape(shape)

@@ -1,5 +1,7 @@
 """Who takes part, and where states are kept."""
 
+import sys
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -117,6 +119,15 @@ class StoreTest(chex.TestCase):
         np.testing.assert_array_equal(touched[:3], [True, False, True])
         np.testing.assert_array_equal(read["b"][[0, 2]], [8, 7])
         np.testing.assert_array_equal(read["a"][[0, 2]], [[3, 4], [1, 2]])
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only there pages are reserved without memory")
+    def test_states_of_more_clients_than_memory_holds(self):
+        store = cohort.HostStore(100_000, {"w": jax.ShapeDtypeStruct((784, 200, 2), jnp.float32)})  # 125 GB, were they all touched
+        rows = {"w": np.ones((2, 784, 200, 2), np.float32)}
+        store.write(np.array([99_999, 7]), rows, np.array([True, True]))
+        read, touched = store.read(np.array([7, 50_000]))
+        np.testing.assert_array_equal(touched, [True, False])
+        np.testing.assert_array_equal(read["w"][0], 1)
 
     def test_packing_round_trip(self):
         like = {"a": jax.ShapeDtypeStruct((2,), jnp.float32)}
