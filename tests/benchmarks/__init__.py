@@ -1,0 +1,1 @@
+"""Speed, measured: `python -m tests.benchmarks` (see `__main__.py`). Not collected by pytest."""

@@ -1,0 +1,3 @@
+"""Peers import what only their own environments have."""
+
+collect_ignore_glob = ["peers/*"]

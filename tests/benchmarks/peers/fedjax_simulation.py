@@ -1,0 +1,123 @@
+"""FedJAX's release: `python -m tests.benchmarks.peers.fedjax_simulation '{"workload": "a"}'`.
+
+With "pmap" its pmap backend, over as many simulated devices; else its jit backend. Batch normalisation normalises by the batch and
+keeps no running statistics, for which this framework's models have no place.
+"""
+
+import json
+import os
+import sys
+from importlib import metadata
+
+OPTIONS = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+if OPTIONS.get("pmap"):
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={OPTIONS['pmap']}"
+
+import fedjax  # noqa: E402 - after the number of devices is set
+import haiku as hk  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+
+from tests.benchmarks import protocol  # noqa: E402
+from tests.benchmarks.workloads import SEED, WORKLOADS  # noqa: E402
+
+
+def norm(x):
+    """Batch normalisation in training."""
+    return hk.BatchNorm(True, True, 0.9, eps=1e-5)(x, is_training=True)
+
+
+def block(x, width, stride):
+    """Two 3x3 convolutions beside a shortcut."""
+    y = jax.nn.relu(norm(hk.Conv2D(width, 3, stride, padding=(1, 1), with_bias=False)(x)))
+    y = norm(hk.Conv2D(width, 3, padding=(1, 1), with_bias=False)(y))
+    if stride > 1 or x.shape[-1] != width:
+        x = norm(hk.Conv2D(width, 1, stride, padding="VALID", with_bias=False)(x))
+    return jax.nn.relu(x + y)
+
+
+def network(workload):
+    """The workload's network, a haiku function of a batch."""
+
+    def forward(batch):
+        x = batch["x"]
+        if workload.model == "mlp":
+            return hk.nets.MLP((*workload.options["widths"], workload.classes))(x)
+        if workload.model == "cnn":
+            rate = workload.options.get("dropout", 0.0)
+            drop = (lambda x: hk.dropout(hk.next_rng_key(), rate, x)) if rate else (lambda x: x)
+            for width in (32, 64):
+                x = jax.nn.relu(hk.Conv2D(width, 3, padding="VALID")(x))
+            x = hk.Flatten()(hk.MaxPool((1, 2, 2, 1), (1, 2, 2, 1), "VALID")(x))
+            return hk.Linear(workload.classes)(drop(jax.nn.relu(hk.Linear(128)(drop(x)))))
+        if workload.options.get("stem") == "imagenet":
+            x = jax.nn.relu(norm(hk.Conv2D(64, 7, 2, padding=(3, 3), with_bias=False)(x)))
+            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
+            x = hk.MaxPool((1, 3, 3, 1), (1, 2, 2, 1), "VALID")(x)
+        else:
+            x = jax.nn.relu(norm(hk.Conv2D(64, 3, padding=(1, 1), with_bias=False)(x)))
+        for stage in range({"resnet8": 3, "resnet10": 4}[workload.model]):
+            x = block(x, 64 << stage, 2 if stage else 1)
+        return hk.Linear(workload.classes)(x.mean((1, 2)))
+
+    return (
+        hk.without_state(hk.transform_with_state(lambda batch: forward(batch))) if workload.model == "mlp" else _stateless(forward)
+    )
+
+
+def _stateless(forward):
+    """Like `hk.transform`, with running statistics thrown away."""
+    both = hk.transform_with_state(forward)
+    empty = {}
+
+    def init(rng, batch):
+        params, state = both.init(rng, batch)
+        empty["state"] = jax.tree_util.tree_map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(lambda: state))
+        return params
+
+    def apply(params, rng, batch):
+        return both.apply(params, empty["state"], rng, batch)[0]
+
+    return hk.Transformed(init, apply)
+
+
+def main(options):
+    """Warms up and serves."""
+    workload = WORKLOADS[options["workload"]]
+    if options.get("pmap"):
+        fedjax.set_for_each_client_backend("pmap")
+    x, y = workload.data()
+    clients = {b"%06d" % i: {"x": x[rows], "y": y[rows]} for i, rows in enumerate(workload.index())}
+    sample = {"x": x[:1], "y": y[:1]}
+    transformed = network(workload)
+    with jax.disable_jit(False):
+        params = transformed.init(jax.random.PRNGKey(SEED), sample)
+    model = fedjax.create_model_from_haiku(
+        transformed, sample, lambda batch, out: fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], out)
+    )
+    algorithm = fedjax.algorithms.fed_avg.federated_averaging(
+        fedjax.model_grad(model),
+        fedjax.optimizers.sgd(workload.lr),
+        fedjax.optimizers.sgd(1.0),
+        fedjax.ShuffleRepeatBatchHParams(batch_size=workload.batch, num_epochs=workload.epochs),
+    )
+    sampler = fedjax.client_samplers.UniformGetClientSampler(
+        fedjax.InMemoryFederatedData(clients), num_clients=workload.cohort, seed=SEED
+    )
+    held = [algorithm.init(params)]
+
+    def run(rounds):
+        for _ in range(rounds):
+            held[0], _ = algorithm.apply(held[0], sampler.sample())
+        jax.block_until_ready(held[0].params)
+
+    run(workload.rounds)
+    protocol.serve(
+        run,
+        versions={name: metadata.version(name) for name in ("fedjax", "jax", "dm-haiku")},
+        backend="pmap" if options.get("pmap") else "jit",
+    )
+
+
+if __name__ == "__main__":
+    main(OPTIONS)

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Makes the peers' environments under build/peers, from the pins beside this file. Each takes another; PYTHON is 3.11.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+place="$here/../../../build/peers"
+mkdir -p "$place"
+for peer in ${*:-torch fedjax pfl flower}; do
+  echo "$peer"
+  "${PYTHON:-python3.11}" -m venv "$place/$peer"
+  if [ "$peer" != fedjax ]; then # torch first, so that nothing else chooses its build
+    "$place/$peer/bin/pip" install -q ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r "$here/torch.txt"
+  fi
+  "$place/$peer/bin/pip" install -q -r "$here/$peer.txt"
+done

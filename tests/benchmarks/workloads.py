@@ -1,0 +1,224 @@
+"""What is measured, each workload declared once. NumPy only: the peers read this too, each in its own environment."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One federated round's work. FLOP are multiply-adds counted twice, of convolutions and matrix products alone.
+
+    Attributes:
+      name: how the command line and the report call it.
+      title: one line for the report.
+      model: "mlp", "cnn", "resnet8", "resnet10" or "prompts" (a frozen transformer with prompts per client).
+      shape: of one example.
+      classes: K.
+      population: N clients, every one with the same number of examples.
+      cohort: C of them in each round.
+      examples: of one client.
+      batch: B.
+      epochs: local passes.
+      lr: of plain SGD.
+      rounds: in one measurement.
+      options: of the model.
+      method: a file of `methods/`.
+      hold: where client states are kept.
+      rows: of the data set; clients share rows if it has fewer than population * examples. None: each has its own.
+      peers: who can do it too.
+    """
+
+    name: str
+    title: str
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    population: int
+    cohort: int
+    examples: int
+    batch: int
+    epochs: int = 1
+    lr: float = 0.05
+    rounds: int = 1
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    method: str = "fedavg"
+    hold: str = "device"
+    rows: int | None = None
+    peers: tuple[str, ...] = ("torch", "fedjax", "pfl", "flower")
+
+    @property
+    def steps(self) -> int:
+        """Local steps of one client in a round."""
+        return self.epochs * math.ceil(self.examples / self.batch)
+
+    @property
+    def seen(self) -> int:
+        """Training examples of one round."""
+        return self.cohort * self.examples * self.epochs
+
+    @property
+    def flop(self) -> float:
+        """Of one round's training: forward, and backward twice that (once where nothing behind it is trained)."""
+        return self.seen * forward_flop(self) * (2 if self.model == "prompts" else 3)
+
+    def index(self) -> np.ndarray:
+        """[N, examples]: the rows of each client."""
+        rows = self.rows or self.population * self.examples
+        return (np.arange(self.population * self.examples) % rows).reshape(self.population, self.examples)
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """Synthetic (x [rows, ...] float32, y [rows] int32); images are [H, W, channels]."""
+        rng = np.random.default_rng(SEED)
+        rows = self.rows or self.population * self.examples
+        return rng.standard_normal((rows, *self.shape), np.float32), rng.integers(0, self.classes, rows).astype(np.int32)
+
+
+PROMPTS = {"patch": 4, "width": 192, "depth": 4, "heads": 3, "prompts": 8}
+_MLP = {"model": "mlp", "shape": (784,), "classes": 10, "examples": 60, "batch": 10, "options": {"widths": (200, 200)}, "lr": 0.1}
+_CIFAR = {"shape": (32, 32, 3), "classes": 10}
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("a", "784-200-200-10, 100 of 1,000 clients x 60, batch 10", population=1000, cohort=100, rounds=5, **_MLP),
+        Workload(
+            "b",
+            "ResNet-8 (3x3 stem), 32x32x3, 8 of 20 clients x 500, batch 100",
+            model="resnet8",
+            population=20,
+            cohort=8,
+            examples=500,
+            batch=100,
+            **_CIFAR,
+        ),
+        Workload(
+            "b4",
+            "ResNet-8 (3x3 stem), 32x32x3, 4 of 20 clients x 200, batch 100 (a fifth of b)",
+            model="resnet8",
+            population=20,
+            cohort=4,
+            examples=200,
+            batch=100,
+            **_CIFAR,
+        ),
+        Workload(
+            "c",
+            "CNN (conv 32, conv 64, pool, dense 128), 28x28x1, 62 classes, 20 of 100 clients x 5 steps x batch 20",
+            model="cnn",
+            shape=(28, 28, 1),
+            classes=62,
+            population=100,
+            cohort=20,
+            examples=100,
+            batch=20,
+        ),
+        Workload(
+            "c10",
+            "that CNN with dropout 0.25, 32x32x3, 50 of 1,000 clients x 50, batch 10 (pfl-research's CIFAR-10 workload)",
+            model="cnn",
+            population=1000,
+            cohort=50,
+            examples=50,
+            batch=10,
+            lr=0.1,
+            options={"dropout": 0.25},
+            **_CIFAR,
+        ),
+        Workload(
+            "d",
+            "ResNet-10 (7x7 stem), 100 classes, 4 of 40 clients x 500, batch 100 (FedPFT's round: all 40 clients, 5 epochs)",
+            model="resnet10",
+            shape=(32, 32, 3),
+            classes=100,
+            population=40,
+            cohort=4,
+            examples=500,
+            batch=100,
+            options={"stem": "imagenet"},
+        ),
+        *(
+            Workload(
+                f"e{cohort}",
+                f"784-200-200-10, {cohort:,} of 10,000 clients x 60, batch 10",
+                population=10_000,
+                cohort=cohort,
+                rounds=max(1, 1000 // cohort),
+                rows=60_000,
+                peers=(),
+                **_MLP,
+            )
+            for cohort in (10, 100, 1000, 10_000)
+        ),
+        *(
+            Workload(
+                f"f{population}",
+                f"SCAFFOLD on 784-200-200-10, control variates on the host, 100 of {population:,} clients x 60, batch 10",
+                population=population,
+                cohort=100,
+                rounds=5,
+                rows=60_000,
+                method="scaffold",
+                hold="host",
+                peers=(),
+                **_MLP,
+            )
+            for population in (1000, 100_000)
+        ),
+        Workload(
+            "g",
+            "frozen transformer (4 layers, width 192), 8 prompts and a head per client, 8 of 100 clients x 40, batch 20",
+            model="prompts",
+            shape=(32, 32, 3),
+            classes=10,
+            population=100,
+            cohort=8,
+            examples=40,
+            batch=20,
+            options=PROMPTS,
+            method="local",
+            peers=("torch",),
+        ),
+    )
+}
+
+
+def forward_flop(workload: Workload) -> float:
+    """FLOP of one example's way through the network."""
+    if workload.model == "mlp":
+        sizes = (math.prod(workload.shape), *workload.options["widths"], workload.classes)
+        return sum(2.0 * a * b for a, b in itertools.pairwise(sizes))
+    if workload.model == "cnn":
+        height, width, channels = workload.shape
+        first = (height - 2) * (width - 2) * 9 * channels * 32
+        second = (height - 4) * (width - 4) * 9 * 32 * 64
+        pooled = ((height - 4) // 2) * ((width - 4) // 2) * 64
+        return 2.0 * (first + second + pooled * 128 + 128 * workload.classes)
+    if workload.model == "prompts":
+        o, d = workload.options, workload.options["width"]
+        patches = (workload.shape[0] // o["patch"]) * (workload.shape[1] // o["patch"])
+        tokens = 1 + o["prompts"] + patches
+        layer = tokens * 12 * d * d + 2 * tokens * tokens * d
+        return 2.0 * (patches * o["patch"] ** 2 * workload.shape[2] * d + o["depth"] * layer + d * workload.classes)
+    return _resnet(workload)
+
+
+def _resnet(workload: Workload) -> float:
+    size, channels = workload.shape[0], workload.shape[2]
+    pooled = workload.options.get("stem") == "imagenet"
+    kernel, size = (7, size // 2) if pooled else (3, size)
+    total = size * size * kernel * kernel * channels * 64
+    size = size // 2 if pooled else size
+    channels = 64
+    for stage in range({"resnet8": 3, "resnet10": 4}[workload.model]):
+        width = 64 << stage
+        size = -(-size // 2) if stage else size
+        total += size * size * 9 * (channels * width + width * width)
+        total += size * size * channels * width if stage else 0
+        channels = width
+    return 2.0 * (total + channels * workload.classes)
