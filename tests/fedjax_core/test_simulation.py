@@ -301,8 +301,7 @@ class FirstTest(chex.TestCase):
 def naive_score(model, net, x, y):
     """(accuracy, loss), one example at a time."""
     right, loss = 0, 0.0
-    for row, label in zip(x, y, strict=True):
-        logits = np.asarray(model.apply(net, row[None])[0]["logits"][0], np.float64)
+    for logits, label in zip(np.asarray(model.apply(net, x)[0]["logits"], np.float64), y, strict=True):
         right += int(logits.argmax() == label)
         loss += np.log(np.exp(logits).sum()) - logits[label]
     return right / len(y), loss / len(y)

@@ -13,7 +13,7 @@ from tests import toy
 
 
 def config(method=None, **changes):
-    """The base config for the toy data; `changes` by dotted path, with _ _ for the dot."""
+    """The base config for the toy data; `changes` by dotted path, with two underscores for the dot."""
     settings = base.get_config("smoke")
     settings.method = dict(name="fedavg", epochs=1, batch=4) if method is None else method
     settings.models = ("mlp(widths=(6,))",)
@@ -84,10 +84,6 @@ class ErrorsTest(chex.TestCase):
         with self.assertRaisesRegex((ValueError, TypeError), r"digit.*[Dd]id you mean 'digits'\?"):
             experiment.build(config(data__source="digit"))
 
-    def test_a_misspelt_field_is_refused_by_the_config_itself(self):
-        with self.assertRaisesRegex((AttributeError, KeyError), "rouns"):
-            config().rouns = 3
-
 
 class BuildTest(chex.TestCase):
     def test_models_take_turns(self):
@@ -114,24 +110,21 @@ class BuildTest(chex.TestCase):
         self.assertEqual(build(plan__devices=None).plan, parallel.choose(3))
 
     def test_options_reach_method_and_optimizer(self):
-        """Two rounds on the toy data with nothing left at its default."""
         sim = build(dict(name="fedavg", epochs=2, batch=4, weights="uniform"), optimizer__lr=0.3, optimizer__momentum=0.5)
         (group,) = sim.groups
-        self.assertEqual(
-            {k: v for k, v in group.build.keywords.items() if k != "optimizer"}, dict(epochs=2, batch=4, weights="uniform")
-        )
-        optimizer = group.build.keywords["optimizer"](0)
+        options = dict(group.build.keywords)
+        optimizer = options.pop("optimizer")(0)
+        self.assertEqual(options, dict(epochs=2, batch=4, weights="uniform"))
         updates, state = optimizer.update({"w": np.float32(1.0)}, optimizer.init({"w": np.float32(0.0)}))
         self.assertAlmostEqual(float(updates["w"]), -0.3, places=6)
         updates, _ = optimizer.update({"w": np.float32(1.0)}, state)
         self.assertAlmostEqual(float(updates["w"]), -0.45, places=6)
 
     def test_local_statistics_are_wrapped(self):
-        method = dict(name="fedavg", epochs=1, batch=4)
-        names = {
-            s: list(build(method, statistics=s)._algorithm(0, build(method)._held_on_host, 0).predict)
-            for s in experiment.STATISTICS
-        }
+        names = {}
+        for statistics in experiment.STATISTICS:
+            (group,) = build(statistics=statistics).groups
+            names[statistics] = list(group.build(group.task).predict)
         self.assertEqual(names, {"average": ["global"], "local": ["personal"], "freeze": ["global"]})
 
     def test_pooled_methods_are_built(self):
@@ -142,7 +135,7 @@ class BuildTest(chex.TestCase):
         self.assertContainsSubset({"fedavg", "scaffold", "local", "centralized", "fedhe"}, names)
         self.assertNotIn("experiment", names)
         for name, text in names.items():
-            self.assertRegex(text, r"^\w.*\.$|^\w.*", name)
+            self.assertRegex(text, r"^\w.+\.$", name)
             self.assertTrue(callable(experiment.method(name)))
 
 
