@@ -112,4 +112,8 @@ if __name__ == "__main__":
         flags.FLAGS.mark_as_parsed()
         print(f"{usage()}\n\nFlags:\n{flags.FLAGS.main_module_help()}")  # noqa: T201
         sys.exit(0)
-    sys.exit(main(sys.argv))
+    exit_status = main(sys.argv)
+    if exit_status == 1 and _COORDINATOR.value:  # the others may wait for this process: leave without waiting for them
+        sys.stderr.flush()
+        os._exit(exit_status)
+    sys.exit(exit_status)

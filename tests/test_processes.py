@@ -62,3 +62,14 @@ def test_two_processes_agree_with_one(launcher, place, name, stops):
         assert mine.keys() == theirs.keys()
         np.testing.assert_allclose(list(mine.values()), list(theirs.values()), atol=1e-4, rtol=1e-4)
     assert leaves(both, ROUNDS).keys() == leaves(one, ROUNDS).keys()
+
+
+def test_an_error_of_one_process_ends_both(launcher, place):
+    """What only process 0 meets, such as a directory that it cannot have, must not leave the other one waiting."""
+    file = place / "file"
+    file.write_text("mine")
+    first, second = together(launcher, f"--config={place / 'fedavg'}.py", f"--workdir={file}")
+    assert first.status == 1
+    assert first.err == f"error: cannot make the run directory {file}: it is a file; give a directory\n"
+    assert second.status != 0
+    assert file.read_text() == "mine"
