@@ -106,8 +106,8 @@ class BatchNorm(nnx.Module):
     def _move(self, mean: Array, var: Array, n: Array) -> None:
         rate = jnp.where(n > 0, 1 - MOMENTUM, 0.0)
         unbiased = var * n / jnp.maximum(n - 1, 1)
-        self.mean[...] += rate * (mean - self.mean[...])
-        self.var[...] += rate * (unbiased - self.var[...])
+        self.mean.set_value(self.mean[...] + rate * (mean - self.mean[...]))  # "+=" would compare shardings, which is slow to trace
+        self.var.set_value(self.var[...] + rate * (unbiased - self.var[...]))
 
 
 class GroupNorm(nnx.Module):
