@@ -21,8 +21,9 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] (made at import)
 from tensorboardX.record_writer import RecordWriter
 from tensorboardX.summary import scalar
@@ -335,6 +336,32 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if seconds > compiling:
         speed |= {f"{name}_per_second": count / (seconds - compiling) for name, count in counts.items() if count}
     return speed
+
+
+class Series(NamedTuple):
+    """A score over the rounds that have it: two arrays of one length."""
+
+    rounds: np.ndarray
+    values: np.ndarray
+
+
+def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
+    """A run's records by score.
+
+    >>> history([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.5, "test/global/accuracy": 0.75}])["train/loss"]
+    Series(rounds=array([1, 2]), values=array([2. , 1.5]))
+    """
+    names = dict.fromkeys(name for record in records for name in record if name != "round")
+    found = {name: [(record["round"], record[name]) for record in records if _is_score(record.get(name))] for name in names}
+    return {name: Series(*map(np.array, zip(*pairs, strict=True))) for name, pairs in found.items() if pairs}
+
+
+def one_line(error: BaseException | str) -> str:
+    """What an error says, as one line."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror + (f": {error.filename}" if error.filename else "")
+    return " ".join(text.split()) or type(error).__name__
 
 
 def table(summary: Mapping[str, Any]) -> str:

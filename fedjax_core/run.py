@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from fedjax_core import parallel, plots, report
 from fedjax_core.checkpoint import Checkpoints
 from fedjax_core.data import federated
 from fedjax_core.simulation import Diverged, Simulation, State
-from fedjax_core.workdir import CHECKPOINTS, WorkDir
+from fedjax_core.workdir import CHECKPOINTS, METRICS, WorkDir, read_jsonl
 
 MAY_DIFFER = ("rounds", "plan", "checkpoint", "evaluation.targets", "evaluation.last_k")  # on resume
 DISPATCH_SECONDS = 2.0  # how long Ctrl-C may have to wait
@@ -34,11 +34,13 @@ class Finished(NamedTuple):
       state: after the last round.
       summary: of all records (`report.summarise`), also in summary.json.
       plots: paths of the files drawn.
+      history: each score over the rounds, ready to plot: `axes.plot(*history["test/global/accuracy"])`.
     """
 
     state: State
     summary: dict[str, Any]
     plots: list
+    history: dict[str, report.Series]
 
 
 def run(
@@ -56,6 +58,7 @@ def run(
     record: Mapping[str, Any] | None = None,
     chosen_plan: bool = False,
     progress: bool | None = None,
+    console: Callable[[str], None] | None = None,
 ) -> Finished:
     """Runs a simulation to its last round, resuming what the directory holds.
 
@@ -75,9 +78,10 @@ def run(
       record: more to write into run.json, such as convolution forms; must be the same on resume.
       chosen_plan: the simulation's plan was set by the user, so it is kept even if the directory has another.
       progress: see `report.Reporter`.
+      console: see `report.Reporter`.
 
     Returns:
-      The final state, the summary and the plots.
+      The final state, the summary, the plots and the history.
 
     Raises:
       ValueError: a setting is out of range; the directory holds something else, or this run on other data.
@@ -93,7 +97,7 @@ def run(
     if before is not None and before > rounds:  # said before anything in the directory changes
         raise ValueError(f"rounds={rounds}, but {directory} holds a run of {before} rounds already")
     with _opened(directory, config) as workdir:
-        reporter = report.Reporter(workdir, rounds, progress=progress, targets=targets, last_k=last_k)
+        reporter = report.Reporter(workdir, rounds, progress=progress, targets=targets, last_k=last_k, console=console)
         _same_data(simulation, workdir)
         _take_up_plan(simulation, workdir, chosen_plan, reporter)
         _same_settings(workdir, record or {})
@@ -105,7 +109,7 @@ def run(
                 done, state = 0, simulation.init(seed)
             else:
                 reporter.say(f"resuming {directory} after round {latest}")
-                done, state = latest, _restored(simulation, checkpoints, latest)
+                done, state = latest, restored(simulation, checkpoints, latest)
             reporter.resume(done)
             saved, at = done, time.monotonic()
             pace = 0.0  # seconds a round
@@ -135,12 +139,12 @@ def run(
                 if stopping and done < rounds:
                     raise Interrupted(f"stopped after round {done}; the same command resumes from there")
             reporter.note(peak_memory_bytes=_peak_memory(simulation))
-            summary, drawn = reporter.close(), []
+            summary, drawn, history = reporter.close(), [], {}
             if workdir.writer:
-                drawn = plots.run_plots(workdir.path)
+                drawn, history = plots.run_plots(workdir.path), report.history(read_jsonl(workdir.path / METRICS))
                 reporter.say(report.table(summary))
                 reporter.say(f"plots    {drawn[0].parent}")
-            return Finished(state, summary, drawn)
+            return Finished(state, summary, drawn, history)
 
 
 def _opened(directory: str, config: Mapping[str, Any]) -> WorkDir:
@@ -206,9 +210,10 @@ def _record_plan(simulation: Simulation, workdir: WorkDir) -> None:
         workdir.record("plan", simulation.plan._asdict())
 
 
-def _restored(simulation: Simulation, checkpoints: Checkpoints, latest: int) -> State:
-    touched = checkpoints.record(latest)["touched"]
-    saved, _ = checkpoints.restore(latest, simulation.like(touched))
+def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> State:
+    """The state of a simulation after the round `done`, from the checkpoint that `run` left."""
+    touched = checkpoints.record(done)["touched"]
+    saved, _ = checkpoints.restore(done, simulation.like(touched))
     return simulation.restore(saved)
 
 

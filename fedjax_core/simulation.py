@@ -85,6 +85,23 @@ class Evaluation(NamedTuple):
     clients: int | None = None
 
 
+class View(NamedTuple):
+    """One client at one moment.
+
+    Attributes:
+      client: its id.
+      task: its group's task at this round.
+      holds: by model's name, the (sent, client state) that it predicts with: after the newest broadcast, and but for "global"
+        personalised, if the method does that before scoring.
+      predict: (model's name, what it predicts with, x) -> {"logits": [B, K], "features": [B, D]}; compiled once per shape.
+    """
+
+    client: int
+    task: Task
+    holds: dict[str, tuple[PyTree, PyTree]]
+    predict: Callable[[str, tuple[PyTree, PyTree], PyTree], dict[str, Array]]
+
+
 class Held(NamedTuple):
     """Arrays that all rounds read and none changes: arguments of every program, never constants in it.
 
@@ -230,6 +247,8 @@ class Simulation:
         self._prepare = [jit(functools.partial(self._prepare_program, g)) for g in range(len(self.groups))]
         self._global = jit(self._global_program)
         self._clients = [jit(functools.partial(self._clients_program, g)) for g in range(len(self.groups))]
+        self._view = [jit(functools.partial(self._view_program, g)) for g in range(len(self.groups))]
+        self._predict = [jit(functools.partial(self._predict_program, g), static_argnums=2) for g in range(len(self.groups))]
 
     def _key(self, key: Array, stream: str, round: Array | int) -> Array:  # noqa: A002
         return jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(key), STREAMS[stream]), round)
@@ -519,14 +538,11 @@ class Simulation:
             rows = self._first(g, held, initial, state.key, ids, rows, touched)
 
         def one(shared, entry):
-            (held, server, round, key), (i, client) = shared, entry  # noqa: A001
+            (held, _, round, _), (i, client) = shared, entry  # noqa: A001
             algorithm = self._algorithm(g, held, round)
             there = i < self.population
             i = jnp.minimum(i, self.population - 1)
-            plain = personal = algorithm.broadcast(server, i), client
-            if algorithm.personalise is not None:
-                data = ClientData(held.train, held.index[i], jnp.where(there, held.size[i], 0))
-                personal = algorithm.personalise(*plain, data, jax.random.fold_in(self._key(key, "personalise", round), i))
+            plain, personal = self._holdings(algorithm, shared, i, client, jnp.where(there, held.size[i], 0))
             predictors = _predictors(algorithm, plain, personal)
             scores = {}
             if "own" in self.evaluation.scopes:
@@ -581,6 +597,44 @@ class Simulation:
         self._stores[g].write(places, jax.device_get(rows), places < len(self.groups[g].clients))
         return state
 
+    def view(self, state: State, client: int) -> View:
+        """What one client holds, and its models: for analyses, outside of rounds.
+
+        Raises:
+          ValueError: there is no such client.
+        """
+        if not 0 <= client < self.population:
+            raise ValueError(f"client {client} is not one of 0 ... {self.population - 1}")
+        g = next(g for g, group in enumerate(self.groups) if client in group.clients)
+        places, rows = self._rows(state, g, np.array([client], np.int32))
+        touched, initial = np.zeros(1, bool), state.server
+        if self._stores is not None:
+            touched, initial = self._stores[g].read(places)[1], self._initial_server
+        ids = self.put(np.array([client], np.int32))
+        plain, personal = self._view[g](self.held, state, initial, ids, rows, self.put(touched))
+        names = self._algorithm(g, self._held_on_host, 0).predict
+        holds = {name: plain if name == "global" else personal for name in names}
+        task = self.groups[g].task.bind(self.held.tasks[g], state.round)
+        return View(client, task, holds, lambda name, held, x: self._predict[g](self.held, state.round, name, held, x))
+
+    def _view_program(self, g: int, held: Held, state: State, initial: PyTree, ids: Array, rows: PyTree, touched: Array):
+        if self.hold == "host":
+            rows = self._first(g, held, initial, state.key, ids, rows, touched)
+        algorithm, client = self._algorithm(g, held, state.round), jax.tree.map(lambda x: x[0], rows)
+        return self._holdings(algorithm, (held, state.server, state.round, state.key), ids[0], client, held.size[ids[0]])
+
+    def _holdings(self, algorithm: Algorithm, shared, i: Array, client: PyTree, examples: Array):
+        """(sent, client state) of client i as they are, and personalised."""
+        held, server, round, key = shared  # noqa: A001
+        plain = algorithm.broadcast(server, i), client
+        if algorithm.personalise is None:
+            return plain, plain
+        data = ClientData(held.train, held.index[i], examples)
+        return plain, algorithm.personalise(*plain, data, jax.random.fold_in(self._key(key, "personalise", round), i))
+
+    def _predict_program(self, g: int, held: Held, round: Array, name: str, holds: tuple[PyTree, PyTree], x: PyTree):  # noqa: A002
+        return self._algorithm(g, held, round).predict[name](*holds, x)
+
     def scored_clients(self) -> np.ndarray:
         """Ids of the clients that `evaluate` scores, sorted."""
         if self.evaluation.clients is None or self.evaluation.clients >= self.population:
@@ -602,9 +656,9 @@ class Simulation:
                 parts.append(jax.tree.map(lambda x, real=real: x[real], scores))
                 ids.append(block[real])
         order = np.argsort(np.concatenate(ids))
-        names = set.intersection(*(set(part[scope]) for part in parts for scope in part))
-        shared = [{scope: {m: s for m, s in models.items() if m in names} for scope, models in part.items()} for part in parts]
-        return jax.tree.map(lambda *x: np.concatenate(x)[order], *shared)
+        shared = {scope: [m for m in parts[0][scope] if all(m in part[scope] for part in parts)] for scope in parts[0]}
+        alike = [{scope: {m: part[scope][m] for m in models} for scope, models in shared.items()} for part in parts]
+        return jax.tree.map(lambda *x: np.concatenate(x)[order], *alike)
 
     def evaluate(self, state: State) -> dict[str, float]:
         """All scores of the configured scopes but "post_local"; names as in `Evaluation`."""

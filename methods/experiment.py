@@ -5,25 +5,29 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 import methods
 from fedjax_core import by_name, nn, parallel, training
 from fedjax_core import cohort as cohorts
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated, sources
+from fedjax_core.checkpoint import Checkpoints
+from fedjax_core.data import federated, partition, sources
 from fedjax_core.normalisation import local_statistics
-from fedjax_core.run import Finished, run
-from fedjax_core.simulation import Evaluation, Group, Simulation
+from fedjax_core.run import Finished, restored, run
+from fedjax_core.simulation import Build, Evaluation, Group, Simulation, State
 from fedjax_core.task import Model, of_model
+from fedjax_core.workdir import CHECKPOINTS, CONFIG, RUN, read_json
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
 STATISTICS = ("average", "local", "freeze")
-_NOT_METHODS = {"experiment", "main"}
+_NOT_METHODS = {"analyse", "experiment", "main", "table", "tables"}
 
 
 def names() -> dict[str, str]:
@@ -78,6 +82,33 @@ def scale(examples: Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
+def algorithm(config: Config) -> Build:
+    """The method that a config describes, with its optimiser and options: task -> Algorithm.
+
+    Raises:
+      ValueError, TypeError: there is no such method, optimiser or option; the message names it.
+    """
+    builder = method(config.method.name)
+    by_name.choose("statistics", config.statistics, STATISTICS)
+    options = _given(config.optimizer)
+    name = by_name.choose("optimizer", options.pop("name"), OPTIMIZERS)
+    optimizer = by_name.call(f"optimizer {name!r}", OPTIMIZERS[name], {}, options)
+    options = _given(config.method)
+    name = options.pop("name")
+    by_name.check(f"method {name!r}", builder, ("task", "optimizer"), options)
+    make = functools.partial(builder, optimizer=optimizer, **options)
+    return local_statistics(make) if config.statistics == "local" else make
+
+
+def check(config: Config) -> None:
+    """Raises what `build` would for a method, a setting of it, a model or a partition that there is not, without the data."""
+    algorithm(config)
+    for spec in config.models:
+        by_name.choose("model", by_name.parse(spec)[0], nn.MODULES)
+    by_name.choose("partition", by_name.parse(config.data.partition)[0], [scheme.__name__ for scheme in partition.SCHEMES])
+    by_name.choose("data set", by_name.parse(config.data.source)[0].partition(":")[0], sources.READERS)
+
+
 def build(config: Config, data: federated.FederatedData | None = None) -> Simulation:
     """The simulation that a config describes.
 
@@ -92,17 +123,7 @@ def build(config: Config, data: federated.FederatedData | None = None) -> Simula
       ValueError, TypeError: the config asks for something that is not there or not possible; the message names it.
       FileNotFoundError: the data are not there; the message says where to get and put them.
     """
-    builder = method(config.method.name)
-    by_name.choose("statistics", config.statistics, STATISTICS)
-    options = _given(config.optimizer)
-    name = by_name.choose("optimizer", options.pop("name"), OPTIMIZERS)
-    optimizer = by_name.call(f"optimizer {name!r}", OPTIMIZERS[name], {}, options)
-    options = _given(config.method)
-    name = options.pop("name")
-    by_name.check(f"method {name!r}", builder, ("task", "optimizer"), options)
-    make = functools.partial(builder, optimizer=optimizer, **options)
-    if config.statistics == "local":
-        make = local_statistics(make)
+    make = algorithm(config)
     data = dataset(config) if data is None else data
     clients, models = np.arange(data.clients), tuple(config.models)
     if not 1 <= len(models) <= len(clients):
@@ -130,19 +151,28 @@ def _plan(config: Config, cohort: int | float, population: int) -> parallel.Plan
     return parallel.choose(cohorts.number(cohort, population), chunk=config.plan.chunk, devices=config.plan.devices)
 
 
-def execute(config: Config, workdir: str, progress: bool | None = None) -> Finished:
+def execute(
+    config: Config,
+    workdir: str,
+    progress: bool | None = None,
+    *,
+    data: federated.FederatedData | None = None,
+    console: Callable[[str], None] | None = None,
+) -> Finished:
     """Builds and runs a config in a work directory, or resumes it there.
 
     Args:
       config: see `configs/base.py`.
       workdir: a new directory, or one that holds this run.
-      progress: True: a bar; False: silent; None: a bar on a terminal or in a notebook, lines elsewhere.
+      progress: True: a bar; False: no bar and no lines; None: a bar on a terminal or in a notebook, lines elsewhere.
+      data: in place of the config's, which they must be if the run is resumed.
+      console: takes what is said (label table, scores at the end); None: standard error.
 
     Returns:
-      The final state, the summary and the plots; see `fedjax_core.run.run`, also for what it raises.
+      The final state, the summary, the plots and the history; see `fedjax_core.run.run`, also for what it raises.
     """
     return run(
-        build(config),
+        build(config, data),
         workdir,
         config.to_dict(),
         seed=config.seed,
@@ -155,7 +185,47 @@ def execute(config: Config, workdir: str, progress: bool | None = None) -> Finis
         record={"convolution": nn.describe()},
         chosen_plan=config.plan.chunk is not None or config.plan.devices is not None,
         progress=progress,
+        console=console,
     )
+
+
+def load(
+    workdir: str | os.PathLike, done: int | None = None, data: federated.FederatedData | None = None
+) -> tuple[Config, Simulation, State]:
+    """A run as its directory holds it, to score or to analyse; the directory is only read.
+
+    Args:
+      workdir: of a run, finished or not.
+      done: the round after which; None: the last one that has a checkpoint.
+      data: in place of the config's, for a run that was given its data.
+
+    Returns:
+      (config, simulation, state).
+
+    Raises:
+      ValueError: the directory has no such checkpoint, or its data are not the config's any more.
+      OSError: it holds no run, or it cannot be read.
+    """
+    folder = Path(workdir)
+    config: Config = ConfigDict(_tuples(read_json(folder / CONFIG)))
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    done = checkpoints.latest() if done is None else done
+    if done is None:
+        raise ValueError(f"{folder} has no checkpoint yet; let the run go on until it has one")
+    if (config.plan.devices or 1) > jax.device_count():
+        config.plan.devices = None
+    simulation = build(config, data)
+    before, now = read_json(folder / RUN)["partition"]["hash"], simulation.data.partition_hash
+    if before != now:
+        raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
+    return config, simulation, restored(simulation, checkpoints, done)
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as the tuples that configs have."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def use_all_cores() -> None:

@@ -17,6 +17,7 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
+from fedjax_core import report
 from methods import experiment
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "config file, with its variant behind a colon; see configs/")
@@ -98,11 +99,7 @@ def _misused(error: Exception, arguments: Sequence[str]) -> Exception | str:
 
 
 def _fail(error: BaseException | str, status: int) -> int:
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = error.strerror + (f": {error.filename}" if error.filename else "")
-    text = " ".join(text.split())
-    print(f"{'stopped' if status == 130 else 'error'}: {text}", file=sys.stderr)  # noqa: T201
+    print(f"{'stopped' if status == 130 else 'error'}: {report.one_line(error)}", file=sys.stderr)  # noqa: T201
     return status
 
 
