@@ -109,13 +109,13 @@ class StoreTest(chex.TestCase):
     def test_on_the_host_only_what_came_is_written(self):
         like = {"a": jax.ShapeDtypeStruct((2,), jnp.float32), "b": jax.ShapeDtypeStruct((), jnp.int32)}
         store = cohort.HostStore(5, like)
-        rows = {"a": np.arange(6, dtype=np.float32).reshape(3, 2) + 1, "b": np.array([7, 8, 9], np.int32)}
-        store.write(np.array([4, 1, 5]), rows, np.array([True, True, False]))  # 5 lies outside
+        rows = {"a": np.arange(8, dtype=np.float32).reshape(4, 2) + 1, "b": np.array([7, 8, 9, 10], np.int32)}
+        store.write(np.array([4, 5, 1, 2]), rows, np.array([True, False, True, False]))  # 5 lies outside
         np.testing.assert_array_equal(store.touched, [False, True, False, False, True])
         read, touched = store.read(np.array([1, 0, 4, 5]))
         np.testing.assert_array_equal(touched[:3], [True, False, True])
-        np.testing.assert_array_equal(read["b"][[0, 2]], [8, 7])
-        np.testing.assert_array_equal(read["a"][[0, 2]], [[3, 4], [1, 2]])
+        np.testing.assert_array_equal(read["b"][[0, 2]], [9, 7])
+        np.testing.assert_array_equal(read["a"][[0, 2]], [[5, 6], [1, 2]])
 
     @pytest.mark.skipif(sys.platform != "linux", reason="only there pages are reserved without memory")
     def test_states_of_more_clients_than_memory_holds(self):
