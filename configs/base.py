@@ -66,6 +66,8 @@ def get_config(variant: str = "small") -> Any:
     config.plan.devices = placeholder(int)
     config.plan.hold = "device"  # client states: "device", or "host" for large populations
 
+    config.profile = False  # True: a jax.profiler trace of one round, in profile/ of the work directory
+
     config.checkpoint = ConfigDict()
     config.checkpoint.seconds = 30.0  # at least so far apart; there is always one at the end
     config.checkpoint.keep = 3

@@ -1,5 +1,6 @@
 """A run: rounds, scores, checkpoints and records in one directory, from wherever it was left."""
 
+import contextlib
 import resource
 import signal
 import sys
@@ -19,7 +20,8 @@ from fedjax_core.data import federated
 from fedjax_core.simulation import Diverged, Simulation, State
 from fedjax_core.workdir import CHECKPOINTS, METRICS, WorkDir, read_jsonl
 
-MAY_DIFFER = ("rounds", "plan", "checkpoint", "evaluation.targets", "evaluation.last_k")  # on resume
+MAY_DIFFER = ("rounds", "plan", "checkpoint", "evaluation.targets", "evaluation.last_k", "profile")  # on resume
+PROFILE = "profile"
 DISPATCH_SECONDS = 2.0  # how long Ctrl-C may have to wait
 
 
@@ -57,6 +59,7 @@ def run(
     keep: int = 3,
     record: Mapping[str, Any] | None = None,
     chosen_plan: bool = False,
+    profile: bool = False,
     progress: bool | None = None,
     console: Callable[[str], None] | None = None,
 ) -> Finished:
@@ -77,6 +80,7 @@ def run(
       keep: checkpoints to keep.
       record: more to write into run.json, such as convolution forms; must be the same on resume.
       chosen_plan: the simulation's plan was set by the user, so it is kept even if the directory has another.
+      profile: writes a jax.profiler trace of one round into `profile/`: the second of those run, for the first one compiles.
       progress: see `report.Reporter`.
       console: see `report.Reporter`.
 
@@ -113,13 +117,18 @@ def run(
             reporter.resume(done)
             saved, at = done, time.monotonic()
             pace = 0.0  # seconds a round
+            trace_at = min(done + 1, rounds - 1) if profile else -1
             while done < rounds:
                 boundary = min(rounds, (done // every + 1) * every)
                 n = max(1, min(boundary - done, int(DISPATCH_SECONDS / pace) if pace else 1))
+                tracing = done == trace_at
+                n = 1 if tracing else n
                 evaluates = done + n == boundary
                 compiled, start = _Compiling.seconds, time.monotonic()
+                scored = evaluates and "post_local" in simulation.evaluation.scopes
                 try:
-                    state, records = simulation.rounds(state, n, scored=evaluates and "post_local" in simulation.evaluation.scopes)
+                    with jax.profiler.trace(workdir.path / PROFILE) if tracing else contextlib.nullcontext():
+                        state, records = simulation.rounds(state, n, scored)
                 except Diverged as error:
                     where = f"the last checkpoint is of round {saved}" if saved else "there is no checkpoint yet"
                     raise Diverged(f"{error} ({where})") from None

@@ -184,6 +184,7 @@ def execute(
         keep=config.checkpoint.keep,
         record={"convolution": nn.describe()},
         chosen_plan=config.plan.chunk is not None or config.plan.devices is not None,
+        profile=config.profile,
         progress=progress,
         console=console,
     )
