@@ -44,6 +44,7 @@ def get_config(variant: str = "small") -> Any:
 
     config.models = ("mlp",)  # several: client i gets model i mod their number
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
+    config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/augment.py
     config.optimizer = ConfigDict()
     config.optimizer.name = "sgd"  # or "adam"
     config.optimizer.lr = 0.1

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import methods
-from fedjax_core import by_name, nn, parallel, training
+from fedjax_core import augment, by_name, nn, parallel, training
 from fedjax_core import cohort as cohorts
 from fedjax_core.algorithm import Examples
 from fedjax_core.checkpoint import Checkpoints
@@ -105,6 +105,8 @@ def check(config: Config) -> None:
     algorithm(config)
     for spec in config.models:
         by_name.choose("model", by_name.parse(spec)[0], nn.MODULES)
+    if config.augment is not None:
+        augment.parse(config.augment)
     by_name.choose("partition", by_name.parse(config.data.partition)[0], [scheme.__name__ for scheme in partition.SCHEMES])
     by_name.choose("data set", by_name.parse(config.data.source)[0].partition(":")[0], sources.READERS)
 
@@ -130,7 +132,10 @@ def build(config: Config, data: federated.FederatedData | None = None) -> Simula
         raise ValueError(f"models={models} must be at least one, and no more than the {len(clients)} clients")
     groups = []
     for i, spec in enumerate(models):
-        task = of_model(network(spec, data, config.statistics), classes=data.classes, population=data.clients)
+        model = network(spec, data, config.statistics)
+        if config.augment is not None:
+            model = augment.augmented(model, config.augment)
+        task = of_model(model, classes=data.classes, population=data.clients)
         groups.append(Group(f"{i}: {spec}", make, task, clients[i :: len(models)]))
     evaluation = config.evaluation
     cohort = config.cohort.fraction if config.cohort.size is None else config.cohort.size
