@@ -1,6 +1,6 @@
 """Figures of runs, from what lies in their directories: metrics.jsonl, and the label table in run.json. Nothing else is read.
 
-Every figure has its numbers beside it, in a CSV file of the same name. The figures are matplotlib's objects and touch none of
+Every figure of numbers has them beside it, in a CSV file of the same name. The figures are matplotlib's objects and touch none of
 pyplot's global state, so they are drawn in any thread; in a notebook show the file, or the returned Figure.
 """
 
@@ -104,6 +104,41 @@ def partition_bubbles(label_table: Any, path: str | os.PathLike, class_names: Se
     with matplotlib.rc_context(STYLE):
         figure = _bubbles(counts[shown], shown, names, clients)
         _save(figure, path, rows)
+    return figure
+
+
+def contact_sheet(rows: Mapping[str, Any], path: str | os.PathLike) -> Figure:
+    """Draws rows of images side by side, such as what an augmentation makes of them. It has no CSV: the pictures are the data.
+
+    Args:
+      rows: label -> images [n, H, W, C] with 1 or 3 channels, uint8 or floats in [0, 1]; what lies outside is cut.
+      path: where the figure goes; the suffix says the format (.png, .pdf, .svg).
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the file cannot be written.
+      ValueError: if there is nothing to draw, or it is not images.
+    """
+    if not rows:
+        raise ValueError("a contact sheet needs at least one row of images")
+    sheets = {label: np.asarray(images) for label, images in rows.items()}
+    for label, images in sheets.items():
+        if images.ndim != 4 or images.shape[3] not in (1, 3) or not len(images):
+            raise ValueError(f"row {label!r} of a contact sheet has shape {images.shape}, which is not [n, H, W, 1 or 3]")
+    most = max(map(len, sheets.values()))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(PAGE, (PAGE - 1) / most * len(sheets)), layout="constrained")
+        axes = figure.subplots(len(sheets), most, squeeze=False)
+        for row, (label, images) in zip(axes, sheets.items(), strict=True):
+            shown = images if images.dtype == np.uint8 else np.clip(images.astype(np.float32), 0, 1)
+            for place, image in zip(row, shown, strict=False):
+                place.imshow(image, cmap="gray", vmin=0, vmax=255 if shown.dtype == np.uint8 else 1, interpolation="nearest")
+            for place in row:
+                place.axis("off")
+            row[0].text(-0.08, 0.5, label, transform=row[0].transAxes, ha="right", va="center", fontsize=7)
+        _write(figure, path)
     return figure
 
 
@@ -252,6 +287,11 @@ def _circles(axes: Axes, x: Any, y: Any, inches: np.ndarray) -> None:
 
 
 def _save(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
+    _write(figure, path)
+    write_csv(Path(path).with_suffix(".csv"), rows)
+
+
+def _write(figure: Figure, path: str | os.PathLike) -> None:
     path = Path(path)
     kind = path.suffix.removeprefix(".") or "png"
     allowed = sorted(figure.canvas.get_supported_filetypes())
@@ -260,4 +300,3 @@ def _save(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[str, A
     image = io.BytesIO()
     figure.savefig(image, format=kind)
     write_bytes(path, image.getvalue())
-    write_csv(path.with_suffix(".csv"), rows)
