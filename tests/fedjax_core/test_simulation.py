@@ -204,11 +204,12 @@ class RoundTest(chex.TestCase):
             )
 
         sim = simulate(None, two_groups(build), cohort=6, dropout=0.3)
-        state = sim.init(0)
+        state = sim.init(3)
         drawn = sim._draw(sim.held, state.key, state.round)
         server, _, record = jax.jit(functools.partial(sim._train, scored=False))(sim.held, state, drawn, [(), ()])
-        there = naive.cohort(0, 0, N, 6, 0.3)
+        there = naive.cohort(3, 0, N, 6, 0.3)
         self.assertLess(len(there), 6)
+        self.assertTrue({0, 1, 2, 5} & set(there) and {3, 4, 6, 7} & set(there))
         v = {i: np.array([i + 1.0, (i + 1.0) ** 2]) for i in there}
         n = {i: len(toy.data().train_index[i]) for i in there}
         by_size = sum(n[i] * v[i] for i in there) / sum(n.values())
