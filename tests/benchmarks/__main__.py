@@ -40,6 +40,7 @@ PEERS = {  # name: (environment, module, variants)
     "pfl": ("pfl", "pfl_simulation", {"pfl-research": {}, "pfl-research, 1 thread": {"threads": 1}}),
     "flower": ("flower", "flower_simulation", {"Flower simulation engine": {}}),
 }
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # torch's idle threads would spin, and take the cores from whoever's turn it is
 DEFAULT = "a,b4,c,c10,d,e10,e100,e1000,e10000,f1000,f100000,g"
 
 
@@ -56,8 +57,6 @@ def contenders(workload: Workload, peers: Sequence[str], variants: Sequence[dict
             continue
         for name, more in settings.items():
             if "channels_last" in more and not workload.model.startswith("resnet"):
-                continue
-            if "threads" in more and workload.batch > 20:  # one thread is the faster choice for small steps only
                 continue
             python = str(ENVIRONMENTS / environment / "bin" / "python")
             named.append(
@@ -79,7 +78,7 @@ def compete(workloads: Sequence[Workload], peers: Sequence[str], variants: Seque
             try:
                 if not Path(command[0]).exists():
                     raise Failed("no environment; tests/benchmarks/peers/make.sh makes it")
-                contender = Contender(name, command, SCRATCH / "logs" / f"{workload.name}_{i}.log")
+                contender = Contender(name, command, SCRATCH / "logs" / f"{workload.name}_{i}.log", environment=PASSIVE)
             except Failed as error:
                 entry["failed"] = str(error)
                 say(f"    {error}")

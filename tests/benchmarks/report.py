@@ -1,6 +1,9 @@
-"""Tables in Markdown from the benchmark's results."""
+"""Tables in Markdown from the benchmark's results: `python -m tests.benchmarks.report FILE.json ...` shows saved ones."""
 
+import json
 import statistics
+import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -115,8 +118,8 @@ def whole(results: dict[str, Any]) -> str:
         if "jax" in found:
             versions[f"jax ({name})"] = found["jax"]
     parts = [
-        f"Command: `{results['command']}`. Commit {results['commit']}. {of['device']}, {of['cores']} cores, {of['memory_gb']:.0f} GB, "
-        f"Python {of['python']}; matrix product on one device: {of['matmul_gflops']:,.0f} GFLOP/s. "
+        f"Command: `{results['command']}`. Commit {results['commit']}. "
+        f"{of['device']}, {of['cores']} cores, {of['memory_gb']:.0f} GB, Python {of['python']}; matrix product on one device: {of['matmul_gflops']:,.0f} GFLOP/s. "
         f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.",
     ]
     together = [r for r in results["workloads"] if r["name"][0] in "ef"]
@@ -129,3 +132,8 @@ def whole(results: dict[str, Any]) -> str:
         start = "**Equality** with the bare torch loop, same initial weights and batches, after one round:\n\n"
         parts.append(start + "\n".join(lines))
     return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    for file in sys.argv[1:]:
+        print(whole(json.loads(Path(file).read_text())), end="\n\n")  # noqa: T201

@@ -86,7 +86,7 @@ _CIFAR = {"shape": (32, 32, 3), "classes": 10}
 WORKLOADS = {
     w.name: w
     for w in (
-        Workload("a", "784-200-200-10, 100 of 1,000 clients x 60, batch 10", population=1000, cohort=100, rounds=5, **_MLP),
+        Workload("a", "784-200-200-10, 100 of 1,000 clients x 60, batch 10", population=1000, cohort=100, rounds=3, **_MLP),
         Workload(
             "b",
             "ResNet-8 (3x3 stem), 32x32x3, 8 of 20 clients x 500, batch 100",
@@ -148,7 +148,7 @@ WORKLOADS = {
                 f"784-200-200-10, {cohort:,} of 10,000 clients x 60, batch 10",
                 population=10_000,
                 cohort=cohort,
-                rounds=max(1, 1000 // cohort),
+                rounds=max(1, 500 // cohort),
                 rows=60_000,
                 peers=(),
                 **_MLP,
@@ -161,7 +161,7 @@ WORKLOADS = {
                 f"SCAFFOLD on 784-200-200-10, control variates on the host, 100 of {population:,} clients x 60, batch 10",
                 population=population,
                 cohort=100,
-                rounds=5,
+                rounds=3,
                 rows=60_000,
                 method="scaffold",
                 hold="host",
