@@ -119,8 +119,9 @@ def whole(results: dict[str, Any]) -> str:
             versions[f"jax ({name})"] = found["jax"]
     parts = [
         f"Command: `{results['command']}`. Commit {results['commit']}. "
-        f"{of['device']}, {of['cores']} cores, {of['memory_gb']:.0f} GB, Python {of['python']}; matrix product on one device: {of['matmul_gflops']:,.0f} GFLOP/s. "
-        f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.",
+        f"{of['device']}, {of['cores']} cores, {of['memory_gb']:.0f} GB, Python {of['python']}; "
+        f"matrix product on one device: {of['matmul_gflops']:,.0f} GFLOP/s. "
+        f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}."
     ]
     together = [r for r in results["workloads"] if r["name"][0] in "ef"]
     parts += [table(r) for r in results["workloads"] if r not in together]
