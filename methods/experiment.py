@@ -27,7 +27,7 @@ from fedjax_core.workdir import CHECKPOINTS, CONFIG, RUN, read_json
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
 STATISTICS = ("average", "local", "freeze")
-_NOT_METHODS = {"analyse", "experiment", "main", "table", "tables"}
+_NOT_METHODS = {"analyse", "experiment", "export", "main", "predict", "table", "tables"}
 
 
 def names() -> dict[str, str]:
