@@ -14,6 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -25,6 +26,7 @@ PAGE = 7.0
 MOST_CLIENTS = 100  # columns of the partition chart
 # Okabe and Ito's colours, told apart by the colour-blind; the dashes tell lines apart without colour
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 DASHES = ("-", "--", "-.", ":")
 STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -67,7 +69,7 @@ def curves(run_dirs: Sequence[str | os.PathLike] | str | os.PathLike, metric: st
       ValueError: if a run has no such score; the message lists those it has.
     """
     folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
-    labels = _labels(folders)
+    labels = labels_of(folders)
     lines = [(label, *_series(folder, metric)) for label, folder in zip(labels, folders, strict=True)]
     rows = [{"run": label, "round": r, metric: v} for label, xs, ys in lines for r, v in zip(xs, ys, strict=True)]
     with matplotlib.rc_context(STYLE):
@@ -95,10 +97,8 @@ def partition_bubbles(label_table: Any, path: str | os.PathLike, class_names: Se
     counts = np.asarray(label_table)
     if counts.ndim != 2 or not counts.size or counts.dtype.kind not in "iuf" or not (counts >= 0).all():
         raise ValueError(f"the label table must be counts [clients, classes], found {counts.dtype} of shape {counts.shape}")
-    clients, classes = counts.shape
-    names = [str(k) for k in range(classes)] if class_names is None else list(map(str, class_names))
-    if len(names) != classes:
-        raise ValueError(f"{len(names)} class names for {classes} classes; give one per class")
+    clients = len(counts)
+    names = _class_names(counts.shape[1], class_names)
     rows = [{"client": i, **dict(zip(names, row.tolist(), strict=True))} for i, row in enumerate(counts)]
     shown = np.unique(np.linspace(0, clients - 1, min(clients, MOST_CLIENTS)).round().astype(int))
     with matplotlib.rc_context(STYLE):
@@ -142,6 +142,191 @@ def contact_sheet(rows: Mapping[str, Any], path: str | os.PathLike) -> Figure:
     return figure
 
 
+def heatmap(
+    values: Any,
+    path: str | os.PathLike,
+    class_names: Sequence[str] | None = None,
+    *,
+    clients: Sequence[int] | None = None,
+    of: str = "examples",
+    percent: bool = False,
+) -> Figure:
+    """Draws a number per client and class as shades of blue; the numbers stand in the cells where there is room.
+
+    Args:
+      values: [clients, classes]; NaN where there is nothing. Of more than `MOST_CLIENTS` so many are drawn, evenly spaced.
+      path: where the figure goes; the suffix says the format. Its CSV has all clients, a column per class.
+      class_names: one per class; by default their numbers.
+      clients: their ids; by default 0, 1, ...
+      of: what the numbers are, beside the colour bar.
+      percent: whether they are shown times 100.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+      ValueError: if the values are not a matrix, or the names are not one per class.
+    """
+    table = np.asarray(values, float)
+    if table.ndim != 2 or not table.size:
+        raise ValueError(f"the values must be a matrix [clients, classes], found shape {table.shape}")
+    names = _class_names(table.shape[1], class_names)
+    ids = list(range(len(table))) if clients is None else list(clients)
+    rows = [{"client": i, **dict(zip(names, row.tolist(), strict=True))} for i, row in zip(ids, np.asarray(values), strict=True)]
+    shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), MOST_CLIENTS)).round().astype(int))
+    part = table[shown].T * (100 if percent else 1)
+    columns = len(shown)
+    with matplotlib.rc_context(STYLE):
+        size = (COLUMN if columns <= 12 else PAGE, min(0.9 + 0.2 * len(names), 8.0))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        most = 100.0 if percent else max(float(np.nanmax(part)), 1e-9) if np.isfinite(part).any() else 1.0
+        image = axes.imshow(part, cmap="Blues", vmin=0, vmax=most, aspect="auto", origin="lower")
+        width = max((len(f"{v:.0f}") for v in part.ravel() if np.isfinite(v)), default=1)
+        if columns * width * 0.075 < size[0] - 1.3 and len(names) <= 30:
+            for (k, i), value in np.ndenumerate(part):
+                if np.isfinite(value) and (value or percent):
+                    colour = "white" if value > 0.6 * most else "black"
+                    axes.text(i, k, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
+        across, down = _step(0.2 * columns / (size[0] - 1.3)), _step(len(names) / 40)
+        axes.set_xticks(range(0, columns, across), [str(ids[i]) for i in shown[::across]])
+        axes.set_yticks(range(0, len(names), down), names[::down])
+        axes.set(xlabel="client" if len(table) == columns else f"client ({columns} of {len(table):,} shown)", ylabel="class")
+        axes.grid(visible=False)
+        figure.colorbar(image, ax=axes, label=of + (" (%)" if percent else ""), pad=0.02).outline.set_linewidth(0.6)
+        _save(figure, path, rows)
+    return figure
+
+
+def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, across: str, up: str) -> Figure:
+    """Draws accuracies by category, a marker per run.
+
+    Args:
+      series: by run, {category: accuracy in [0, 1]}; what is NaN is not drawn.
+      path: where the figure goes; the suffix says the format. Its CSV has a line per category, a column per run.
+      across: what the categories are: "class", "client".
+      up: what the numbers are.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+    """
+    names = list(dict.fromkeys(name for values in series.values() for name in values))
+    rows = [{across: name, **{run: values[name] for run, values in series.items() if name in values}} for name in names]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(COLUMN if len(names) <= 25 else PAGE, 2.4), layout="constrained")
+        axes = figure.add_subplot()
+        for i, (run, values) in enumerate(series.items()):
+            shift = 0.12 * (i - (len(series) - 1) / 2) if len(series) > 1 else 0.0
+            at = [names.index(name) + shift for name in values]
+            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+            axes.plot(at, list(values.values()), color=colour, marker=marker, linestyle="none", markersize=3.5, label=run)
+        step = _step(len(names) / 25)
+        long = max(map(len, names), default=0) > 4
+        axes.set_xticks(range(0, len(names), step), names[::step], rotation=90 if long else 0)
+        axes.set(xlabel=across, ylabel=up)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+        if len(series) > 1:
+            figure.legend(loc="outside upper center", ncols=min(len(series), 3), handletextpad=0.1, columnspacing=1.0)
+        _save(figure, path, rows)
+    return figure
+
+
+def embedding(
+    places: Any,
+    classes: Any,
+    clients: Any,
+    path: str | os.PathLike,
+    class_names: Sequence[str] | None = None,
+) -> Figure:
+    """Draws points in the plane twice: coloured by class, and by client (each with a marker of its own as well).
+
+    Args:
+      places: [n, 2].
+      classes: [n] labels.
+      clients: [n] ids.
+      path: where the figure goes; the suffix says the format. Its CSV has a line per point.
+      class_names: by default their numbers.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+    """
+    places, classes, clients = np.asarray(places), np.asarray(classes), np.asarray(clients)
+    names = _class_names(int(classes.max()) + 1, class_names) if class_names is None else list(map(str, class_names))
+    rows = [
+        {"x": x, "y": y, "class": names[k], "client": i}
+        for (x, y), k, i in zip(places.tolist(), classes.tolist(), clients.tolist(), strict=True)
+    ]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(PAGE, 3.6), layout="constrained")
+        for place, (what, values) in enumerate((("class", classes), ("client", clients)), 1):
+            axes = figure.add_subplot(1, 2, place)
+            found = np.unique(values)
+            colours = matplotlib.colormaps["tab10" if len(found) <= 10 else "tab20" if len(found) <= 20 else "turbo"]
+            spread = np.linspace(0, 1, len(found)) if len(found) > 20 else np.arange(len(found))
+            for i, value in enumerate(found.tolist()):
+                mine = values == value
+                marker = MARKERS[i % len(MARKERS)] if what == "client" else "o"
+                label = names[value] if what == "class" else str(value)
+                colour = colours(spread[i].item())
+                axes.scatter(*places[mine].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
+            axes.set_title(f"by {what}")
+            axes.set(xticks=[], yticks=[])
+            axes.grid(visible=False)
+            if len(found) <= 20:
+                columns = 1 if len(found) <= 12 else 2
+                axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1, ncols=columns, markerscale=1.6)
+        _save(figure, path, rows)
+    return figure
+
+
+def contours(steps: Any, loss: Any, path: str | os.PathLike, accuracy: Any = None) -> Figure:
+    """Draws a loss over a plane, with lines of equal loss, and a cross where the model is.
+
+    Args:
+      steps: [n] places along both directions.
+      loss: [n, n]: at `steps[j]` along the first and `steps[i]` along the second direction.
+      path: where the figure goes; the suffix says the format. Its CSV has a line per point.
+      accuracy: [n, n] for the CSV.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+      ValueError: if no loss is finite.
+    """
+    steps, loss = np.asarray(steps, float), np.asarray(loss, float)
+    if not np.isfinite(loss).any():
+        raise ValueError("no loss on the plane is finite; take a smaller span")
+    rows = [
+        {"first": steps[j], "second": steps[i], "loss": loss[i, j]}
+        | ({} if accuracy is None else {"accuracy": np.asarray(accuracy)[i, j]})
+        for i in range(len(steps))
+        for j in range(len(steps))
+    ]
+    low, high = max(float(np.nanmin(loss)), 1e-6), float(np.nanmax(loss[np.isfinite(loss)]))
+    levels = np.geomspace(low, max(high, low * 1.01), 11)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(COLUMN, 3.0), layout="constrained")
+        axes = figure.add_subplot()
+        shades = axes.contourf(steps, steps, np.maximum(loss, low), levels=levels, cmap="Blues_r", norm=LogNorm(low, levels[-1]))
+        lines = axes.contour(steps, steps, np.maximum(loss, low), levels=levels[1:-1], colors="black", linewidths=0.4)
+        axes.clabel(lines, np.asarray(lines.levels)[::2], fmt="%.2g", fontsize=6)
+        axes.plot([0], [0], "+", color=COLOURS[1], markersize=9, markeredgewidth=1.5)
+        axes.set(xlabel="first direction", ylabel="second direction", aspect="equal")
+        axes.grid(visible=False)
+        figure.colorbar(shades, ax=axes, label="test loss", format="%.2g", pad=0.02)
+        _save(figure, path, rows)
+    return figure
+
+
 def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     """Draws what a run has to show, into its own directory.
 
@@ -177,12 +362,19 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     return written
 
 
+def _class_names(classes: int, names: Sequence[str] | None) -> list[str]:
+    found = [str(k) for k in range(classes)] if names is None else list(map(str, names))
+    if len(found) != classes:
+        raise ValueError(f"{len(found)} class names for {classes} classes; give one per class")
+    return found
+
+
 def _is_mean(name: str) -> bool:
     """Whether a score is one number of the whole run: a global one, or the mean over clients."""
     return name.rpartition("/")[2] in ("accuracy", "mean")
 
 
-def _labels(folders: Sequence[Path]) -> list[str]:
+def labels_of(folders: Sequence[Path]) -> list[str]:
     """The directories' names, with as many of their parents' as it takes to tell them apart."""
     parts = [folder.absolute().parts for folder in folders]
     for depth in range(1, max(map(len, parts), default=1)):

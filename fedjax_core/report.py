@@ -14,6 +14,7 @@ files, to a progress bar or to lines of text; at the end to metrics.csv and summ
 are made from.
 """
 
+import argparse
 import math
 import os
 import sys
@@ -21,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] (made at import)
@@ -86,7 +87,7 @@ class Reporter:
         self.total_rounds = total_rounds
         self.targets, self.last_k = tuple(targets), last_k
         self._headline, self._every = headline, every
-        self._console = console or (lambda text: tqdm.write(text, file=sys.stderr))
+        self._console = console or say
         wants_bar = progress if progress is not None else sys.stderr.isatty() or _in_notebook()
         self._wants_bar, self._wants_lines = wants_bar and self._writer, progress is None and not wants_bar and self._writer
         self._wants_events = tensorboard
@@ -223,6 +224,32 @@ class Reporter:
             self.close()
         except OSError as error:  # on the way out with another error, which is the one to tell
             self.say(str(error))
+
+
+def say(text: str) -> None:
+    """Writes a line to standard error, above a bar if there is one."""
+    tqdm.write(text, file=sys.stderr)
+
+
+def fail(error: BaseException | str, status: int) -> int:
+    """Says in one line why a command ends.
+
+    Args:
+      error: why.
+      status: the exit status; 130 for an interruption.
+
+    Returns:
+      The status.
+    """
+    say(f"{'stopped' if status == 130 else 'error'}: {one_line(error)}")
+    return status
+
+
+class Parser(argparse.ArgumentParser):
+    """One that raises a ValueError of one line for a wrong command line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; --help tells more")
 
 
 class _Events:
@@ -404,19 +431,19 @@ def _costs(summary: Mapping[str, Any]) -> list[str]:
     speed, facts = summary.get("speed", {}), summary.get("facts", {})
     parts = [f"{summary['rounds']} rounds"]
     if "seconds" in speed:
-        parts[0] += f" in {_duration(speed['seconds'])}"
+        parts[0] += f" in {readable_time(speed['seconds'])}"
     for what in ("rounds", "clients", "examples"):
         if f"{what}_per_second" in speed:
             parts.append(f"{_significant(speed[f'{what}_per_second'])} {what}/s")
     compiling = speed.get("compile_seconds", facts.get("compile_seconds"))
     if compiling is not None:
-        parts.append(f"compiling {_duration(compiling)}")
+        parts.append(f"compiling {readable_time(compiling)}")
     lines = [f"speed    {', '.join(parts)}"]
-    ways = [f"{_bytes(facts[f'bytes_{way}'])} {way}" for way in ("down", "up") if f"bytes_{way}" in facts]
+    ways = [f"{readable_size(facts[f'bytes_{way}'])} {way}" for way in ("down", "up") if f"bytes_{way}" in facts]
     if ways:
         lines.append(f"traffic  {', '.join(ways)}, per client and round")
     if facts.get("peak_memory_bytes") is not None:
-        lines.append(f"memory   {_bytes(facts['peak_memory_bytes'])} at most")
+        lines.append(f"memory   {readable_size(facts['peak_memory_bytes'])} at most")
     return lines
 
 
@@ -430,7 +457,8 @@ def _significant(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _duration(seconds: float) -> str:
+def readable_time(seconds: float) -> str:
+    """Such as "12.5 s" or "3 h 05 min"."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -438,7 +466,8 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
 
 
-def _bytes(count: float) -> str:
+def readable_size(count: float) -> str:
+    """Bytes, such as "1.2 MB"."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

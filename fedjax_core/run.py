@@ -37,12 +37,14 @@ class Finished(NamedTuple):
       summary: of all records (`report.summarise`), also in summary.json.
       plots: paths of the files drawn.
       history: each score over the rounds, ready to plot: `axes.plot(*history["test/global/accuracy"])`.
+      stopped: whether it was asked to stop while it did the last rounds; whoever starts another run must stop.
     """
 
     state: State
     summary: dict[str, Any]
     plots: list
     history: dict[str, report.Series]
+    stopped: bool
 
 
 def run(
@@ -153,7 +155,7 @@ def run(
                 drawn, history = plots.run_plots(workdir.path), report.history(read_jsonl(workdir.path / METRICS))
                 reporter.say(report.table(summary))
                 reporter.say(f"plots    {drawn[0].parent}")
-            return Finished(state, summary, drawn, history)
+            return Finished(state, summary, drawn, history, stop.asked)
 
 
 def _opened(directory: str, config: Mapping[str, Any]) -> WorkDir:

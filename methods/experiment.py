@@ -26,6 +26,7 @@ from fedjax_core.workdir import CHECKPOINTS, CONFIG, RUN, read_json
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
+PROGRAMS = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
 STATISTICS = ("average", "local", "freeze")
 _NOT_METHODS = {"analyse", "experiment", "export", "main", "predict", "table", "tables"}
 
@@ -220,7 +221,10 @@ def load(
         raise ValueError(f"{folder} has no checkpoint yet; let the run go on until it has one")
     if (config.plan.devices or 1) > jax.device_count():
         config.plan.devices = None
-    simulation = build(config, data)
+    try:
+        simulation = build(config, data)
+    except AttributeError as error:
+        raise ValueError(f"{folder / CONFIG} has no field {error}; another version of the code wrote it") from None
     before, now = read_json(folder / RUN)["partition"]["hash"], simulation.data.partition_hash
     if before != now:
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
@@ -232,6 +236,13 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in value.items()}
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def keep_programs(directory: str) -> None:
+    """Keeps compiled programs in a directory, for this process and the next ones; '' for nowhere."""
+    if directory:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def use_all_cores() -> None:

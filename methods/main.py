@@ -22,9 +22,7 @@ from methods import experiment
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "config file, with its variant behind a colon; see configs/")
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run: metrics, checkpoints, plots")
-_CACHE = flags.DEFINE_string(
-    "compilation_cache", os.path.join("~", ".cache", "fedjax_core", "jax"), "where compiled programs are kept; '' for nowhere"
-)
+_CACHE = flags.DEFINE_string("compilation_cache", experiment.PROGRAMS, "where compiled programs are kept; '' for nowhere")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, for a run on several processes")
 _PROCESSES = flags.DEFINE_integer("processes", None, "how many processes run together")
 _PROCESS = flags.DEFINE_integer("process", None, "which of them this is")
@@ -58,20 +56,18 @@ def main(arguments: Sequence[str]) -> int:
         if len({flag.value is None for flag in (_COORDINATOR, _PROCESSES, _PROCESS)}) > 1:
             raise ValueError("give --coordinator, --processes and --process together, or none of them")
     except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
-        return _fail(_misused(error, arguments), 2)
+        return report.fail(_misused(error, arguments), 2)
     try:
-        if _CACHE.value:
-            jax.config.update("jax_compilation_cache_dir", os.path.expanduser(_CACHE.value))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        experiment.keep_programs(_CACHE.value)
         if _COORDINATOR.value:
             jax.distributed.initialize(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
         else:
             experiment.use_all_cores()
         experiment.execute(_CONFIG.value, _WORKDIR.value)
     except KeyboardInterrupt as error:
-        return _fail(error if str(error) else "interrupted before a checkpoint was due", 130)
+        return report.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
     except (ValueError, TypeError, OSError, FloatingPointError) as error:
-        return _fail(error, 1)
+        return report.fail(error, 1)
     return 0
 
 
@@ -96,11 +92,6 @@ def _misused(error: Exception, arguments: Sequence[str]) -> Exception | str:
         flag, _, trace = text.partition(": ")
         return f"{flag}: {trace.strip().splitlines()[-1].partition(': ')[2]}"
     return error
-
-
-def _fail(error: BaseException | str, status: int) -> int:
-    print(f"{'stopped' if status == 130 else 'error'}: {report.one_line(error)}", file=sys.stderr)  # noqa: T201
-    return status
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+"""What a table is: a method per row, data per column, some runs per cell, and the paper's numbers beside ours.
+
+A definition is a file with `get_table(variant) -> Table`; `python -m methods.table` runs it. Changes are written as in
+`--config.<field>=`: {"data.partition": "iid", "optimizer.lr": 0.01}; an option of a method that its config leaves out may be set
+too ("method.server_lr"). They are applied in the order table, column, row, cell, so the last one counts.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Changes = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A method with its settings.
+
+    Attributes:
+      label: how the table calls it.
+      config: variant -> config: the `get_config` of a file in `configs/`.
+      changes: of that config.
+    """
+
+    label: str
+    config: Callable[[str], Any]
+    changes: Changes = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A data setting.
+
+    Attributes:
+      label: how the table calls it.
+      changes: of every row's config.
+      targets: accuracies whose first round the table gives; None: the table's.
+    """
+
+    label: str
+    changes: Changes
+    targets: Sequence[float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A number that a cell shows.
+
+    Attributes:
+      label: how the table calls it.
+      scores: names in metrics.jsonl; the first that a run has is taken, so that methods with a global and with personal models can
+        share a table. Or one analysis of the last state, averaged over clients: "analysis:probe", "analysis:match",
+        "analysis:origin" (the model as it is), with options as "analysis:probe(model='global', key='features')".
+      statistic: over the rounds: "last", "best" (selected on test data), "mean_of_last" (the config's `evaluation.last_k`).
+      percent: whether to show it times 100; None: if it is an accuracy.
+    """
+
+    label: str
+    scores: Sequence[str]
+    statistic: str = "last"
+    percent: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Paper:
+    """A published number, as printed (accuracies in per cent)."""
+
+    value: float
+    std: float | None = None
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The definition.
+
+    Attributes:
+      title: its heading.
+      rows: methods.
+      columns: data.
+      measures: what each cell shows; rounds to accuracies are of the first.
+      seeds: of training, one run each.
+      changes: of all configs.
+      cells: changes of single cells, by (row, column).
+      new_partitions: whether each seed also draws a partition of its own (data.seed + seed).
+      targets: accuracies whose first round is given.
+      paper: {row: {column: number}}: a number, a `Paper`, with several measures a dict of these by measure; None where the paper
+        has none, for a cell or a row. Either empty or complete, so that nothing is left out by mistake.
+      source: which table of which paper; needed if `paper` has numbers without their own.
+      note: a paragraph below the heading.
+    """
+
+    title: str
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+    measures: Sequence[Measure]
+    seeds: Sequence[int] = (0, 1, 2)
+    changes: Changes = dataclasses.field(default_factory=dict)
+    cells: Mapping[tuple[str, str], Changes] = dataclasses.field(default_factory=dict)
+    new_partitions: bool = False
+    targets: Sequence[float] = ()
+    paper: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source: str = ""
+    note: str = ""

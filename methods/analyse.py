@@ -1,0 +1,318 @@
+"""Analyses finished runs: figures, each with its numbers beside it as CSV, and tables.
+
+  python -m methods.analyse runs/fedavg runs/scaffold --what=curves --out=analysis
+  python -m methods.analyse runs/fedavg --what=partition,clients,classes,communication,probe,match,tsne,landscape
+
+What is read from a run is its directory alone; several runs share a figure where that says something.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_core import analysis, by_name, plots, report
+from fedjax_core.checkpoint import Checkpoints
+from fedjax_core.data.federated import FederatedData
+from fedjax_core.simulation import Simulation, State
+from fedjax_core.workdir import CHECKPOINTS, METRICS, RUN, read_json, read_jsonl, write_csv, write_json, write_text
+from methods import experiment
+
+NUMBERS = "analysis.json"  # in a run's directory: what `number` has found
+
+
+class Asked(NamedTuple):
+    """What the command line asks for.
+
+    Attributes:
+      runs: directories of runs.
+      out: where the files go.
+      score: for curves; None: the first that all runs have, of `report.HEADLINE`.
+      model: a predictor; None: see `analysis.model_of`.
+      features: which of the model's outputs.
+      clients: whose features; None: all.
+      rows: examples per client in the embedding.
+      span, points: of the landscape.
+      seed: of the embedding and of the landscape's directions.
+    """
+
+    runs: Sequence[Path]
+    out: Path
+    score: str | None = None
+    model: str | None = None
+    features: str = "features"
+    clients: Sequence[int] | None = None
+    rows: int = 50
+    span: float = 1.0
+    points: int = 21
+    seed: int = 0
+
+
+class _Loaded:
+    """Runs as simulations, each loaded once."""
+
+    def __init__(self):
+        self._runs: dict[Path, tuple[Any, Simulation, State]] = {}
+
+    def __call__(self, run: Path) -> tuple[Simulation, State]:
+        if run not in self._runs:
+            self._runs[run] = experiment.load(run)
+        return self._runs[run][1:]
+
+
+def curves(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """A score over the rounds, all runs together."""
+    del loaded
+    shared = [{name for record in read_jsonl(run / METRICS) for name in record} for run in asked.runs]
+    score = asked.score
+    if score is None:
+        both = set.intersection(*shared)
+        score = next((name for name in (*report.HEADLINE, *sorted(both)) if name in both and report.is_accuracy(name)), None)
+    if score is None:
+        raise ValueError("the runs have no accuracy in common; name a score with --score, or draw them apart")
+    plots.curves(asked.runs, score, asked.out / "curves.png")
+    return [asked.out / "curves.png"]
+
+
+def partition(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """Who has how much of what, as circles and as shades."""
+    del loaded
+    files = []
+    for run, name in _named(asked):
+        found = read_json(run / RUN)["partition"]
+        for kind, draw in (("bubbles", plots.partition_bubbles), ("heatmap", plots.heatmap)):
+            files.append(asked.out / f"{name}partition_{kind}.png")
+            draw(found["label_table"], files[-1], found["class_names"])
+    return files
+
+
+def tsne(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """Features in the plane, by class and by client."""
+    files = []
+    for run, name in _named(asked):
+        simulation, state = loaded(run)
+        points = analysis.features(simulation, state, asked.model, asked.features, clients=asked.clients, most=asked.rows)
+        places = analysis.tsne(points.features, asked.seed)
+        files.append(asked.out / f"{name}tsne.png")
+        plots.embedding(places, points.classes, points.clients, files[-1], simulation.data.class_names)
+    return files
+
+
+def _refits(what: str, asked: Asked, loaded: _Loaded) -> list[Path]:
+    """Accuracy of every client before and after a part is trained again."""
+    rows, means = [], []
+    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+        simulation, state = loaded(run)
+        after = {"probe": analysis.probe, "match": analysis.match}[what](simulation, state, asked.model, asked.features)
+        before = analysis.client_accuracies(*analysis.class_accuracies(simulation, state, asked.model))
+        rows += [{"run": label, "client": i, "origin": b, what: a} for i, (b, a) in enumerate(zip(before, after, strict=True))]
+        there = np.isfinite(after) & np.isfinite(before)
+        means.append({"run": label, "clients": int(there.sum()), "origin": before[there].mean(), what: after[there].mean()})
+    write_csv(asked.out / f"{what}.csv", rows)
+    shown = [{key: f"{100 * v:.2f} %" if isinstance(v, float) else str(v) for key, v in row.items()} for row in means]
+    return [asked.out / f"{what}.csv", _table(asked.out / f"{what}.md", shown)]
+
+
+def probe(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """Accuracy with a new linear head per client, beside the model's own."""
+    return _refits("probe", asked, loaded)
+
+
+def match(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """Accuracy with a linear layer trained between features and head, beside the model's own."""
+    return _refits("match", asked, loaded)
+
+
+def communication(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """What a client receives and sends in a round, by part."""
+    rows = []
+    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+        rows += [{"run": label} | row for row in analysis.communication(loaded(run)[0])]
+    write_csv(asked.out / "communication.csv", rows, ["run", "group", "way", "part", "array", "shape", "dtype", "numbers", "bytes"])
+    sums: dict[tuple[str, ...], list[int]] = {}
+    for row in rows:
+        for part in (row["part"], "all"):
+            total = sums.setdefault((row["run"], row["group"], row["way"], part), [0, 0])
+            total[0] += row["numbers"]
+            total[1] += row["bytes"]
+    shown = [
+        dict(zip(("run", "group", "way", "part"), key, strict=True)) | {"numbers": f"{n:,}", "size": report.readable_size(b)}
+        for key, (n, b) in sums.items()
+    ]
+    return [asked.out / "communication.csv", _table(asked.out / "communication.md", shown)]
+
+
+def clients(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """Accuracy of every client on its own test rows, all runs together."""
+    series = {}
+    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+        found = analysis.client_accuracies(*analysis.class_accuracies(*loaded(run), asked.model))
+        series[label] = {str(i): a for i, a in enumerate(found.tolist())}
+    plots.dots(series, asked.out / "clients.png", "client", "own test accuracy")
+    return [asked.out / "clients.png"]
+
+
+def classes(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """Accuracy by class over the clients' own test rows, all runs together; and by client and class, run by run."""
+    series, files = {}, [asked.out / "classes.png"]
+    for (run, name), label in zip(_named(asked), plots.labels_of(asked.runs), strict=True):
+        simulation, state = loaded(run)
+        names = simulation.data.class_names
+        correct, total = analysis.class_accuracies(simulation, state, asked.model)
+        each = np.where(total > 0, correct / np.maximum(total, 1), np.nan)
+        of_class = np.where(total.sum(0) > 0, correct.sum(0) / np.maximum(total.sum(0), 1), np.nan)
+        series[label] = dict(zip(names, of_class.tolist(), strict=True))
+        files.append(asked.out / f"{name}classes_by_client.png")
+        plots.heatmap(each, files[-1], names, of="own test accuracy", percent=True)
+    plots.dots(series, files[0], "class", "test accuracy")
+    return files
+
+
+def landscape(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """The test loss in a plane through the model (of client 0, if clients have models)."""
+    files = []
+    for run, name in _named(asked):
+        client = asked.clients[0] if asked.clients else 0
+        where = {"span": asked.span, "points": asked.points, "seed": asked.seed}
+        found = analysis.landscape(*loaded(run), asked.model, client, **where)
+        files.append(asked.out / f"{name}landscape.png")
+        plots.contours(found.steps, found.loss, files[-1], found.accuracy)
+    return files
+
+
+WHAT: dict[str, Callable[[Asked, _Loaded], list[Path]]] = {
+    function.__name__: function for function in (curves, partition, tsne, probe, match, communication, clients, classes, landscape)
+}
+
+
+def analyse(what: Sequence[str], asked: Asked) -> list[Path]:
+    """Does the analyses `what`, names in `WHAT`.
+
+    Returns:
+      The figures (each with a CSV of its name beside it) and tables written.
+
+    Raises:
+      ValueError: an unknown name, or a run that cannot give what is asked.
+      OSError: a run cannot be read, or the files cannot be written.
+    """
+    functions = [WHAT[by_name.choose("analysis", name, WHAT)] for name in what]
+    asked.out.mkdir(parents=True, exist_ok=True)
+    loaded = _Loaded()
+    return [file for function in functions for file in function(asked, loaded)]
+
+
+def _named(asked: Asked) -> list[tuple[Path, str]]:
+    """Runs, each with the beginning of its files' names: nothing if there is one."""
+    labels = plots.labels_of(asked.runs) if len(asked.runs) > 1 else [""]
+    return [(run, f"{label.replace('/', '-')}-" if label else "") for run, label in zip(asked.runs, labels, strict=True)]
+
+
+def _table(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
+    """Writes rows as a Markdown table."""
+    lines = [f"| {' | '.join(row)} |" for row in ([list(rows[0]), ["---"] * len(rows[0])] if rows else [])]
+    write_text(path, "\n".join([*lines, *(f"| {' | '.join(row.values())} |" for row in rows)]) + "\n")
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------- numbers for tables
+
+
+def _mean_origin(simulation: Simulation, state: State, model: str | None = None) -> float:
+    return float(np.nanmean(analysis.client_accuracies(*analysis.class_accuracies(simulation, state, model))))
+
+
+def _mean_probe(simulation: Simulation, state: State, model: str | None = None, key: str = "features") -> float:
+    return float(np.nanmean(analysis.probe(simulation, state, model, key)))
+
+
+def _mean_match(simulation: Simulation, state: State, model: str | None = None, key: str = "features") -> float:
+    return float(np.nanmean(analysis.match(simulation, state, model, key)))
+
+
+MEANS = {"origin": _mean_origin, "probe": _mean_probe, "match": _mean_match}
+
+
+def number(text: str) -> Callable[[Path, FederatedData | None], float]:
+    """One analysis as a number: the mean over clients after the last round.
+
+    Args:
+      text: "origin", "probe" or "match", with options as in "probe(model='global', key='features')".
+
+    Returns:
+      (run's directory, its data or None to load them) -> the number, which is kept in the run's directory.
+
+    Raises:
+      ValueError, TypeError: an unknown name or option.
+    """
+    name, options = by_name.parse(text)
+    function = MEANS[by_name.choose("analysis", name, MEANS)]
+    by_name.check(f"analysis {name!r}", function, ("simulation", "state"), options)
+
+    def of(run: Path, data: FederatedData | None = None) -> float:
+        file = run / NUMBERS
+        known = read_json(file) if file.exists() else {}
+        done = Checkpoints(run / CHECKPOINTS).latest()
+        if text not in known or known[text]["round"] != done:
+            _, simulation, state = experiment.load(run, data=data)
+            known[text] = {"round": done, "value": function(simulation, state, **options)}
+            write_json(file, known)
+        return known[text]["value"]
+
+    return of
+
+
+# ---------------------------------------------------------------------------------------------------- command line
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = report.Parser("python -m methods.analyse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    listed = "\n".join(f"  {name:14} {(function.__doc__ or '').partition(chr(10))[0]}" for name, function in WHAT.items())
+    parser.epilog = f"analyses:\n{listed}"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
+    parser.add_argument("--what", required=True, help="analyses, with commas between")
+    parser.add_argument("--out", help="where the files go; for one run its own directory's analysis/ by default")
+    parser.add_argument("--score", help="for curves, such as test/global/accuracy")
+    parser.add_argument("--model", help="which of the method's models: global, personal")
+    parser.add_argument("--features", default="features", help="which of the model's outputs")
+    parser.add_argument("--clients", help="ids, with commas between")
+    parser.add_argument("--rows", type=int, default=50, help="examples per client in the embedding")
+    parser.add_argument("--span", type=float, default=1.0, help="of the landscape, in units of the filters' norms")
+    parser.add_argument("--points", type=int, default=21, help="of the landscape, along each direction")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compilation_cache", default=experiment.PROGRAMS, help="where compiled programs are kept; '' for nowhere")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parses, analyses; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        given = _parser().parse_args(arguments)
+        what = [by_name.choose("analysis", name, WHAT) for name in given.what.split(",")]
+        runs = [Path(run) for run in given.runs]
+        if given.out is None and len(runs) > 1:
+            raise ValueError("several runs need --out=DIR, where their common files go")
+        chosen = None if given.clients is None else [int(i) for i in given.clients.split(",")]
+        out = runs[0] / "analysis" if given.out is None else Path(given.out)
+        options = (given.score, given.model, given.features, chosen, given.rows, given.span, given.points, given.seed)
+        asked = Asked(runs, out, *options)
+    except ValueError as error:
+        return report.fail(error, 2)
+    try:
+        experiment.keep_programs(given.compilation_cache)
+        experiment.use_all_cores()
+        for file in analyse(what, asked):
+            report.say(file.read_text().rstrip() if file.suffix == ".md" else str(file))
+    except KeyboardInterrupt:
+        return report.fail("interrupted", 130)
+    except (ValueError, TypeError, OSError) as error:
+        return report.fail(error, 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
