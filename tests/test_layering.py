@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedjax_core", "methods", "configs")
 FILES = sorted(str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ENGINE = {"simulation", "data", "report", "run", "parallel", "workdir", "checkpoint", "plots", "cohort", "normalisation"}
-FRONT = {f"methods.{name}" for name in ("experiment", "main", "table", "tables", "analyse")}
+FRONT = {f"methods.{name}" for name in ("experiment", "main", "table", "tables", "analyse", "export", "predict")}
 
 
 def module(file: str) -> str:
