@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_core.plots import curves, partition_bubbles, run_plots
+from fedjax_core.plots import contact_sheet, curves, partition_bubbles, run_plots
 from fedjax_core.workdir import JsonLines, WorkDir
 
 
@@ -121,6 +121,22 @@ def test_what_is_no_label_table(tmp_path, counts):
 def test_a_table_of_nothing_is_drawn(tmp_path):
     partition_bubbles(np.zeros((3, 2), int), tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
+
+
+def test_contact_sheets(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = {"bytes": rng.integers(0, 256, (3, 4, 4, 3)).astype(np.uint8), "floats": rng.normal(size=(2, 4, 4, 1))}
+    figure = contact_sheet(rows, tmp_path / "x.png")
+    shown = [axes.get_images() for axes in figure.axes]
+    assert list(map(len, shown)) == [1, 1, 1, 1, 1, 0]  # the shorter row ends early
+    np.testing.assert_array_equal(shown[1][0].get_array(), rows["bytes"][1])
+    np.testing.assert_allclose(shown[4][0].get_array(), np.clip(rows["floats"][1], 0, 1), rtol=1e-6)
+    assert [axes.texts[0].get_text() for axes in figure.axes[::3]] == ["bytes", "floats"]
+    assert ink(tmp_path / "x.png") > 0.1
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+    for wrong in ({}, {"a": np.zeros((2, 4, 4, 2))}, {"a": np.zeros((4, 4, 3))}, {"a": np.zeros((0, 4, 4, 3))}):
+        with pytest.raises(ValueError, match="contact sheet"):
+            contact_sheet(wrong, tmp_path / "y.png")
 
 
 def test_plots_of_a_run(tmp_path):

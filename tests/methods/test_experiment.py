@@ -1,5 +1,7 @@
 """From a config to a simulation: what is wrong is named, and what is asked for is built."""
 
+import dataclasses
+
 import chex
 import jax
 import numpy as np
@@ -59,6 +61,9 @@ class ErrorsTest(chex.TestCase):
             dict(statistics="locl"),
             r"unknown statistics 'locl'; allowed: average, local, freeze\. Did you mean 'local'\?",
         ),
+        (ValueError, dict(augment="flipp"), r"unknown augmentation 'flipp'; allowed: .*Did you mean 'flip'\?"),
+        (TypeError, dict(augment="crop(pad=4)"), "augmentation 'crop' has no option 'pad'; it takes: padding"),
+        (ValueError, dict(augment="flip"), r"augmentation is for images \[H, W, C\], these examples are \[5\]"),
         (ValueError, dict(cohort__size=9), "cohort=9 is neither"),
         (ValueError, dict(cohort__fraction=1.5), "cohort=1.5 is neither"),
         (ValueError, dict(plan__devices=9), "plan.devices=9 is not between 1 and 8"),
@@ -126,6 +131,19 @@ class BuildTest(chex.TestCase):
             (group,) = build(statistics=statistics).groups
             names[statistics] = list(group.build(group.task).predict)
         self.assertEqual(names, {"average": ["global"], "local": ["personal"], "freeze": ["global"]})
+
+    def test_augmentation_reaches_training_and_nothing_else(self):
+        """A mirror that is certain: as training on mirrored data, and evaluating on the data as they are."""
+        data = toy.data()
+        as_images = [Examples(part.x[:, None, :, None], part.y) for part in (data.train, data.test)]
+        mirrored = Examples(as_images[0].x[:, :, ::-1], data.train.y)
+        ends = []
+        for train, text in ((as_images[0], "flip(probability=1.0)"), (mirrored, None)):
+            images = dataclasses.replace(data, train=train, test=as_images[1])
+            sim = experiment.build(config(augment=text, evaluation__scopes=("global",)), images)
+            state, _ = sim.rounds(sim.init(0), 1)
+            ends.append((jax.device_get(state.server), sim.evaluate(state)))
+        chex.assert_trees_all_close(*ends, atol=1e-6)
 
     def test_pooled_methods_are_built(self):
         self.assertEqual(build(dict(name="centralized", epochs=1, batch=4)).population, 1)
