@@ -18,7 +18,7 @@ def get_config(variant: str = "small"):
     config.models = ("cnn(widths=(32, 64), dense=128)",)
     config.method = dict(name="fedavg", epochs=1, batch=50, weights="samples")
     config.optimizer.lr = 0.05
-    config.rounds = 5 if variant == "smoke" else 20
+    config.rounds = 5 if variant == "smoke" else 40
     if variant == "paper":
         config.data.partition = "dirichlet(alpha=0.2)"
         config.models = ("resnet8",)
