@@ -130,7 +130,7 @@ def test_contact_sheets(tmp_path):
     shown = [axes.get_images() for axes in figure.axes]
     assert list(map(len, shown)) == [1, 1, 1, 1, 1, 0]  # the shorter row ends early
     np.testing.assert_array_equal(shown[1][0].get_array(), rows["bytes"][1])
-    np.testing.assert_allclose(shown[4][0].get_array(), np.clip(rows["floats"][1], 0, 1), rtol=1e-6)
+    np.testing.assert_allclose(shown[4][0].get_array(), np.clip(rows["floats"][1, ..., 0], 0, 1), rtol=1e-6)
     assert [axes.texts[0].get_text() for axes in figure.axes[::3]] == ["bytes", "floats"]
     assert ink(tmp_path / "x.png") > 0.1
     assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
