@@ -145,6 +145,8 @@ def main(arguments: Sequence[str]) -> None:
     workloads = [WORKLOADS[by_name.choose("workload", name, WORKLOADS)] for name in chosen.workloads.split(",")]
     variants = [by_name.parse(f"ours{text}")[1] for text in chosen.ours or [""]]
     wanted = ("a,c" if "torch" in peers else "") if chosen.equality is None else chosen.equality
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     ours.set_up()
     equal = []
     for name in filter(None, wanted.split(",")):
@@ -160,7 +162,7 @@ def main(arguments: Sequence[str]) -> None:
         measured += compete(group, peers, variants, chosen.repeats)
     results = {
         "command": shlex.join(["python", "-m", "tests.benchmarks", *arguments]),
-        "commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip(),
+        "commit": commit,
         "machine": machine(measured),
         "versions": {e["name"]: e["ready"]["versions"] for r in measured for e in r["contenders"] if "ready" in e},
         "equality": equal,
