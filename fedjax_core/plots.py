@@ -53,12 +53,15 @@ STYLE: dict[Any, Any] = {
 Line = tuple[str, Sequence[float], Sequence[float]]  # label, rounds, values
 
 
-def curves(run_dirs: Sequence[str | os.PathLike] | str | os.PathLike, metric: str, path: str | os.PathLike) -> Figure:
+def curves(
+    run_dirs: Sequence[str | os.PathLike] | str | os.PathLike, metric: str | Sequence[str], path: str | os.PathLike
+) -> Figure:
     """Draws one score of one run or several over the rounds.
 
     Args:
       run_dirs: their directories; each line is labelled by its directory's name.
-      metric: a name in metrics.jsonl, e.g. "test/global/accuracy".
+      metric: a name in metrics.jsonl, e.g. "test/global/accuracy"; of several the first that a run has, for methods that have
+        different models.
       path: where the figure goes; the suffix says the format (.png, .pdf, .svg). Its CSV has columns run, round, `metric`.
 
     Returns:
@@ -70,11 +73,18 @@ def curves(run_dirs: Sequence[str | os.PathLike] | str | os.PathLike, metric: st
     """
     folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
     labels = labels_of(folders)
-    lines = [(label, *_series(folder, metric)) for label, folder in zip(labels, folders, strict=True)]
-    rows = [{"run": label, "round": r, metric: v} for label, xs, ys in lines for r, v in zip(xs, ys, strict=True)]
+    metrics = [metric] if isinstance(metric, str) else list(metric)
+    lines, rows = [], []
+    for label, folder in zip(labels, folders, strict=True):
+        name, xs, ys = _series(folder, metrics)
+        lines.append((label, xs, ys))
+        rows += [{"run": label, "round": r, name: v} for r, v in zip(xs, ys, strict=True)]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(COLUMN, 2.4), layout="constrained")
-        _draw_lines(figure.add_subplot(), lines, metric)
+        axes = figure.add_subplot()
+        _draw_lines(axes, lines, metrics[0])
+        if len(metrics) > 1:
+            axes.set_ylabel("test accuracy" if is_accuracy(metrics[0]) else metrics[0].rpartition("/")[2])
         _save(figure, path, rows)
     return figure
 
@@ -224,8 +234,9 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
             at = [names.index(name) + shift for name in values]
             colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
             axes.plot(at, list(values.values()), color=colour, marker=marker, linestyle="none", markersize=3.5, label=run)
-        step = _step(len(names) / 25)
-        long = max(map(len, names), default=0) > 4
+        longest = max(map(len, names), default=0)
+        long = longest > 4
+        step = _step((0.12 if long else 0.06 * (longest + 1)) * len(names) / (figure.get_figwidth() - 0.7))
         axes.set_xticks(range(0, len(names), step), names[::step], rotation=90 if long else 0)
         axes.set(xlabel=across, ylabel=up)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
@@ -314,7 +325,7 @@ def contours(steps: Any, loss: Any, path: str | os.PathLike, accuracy: Any = Non
     low, high = max(float(np.nanmin(loss)), 1e-6), float(np.nanmax(loss[np.isfinite(loss)]))
     levels = np.geomspace(low, max(high, low * 1.01), 11)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(COLUMN, 3.0), layout="constrained")
+        figure = Figure(figsize=(COLUMN, 2.8), layout="constrained")
         axes = figure.add_subplot()
         shades = axes.contourf(steps, steps, np.maximum(loss, low), levels=levels, cmap="Blues_r", norm=LogNorm(low, levels[-1]))
         lines = axes.contour(steps, steps, np.maximum(loss, low), levels=levels[1:-1], colors="black", linewidths=0.4)
@@ -322,7 +333,7 @@ def contours(steps: Any, loss: Any, path: str | os.PathLike, accuracy: Any = Non
         axes.plot([0], [0], "+", color=COLOURS[1], markersize=9, markeredgewidth=1.5)
         axes.set(xlabel="first direction", ylabel="second direction", aspect="equal")
         axes.grid(visible=False)
-        figure.colorbar(shades, ax=axes, label="test loss", format="%.2g", pad=0.02)
+        figure.colorbar(shades, ax=axes, label="test loss", format="%.2g", pad=0.02, shrink=0.85)
         _save(figure, path, rows)
     return figure
 
@@ -384,13 +395,14 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _series(folder: Path, metric: str) -> tuple[list[int], list[float]]:
+def _series(folder: Path, metrics: Sequence[str]) -> tuple[str, list[int], list[float]]:
     records = read_jsonl(folder / METRICS)
-    found = [record for record in records if metric in record]
-    if not found:
-        have = ", ".join(dict.fromkeys(name for record in records for name in record if name != "round")) or "no scores"
-        raise ValueError(f"{folder} has no score {metric}; it has {have}")
-    return [record["round"] for record in found], [record[metric] for record in found]
+    for metric in metrics:
+        found = [record for record in records if metric in record]
+        if found:
+            return metric, [record["round"] for record in found], [record[metric] for record in found]
+    have = ", ".join(dict.fromkeys(name for record in records for name in record if name != "round")) or "no scores"
+    raise ValueError(f"{folder} has no score {' or '.join(metrics)}; it has {have}")
 
 
 def _draw_lines(axes: Axes, lines: Sequence[Line], name: str) -> None:

@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     Attributes:
       runs: directories of runs.
       out: where the files go.
-      score: for curves; None: the first that all runs have, of `report.HEADLINE`.
+      scores: for curves: of each run the first that it has; none: the first of `report.HEADLINE` that all have.
       model: a predictor; None: see `analysis.model_of`.
       features: which of the model's outputs.
       clients: whose features; None: all.
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 
     runs: Sequence[Path]
     out: Path
-    score: str | None = None
+    scores: Sequence[str] = ()
     model: str | None = None
     features: str = "features"
     clients: Sequence[int] | None = None
@@ -67,14 +67,13 @@ class _Loaded:
 def curves(asked: Asked, loaded: _Loaded) -> list[Path]:
     """A score over the rounds, all runs together."""
     del loaded
-    shared = [{name for record in read_jsonl(run / METRICS) for name in record} for run in asked.runs]
-    score = asked.score
-    if score is None:
-        both = set.intersection(*shared)
-        score = next((name for name in (*report.HEADLINE, *sorted(both)) if name in both and report.is_accuracy(name)), None)
-    if score is None:
-        raise ValueError("the runs have no accuracy in common; name a score with --score, or draw them apart")
-    plots.curves(asked.runs, score, asked.out / "curves.png")
+    scores = asked.scores
+    if not scores:
+        shared = [{name for record in read_jsonl(run / METRICS) for name in record} for run in asked.runs]
+        scores = [name for name in report.HEADLINE if all(name in names for names in shared)][:1]
+    if not scores:
+        raise ValueError("the runs have no score in common that says it all; choose with --score=NAME, or NAME,NAME for either")
+    plots.curves(asked.runs, scores, asked.out / "curves.png")
     return [asked.out / "curves.png"]
 
 
@@ -139,6 +138,7 @@ def communication(asked: Asked, loaded: _Loaded) -> list[Path]:
             total = sums.setdefault((row["run"], row["group"], row["way"], part), [0, 0])
             total[0] += row["numbers"]
             total[1] += row["bytes"]
+    sums = dict(sorted(sums.items(), key=lambda item: item[0][-1] == "all"))
     shown = [
         dict(zip(("run", "group", "way", "part"), key, strict=True)) | {"numbers": f"{n:,}", "size": report.readable_size(b)}
         for key, (n, b) in sums.items()
@@ -275,7 +275,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
     parser.add_argument("--what", required=True, help="analyses, with commas between")
     parser.add_argument("--out", help="where the files go; for one run its own directory's analysis/ by default")
-    parser.add_argument("--score", help="for curves, such as test/global/accuracy")
+    parser.add_argument(
+        "--score", default="", help="for curves, such as test/global/accuracy; with commas, the first that a run has"
+    )
     parser.add_argument("--model", help="which of the method's models: global, personal")
     parser.add_argument("--features", default="features", help="which of the model's outputs")
     parser.add_argument("--clients", help="ids, with commas between")
@@ -298,7 +300,8 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError("several runs need --out=DIR, where their common files go")
         chosen = None if given.clients is None else [int(i) for i in given.clients.split(",")]
         out = runs[0] / "analysis" if given.out is None else Path(given.out)
-        options = (given.score, given.model, given.features, chosen, given.rows, given.span, given.points, given.seed)
+        scores = [name for name in given.score.split(",") if name]
+        options = (scores, given.model, given.features, chosen, given.rows, given.span, given.points, given.seed)
         asked = Asked(runs, out, *options)
     except ValueError as error:
         return report.fail(error, 2)

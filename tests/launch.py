@@ -88,7 +88,12 @@ class Launcher:
         return json.loads(self._parent.stdout.readline())
 
     def start(
-        self, *flags: str, environment: dict[str, str] | None = None, largest_file: int | None = None, powerless: bool = False
+        self,
+        *flags: str,
+        environment: dict[str, str] | None = None,
+        largest_file: int | None = None,
+        powerless: bool = False,
+        module: str = "methods.main",
     ) -> Process:
         """Starts the command line.
 
@@ -97,6 +102,7 @@ class Launcher:
           environment: variables to set.
           largest_file: bytes; writing more to a file fails as on a full disk.
           powerless: for the superuser too, permissions count.
+          module: which command line.
         """
         self._count += 1
         out, err = self._directory / f"out{self._count}", self._directory / f"err{self._count}"
@@ -104,7 +110,7 @@ class Launcher:
             flags = (*flags, f"--compilation_cache={self._directory / 'compiled'}")
         out.touch()
         err.touch()
-        limits = {"largest_file": largest_file, "powerless": powerless}
+        limits = {"largest_file": largest_file, "powerless": powerless, "module": module}
         pid = self.ask(start=flags, out=str(out), err=str(err), environment=environment or {}, **limits)
         return Process(self, pid, out, err)
 
@@ -137,10 +143,10 @@ def _child(request: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file"], resource.RLIM_INFINITY))
     if request["powerless"] and os.geteuid() == 0:
         _give_up_capabilities()
-    sys.argv = ["methods/main.py", *request["start"]]
+    sys.argv = [request["module"].replace(".", "/") + ".py", *request["start"]]
     status: Any = 1
     try:
-        runpy.run_module("methods.main", run_name="__main__", alter_sys=True)
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as end:
         status = 0 if end.code is None else end.code
