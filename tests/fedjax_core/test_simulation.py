@@ -421,6 +421,11 @@ class EvaluationTest(chex.TestCase):
             logits = np.array([0.0, 0.0, len(toy.data().train_index[i])])
             expected = sum(np.log(np.exp(logits).sum()) - logits[label] for label in labels)
             np.testing.assert_allclose(scores["personal"]["loss"][0][i], expected, rtol=1e-5)
+        view = sim.view(state, 3)  # the same, of one client
+        found = {
+            name: np.asarray(view.predict(name, held, toy.data().test.x[:1])["logits"])[0] for name, held in view.holds.items()
+        }
+        chex.assert_trees_all_close(found, {"personal": np.array([0.0, 0.0, 7.0]), "global": np.array([9.0, 0.0, 0.0])})
         chex.assert_trees_all_equal(jax.device_get(state), before)
 
     def test_first_to_reach(self):
@@ -518,5 +523,7 @@ class HostTest(chex.TestCase):
 
     def test_absent_clients_stay_untouched(self):
         sim = simulate(tally, hold="host", dropout=0.5)
-        sim.rounds(sim.init(4), 1)
-        np.testing.assert_array_equal(np.flatnonzero(sim._stores[0].touched), sorted(naive.cohort(4, 0, N, 5, 0.5)))
+        sim.rounds(sim.init(3), 1)
+        there = naive.cohort(3, 0, N, 5, 0.5)
+        self.assertBetween(len(there), 1, 4)
+        np.testing.assert_array_equal(np.flatnonzero(sim._stores[0].touched), sorted(there))
