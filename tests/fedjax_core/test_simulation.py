@@ -386,6 +386,12 @@ class EvaluationTest(chex.TestCase):
         found = {name.rpartition("/accuracy")[0] for name in sim.evaluate(sim.init(0)) if "accuracy" in name}
         self.assertEqual(found, {"test/global", "test/global/own", "test/personal/own", "test/personal/all"})
 
+    def test_scores_stand_in_the_order_of_the_ids(self):
+        """Whatever the groups: a client's own number is its score's weight."""
+        sim = simulate(None, two_groups(tally, (0, 7, 2, 5), (6, 4, 3, 1)), with_test_rows(self.TEST))
+        scores = sim.client_scores(sim.init(0))["own"]["personal"]["accuracy"]
+        np.testing.assert_array_equal(scores[1], [len(rows) for rows in self.TEST])
+
     def test_at_most_so_many_clients(self):
         sim = simulate(tally, evaluation=Evaluation(("own",), clients=3))
         chosen = sim.scored_clients()
