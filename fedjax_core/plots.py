@@ -54,15 +54,20 @@ Line = tuple[str, Sequence[float], Sequence[float]]  # label, rounds, values
 
 
 def curves(
-    run_dirs: Sequence[str | os.PathLike] | str | os.PathLike, metric: str | Sequence[str], path: str | os.PathLike
+    run_dirs: Sequence[str | os.PathLike] | str | os.PathLike,
+    metric: str | Sequence[str],
+    path: str | os.PathLike,
+    labels: Sequence[str] | None = None,
 ) -> Figure:
     """Draws one score of one run or several over the rounds.
 
     Args:
-      run_dirs: their directories; each line is labelled by its directory's name.
+      run_dirs: their directories.
       metric: a name in metrics.jsonl, e.g. "test/global/accuracy"; of several the first that a run has, for methods that have
         different models.
       path: where the figure goes; the suffix says the format (.png, .pdf, .svg). Its CSV has columns run, round, `metric`.
+
+      labels: of the lines; by default the directories' names.
 
     Returns:
       The figure.
@@ -72,7 +77,7 @@ def curves(
       ValueError: if a run has no such score; the message lists those it has.
     """
     folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
-    labels = labels_of(folders)
+    labels = labels_of(folders) if labels is None else labels
     metrics = [metric] if isinstance(metric, str) else list(metric)
     lines, rows = [], []
     for label, folder in zip(labels, folders, strict=True):

@@ -586,7 +586,8 @@ def markdown(
         lines += [table.note, ""]
     done = sum(cell.name in results for cell in every)
     state = "" if done == len(every) else f" {done} of {len(every)} runs are finished."
-    lines += [f"Variant `{variant}`; mean ± standard deviation over seeds {', '.join(map(str, seeds))} (n = {len(seeds)}).{state}"]
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else "mean ± standard deviation over seeds " + ", ".join(map(str, seeds))
+    lines += [f"Variant `{variant}`; {over}.{state}"]
     papers = [_paper(table, r.label, c.label, m.label) for m in table.measures for r in table.rows for c in table.columns]
     if sources := list(dict.fromkeys(paper[2] for paper in papers if paper)):
         lines += ["", f"In brackets the published value and ours minus it: {'; '.join(sources)}."]
@@ -606,7 +607,10 @@ def markdown(
     lines += ["", "## Rounds, time and traffic", ""]
     targets = _all_targets(table)
     if targets:
-        lines += [f"Rounds to accuracies are of {table.measures[0].label}. Traffic is per client and round.", ""]
+        lines += [
+            f"Rounds to accuracies: the first evaluated one, of {table.measures[0].label}. Traffic: per client and round.",
+            "",
+        ]
     heads = ["", "", *(f"rounds to {100 * t:g} %" for t in targets), "s/round", "down", "up"]
     lines += [_line(*heads), _line("---", "---", *("--:" for _ in heads[2:]))]
     for row, column, costs in _cost_rows(table, every, results):

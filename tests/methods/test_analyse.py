@@ -1,0 +1,126 @@
+"""Analyses from the command line: what a finished run gives, figures with their numbers beside them, and what is refused."""
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs import fedavg_digits, fedhe_digits
+from fedjax_core.workdir import read_json, write_json
+from methods import analyse, experiment
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """FedAvg, and FedHe with two architectures, two rounds each."""
+    place = tmp_path_factory.mktemp("runs")
+    made = {}
+    for name, module in (("fedavg", fedavg_digits), ("fedhe", fedhe_digits)):
+        config = module.get_config("smoke")
+        config.models = ("mlp(widths=(8,))", "mlp(widths=(6,))") if name == "fedhe" else ("mlp(widths=(8,))",)
+        config.rounds = config.evaluation.every = 2
+        config.data.clients, config.plan.devices = 4, 1
+        made[name] = place / name
+        experiment.execute(config, str(made[name]), progress=False, console=lambda text: None)
+    return made
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def call(*arguments) -> int:
+    return analyse.main([*map(str, arguments), "--compilation_cache="])
+
+
+def test_a_loaded_run_is_the_run(runs):
+    config, simulation, state = experiment.load(runs["fedhe"])
+    assert config.to_dict()["models"] == ("mlp(widths=(8,))", "mlp(widths=(6,))")
+    summary = read_json(runs["fedhe"] / "summary.json")["metrics"]
+    for name, value in simulation.evaluate(state).items():
+        assert value == pytest.approx(summary[name]["last"], abs=1e-6), name
+    assert int(state.round) == 2
+
+
+def test_figures_have_their_numbers_beside_them(runs, tmp_path, capsys):
+    what = "partition,tsne,clients,classes,landscape,communication"
+    assert call(*runs.values(), f"--what={what}", f"--out={tmp_path}", "--points=3", "--clients=0,2", "--rows=5") == 0
+    files = [Path(line) for line in capsys.readouterr().err.splitlines() if line.startswith("/")]
+    figures = [file for file in files if file.suffix == ".png"]
+    assert len(figures) == 4 + 2 + 1 + 3 + 2
+    for figure in figures:
+        with Image.open(figure) as image:
+            assert (np.asarray(image.convert("L")) < 250).mean() > 0.005, figure
+        assert rows(figure.with_suffix(".csv")), figure
+
+
+def test_their_numbers_are_the_runs(runs, tmp_path):
+    assert call(*runs.values(), "--what=clients,classes,communication,curves", f"--out={tmp_path}", "--score=x,train/loss") == 0
+    for name, score in (("fedavg", "test/global/own"), ("fedhe", "test/personal/own")):
+        summary = read_json(runs[name] / "summary.json")
+        found = [float(row[name]) for row in rows(tmp_path / "clients.csv")]
+        assert np.mean(found) == pytest.approx(summary["metrics"][f"{score}/accuracy/mean"]["last"])
+        sizes = [row for row in rows(tmp_path / "communication.csv") if row["run"] == name]
+        groups = len({row["group"] for row in sizes})
+        for way in ("down", "up"):
+            assert sum(int(row["bytes"]) for row in sizes if row["way"] == way) == groups * summary["facts"][f"bytes_{way}"]
+    assert [row["class"] for row in rows(tmp_path / "classes.csv")] == [str(k) for k in range(10)]
+    assert {row["run"] for row in rows(tmp_path / "curves.csv")} == {"fedavg", "fedhe"}
+    assert re.search(r"\| fedavg \| 0: mlp\S* \| up \| all \| 610 \| 2.44 kB \|", (tmp_path / "communication.md").read_text())
+
+
+def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
+    run = runs["fedavg"]
+    assert call(run, "--what=probe,match") == 0
+    said = capsys.readouterr().err
+    for what in ("probe", "match"):
+        each = rows(run / "analysis" / f"{what}.csv")
+        mean = analyse.number(what)(run, None)
+        assert mean == pytest.approx(np.mean([float(row[what]) for row in each]))
+        assert f"{100 * mean:.2f} %" in said
+        assert read_json(run / analyse.NUMBERS)[what] == {"round": 2, "value": mean}
+    write_json(run / analyse.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
+    assert analyse.number("origin")(run, None) == 0.125, "kept"
+    assert analyse.number("probe")(run, None) != 0.125, "of another round"
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        (["--what=curve"], 2, "unknown analysis 'curve'; .*Did you mean 'curves'"),
+        ([], 2, "--what"),
+        (["--what=curves", "--rows=x"], 2, "--rows"),
+        (["--what=curves", "--score=test/accuracy"], 1, "has no score test/accuracy; it has"),
+        (["--what=clients", "--model=personal"], 1, "model 'personal' is not one that the method has: global"),
+        (["--what=tsne", "--features=prompts"], 1, "no output 'prompts'"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_line(runs, tmp_path, capsys, flags, status, said):
+    assert call(runs["fedavg"], *flags, f"--out={tmp_path / 'out'}") == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"error: .*{said}", line)
+
+
+def test_runs_that_cannot_be_analysed_get_one_line(runs, tmp_path, capsys):
+    assert call(*runs.values(), "--what=curves") == 2
+    assert "several runs need --out=DIR" in capsys.readouterr().err
+    assert call(tmp_path / "none", "--what=clients") == 1
+    assert "none" in capsys.readouterr().err
+    assert call(*runs.values(), "--what=curves", f"--out={tmp_path}") == 1
+    assert "no score in common" in capsys.readouterr().err
+    for change, said in (("checkpoints", "has no checkpoint yet"), ("run.json", "was run on other data")):
+        broken = tmp_path / change / "run"
+        broken.mkdir(parents=True)
+        for name in ("config.json", "run.json"):
+            (broken / name).write_bytes((runs["fedavg"] / name).read_bytes())
+        if change == "run.json":
+            (broken / "checkpoints").symlink_to(runs["fedavg"] / "checkpoints")
+            record = read_json(broken / "run.json")
+            record["partition"]["hash"] = "0" * 64
+            write_json(broken / "run.json", record)
+        assert call(broken, "--what=clients") == 1
+        assert said in capsys.readouterr().err
