@@ -262,7 +262,7 @@ IID = {"IID": 1.0, "Skewed": 2.0}
         (dict(targets=(80,)), "target 80 is not an accuracy"),
         (dict(seeds=(0, 0)), "each once"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),  # no addresses: workers must agree
 )
 def test_a_wrong_definition_ends_before_anything_runs(tmp_path, fake, changes, said):
     with pytest.raises((ValueError, TypeError), match=said) as caught:
