@@ -1,7 +1,7 @@
 """What all configs share. A config is a small change of this one, and says in its docstring what to expect of it.
 
-Sources, partitions and models are named with their arguments: "dirichlet(alpha=0.5)". The config is locked, so a misspelt field is
-an error. `None` means: not given, the callee's default.
+Sources, partitions and models are named with their arguments: "dirichlet(alpha=0.5)". The command line locks the config, so a
+misspelt flag is an error. `None` means: not given, the callee's default.
 """
 
 from typing import Any

@@ -49,7 +49,12 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         return name, {}
     try:
         call = ast.parse(f"f({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+        if (
+            not isinstance(call, ast.Call)
+            or not isinstance(call.func, ast.Name)
+            or call.args
+            or any(k.arg is None for k in call.keywords)
+        ):
             raise ValueError
         return name.strip(), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except (SyntaxError, ValueError):

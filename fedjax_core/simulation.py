@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from fedjax_core.data.federated import FederatedData, padded, pooled
 from fedjax_core.task import Task
 
 Build = Callable[[Task], Algorithm]
+Result = TypeVar("Result")
 STREAMS = {"init": 0, "prepare": 1, "cohort": 2, "dropout": 3, "client": 4, "server": 5, "personalise": 6}
 SCOPES = ("global", "own", "post_local", "all")
 
@@ -107,11 +108,13 @@ class Held(NamedTuple):
 
     Attributes:
       tasks: per group, what `Task.bind` takes.
+      places: per group, [N + 1], where in the group's store each client's state stands; the store's length for those outside.
       train, test: the data sets.
       index, size: [N, M] and [N], each client's rows of `train`; `test_index`, `test_size`: of `test`.
     """
 
     tasks: tuple[PyTree, ...]
+    places: tuple[Any, ...]
     train: Examples
     index: Any
     size: Any
@@ -188,7 +191,7 @@ class Simulation:
         self._held_on_host = self._host_arrays()
         self.shapes = self._check()
         self.plan = parallel.choose(self.cohort) if plan is None else parallel.choose(self.cohort, **plan._asdict())
-        self._fits = False
+        self._fits: set[str] = set()
         self.use(self.plan)
 
     # ------------------------------------------------------------------------------------------------ set-up
@@ -197,7 +200,10 @@ class Simulation:
         index, size = padded(self.data.train_index)
         test_index, test_size = padded(self.data.test_index)
         tasks = tuple(group.task.held for group in self.groups)
-        return Held(tasks, self.data.train, index, size, self.data.test, test_index, test_size)
+        places = tuple(np.full(self.population + 1, len(group.clients), np.int32) for group in self.groups)
+        for at, group in zip(places, self.groups, strict=True):
+            at[group.clients] = np.arange(len(group.clients))
+        return Held(tasks, places, self.data.train, index, size, self.data.test, test_index, test_size)
 
     def _algorithm(self, group: int, held: Held, round: Array | int) -> Algorithm:  # noqa: A002
         return self.groups[group].build(self.groups[group].task.bind(held.tasks[group], round))
@@ -271,13 +277,17 @@ class Simulation:
             self._stores = [
                 cohorts.HostStore(len(g.clients), s.client) for g, s in zip(self.groups, self.shapes.groups, strict=True)
             ]
-        for g, group in enumerate(self.groups):
+        for g in range(len(self.groups)):
             if self._algorithm(g, self._held_on_host, 0).prepare is None:
                 continue
-            for ids in self._blocks(g, group.clients):
-                places, rows = self._rows(state, g, ids)
-                rows = self._prepare[g](self.held, state.server, state.key, self.put(ids), rows)
-                state = self._write(state, g, places, rows)
+            state = self._fitting(lambda state=state, g=g: self._prepared(state, g))
+        return state
+
+    def _prepared(self, state: State, g: int) -> State:
+        for ids in self._blocks(g, self.groups[g].clients):
+            places, rows = self._rows(state, g, ids)
+            rows = self._prepare[g](self.held, state.server, state.key, self.put(ids), rows)
+            state = self._write(state, g, places, rows)
         return state
 
     def _init_program(self, held: Held, key: Array) -> State:
@@ -307,14 +317,8 @@ class Simulation:
                 examples = jnp.where(cohorts.stays(self._key(key, "dropout", round), chosen, self.dropout), examples, 0)
             order = parallel.arrange(examples, self._plan(g))
             cohort = Cohort(chosen[order], examples[order])
-            drawn.append((cohort, self._places(group, cohort.ids)))
+            drawn.append((cohort, held.places[g][cohort.ids]))
         return drawn
-
-    def _places(self, group: Group, ids: Array) -> Array:
-        """Ids -> places in the group's store; its length for those outside."""
-        at = np.full(self.population + 1, len(group.clients), np.int32)
-        at[group.clients] = np.arange(len(group.clients))
-        return jnp.asarray(at)[ids]
 
     def _train(self, held: Held, state: State, drawn, rows, scored: bool):
         """One round on the cohort's client states `rows`: (server, new rows, record)."""
@@ -430,39 +434,47 @@ class Simulation:
         while len(records) < n:
             last = scored and len(records) == n - 1
             if self.hold == "host":
-                state, raw = self._round_on_host(state, last)
+                state, raw = self._fitting(lambda state=state, last=last: self._round_on_host(state, last))
                 raw = [raw]
             elif last:
-                state, record = self._dispatch(lambda: self._scored, state, 1)
+                state, record = self._dispatch("_scored", state, 1)
                 raw = [record]
             else:
                 count = min(self.dispatch, n - len(records) - bool(scored))
-                state, stacked = self._dispatch(lambda: self._many, state, count)
+                state, stacked = self._dispatch("_many", state, count)
                 raw = [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)]
             done = int(jax.device_get(state.round))
             for j, record in enumerate(raw):
                 records.append(self._flat(record, done - len(raw) + 1 + j))
         return state, records
 
-    def _dispatch(self, program: Callable[[], Any], state: State, count: int):
-        """Runs a program; the first one keeps a copy of the state, so that a smaller chunk can take over if it does not fit."""
-        if self._fits:
-            state, record = program()(self.held, state, self.put(np.int32(count)))
+    def _dispatch(self, name: str, state: State, count: int):
+        """Runs `_many` or `_scored`; at first with a copy of the state, for a smaller chunk to take over if need be."""
+        if name in self._fits:
+            state, record = getattr(self, name)(self.held, state, self.put(np.int32(count)))
             return state, jax.device_get(record)
 
-        def attempt(plan: parallel.Plan):
-            if plan != self.plan:
-                self.use(plan)
-            arguments = self.held, state, self.put(np.int32(count))
-            limit = parallel.memory_limit(self.mesh) if plan.chunk > 1 else None
-            if limit and (excess := parallel.too_large(program().lower(*arguments).compile(), limit)):
+        def first():
+            program, arguments = getattr(self, name), (self.held, state, self.put(np.int32(count)))
+            limit = parallel.memory_limit(self.mesh) if self.plan.chunk > 1 else None
+            if limit and (excess := parallel.too_large(program.lower(*arguments).compile(), limit)):
                 raise MemoryError(excess)
-            new, record = program()(self.held, jax.tree.map(jnp.copy, state), arguments[2])
+            new, record = program(self.held, jax.tree.map(jnp.copy, state), arguments[2])
             return new, jax.device_get(record)
 
-        result, _ = parallel.with_smaller_chunks(attempt, self.plan)
-        self._fits = True
+        result = self._fitting(first)
+        self._fits.add(name)
         return result
+
+    def _fitting(self, work: Callable[[], Result]) -> Result:
+        """Does `work`, in smaller chunks if a device cannot hold it; its inputs must survive a failure."""
+
+        def attempt(plan: parallel.Plan) -> Result:
+            if plan != self.plan:
+                self.use(plan)
+            return work()
+
+        return parallel.with_smaller_chunks(attempt, self.plan)[0]
 
     def _round_on_host(self, state: State, scored: bool):
         assert self._stores is not None
@@ -582,9 +594,7 @@ class Simulation:
         return list(ids.reshape(-1, size))
 
     def _rows(self, state: State, g: int, ids: np.ndarray) -> tuple[np.ndarray, PyTree]:
-        at = np.full(self.population + 1, len(self.groups[g].clients), np.int32)
-        at[self.groups[g].clients] = np.arange(len(self.groups[g].clients))
-        places = at[ids]
+        places = self._held_on_host.places[g][ids]
         if self._stores is None:
             return places, cohorts.gather(state.clients[g], self.put(places))
         return places, self.put(self._stores[g].read(places)[0])
@@ -643,6 +653,9 @@ class Simulation:
 
     def client_scores(self, state: State) -> dict[str, PyTree]:
         """Per client (in the order of `scored_clients`), as NumPy pairs: {"own": {predictor: {"loss", "accuracy"}}, "all": ...}."""
+        return self._fitting(lambda: self._client_scores(state))
+
+    def _client_scores(self, state: State) -> dict[str, PyTree]:
         wanted = self.scored_clients()
         parts, ids = [], []
         for g, group in enumerate(self.groups):
