@@ -24,6 +24,7 @@ from tests.benchmarks import ours
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
 TOLERANCE = 1e-4
+GENTLE = 0.001  # rate for networks with batch normalisation: at 0.05 torch differs from itself in float64 by more than from us
 
 
 def batches(workload: Workload, data: federated.FederatedData) -> dict[int, np.ndarray]:
@@ -81,6 +82,8 @@ def check(name: str, python: Path, scratch: Path) -> dict[str, Any]:
       "difference": largest of any averaged weight; "change": how far the round moved any.
     """
     workload = WORKLOADS[name]
+    if workload.model.startswith("resnet"):
+        workload = dataclasses.replace(workload, lr=GENTLE)
     real = ours.build(workload)
     state = real.init(seed=0)
     before = jax.device_get(state.server.net)
@@ -90,7 +93,7 @@ def check(name: str, python: Path, scratch: Path) -> dict[str, Any]:
     scratch.mkdir(parents=True, exist_ok=True)
     file = scratch / f"equality_{name}.npz"
     np.savez(file, **arrays)
-    options = json.dumps({"workload": name, "check": str(file)})
+    options = json.dumps({"workload": name, "check": str(file), "lr": workload.lr})
     command = [str(python), "-m", "tests.benchmarks.peers.torch_loop", options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

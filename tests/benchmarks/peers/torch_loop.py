@@ -3,6 +3,7 @@
 With "check" it trains from the weights and on the batches of a file that `equality.py` wrote, and says how far the mean is.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -21,7 +22,7 @@ def main(options):
     torch.manual_seed(SEED)
     torch.set_num_threads(options.get("threads") or len(os.sched_getaffinity(0)))
     if "check" in options:
-        return check(workload, options["check"])
+        return check(dataclasses.replace(workload, lr=options["lr"]), options["check"])
     model, (x, y) = torch_models.build(workload), torch_models.tensors(workload)
     if options.get("channels_last"):
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
