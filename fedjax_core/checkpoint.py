@@ -22,6 +22,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -338,14 +339,27 @@ def _orbax(call: Callable[[], T]) -> T:
       OSError: whatever Orbax raises, with the errno that its message tells.
     """
     with _no_logs("absl"), concurrent.futures.ThreadPoolExecutor(1) as thread:
+        before, sys.unraisablehook = sys.unraisablehook, _unless_loop_closed(sys.unraisablehook)
         try:
-            return thread.submit(call).result()
+            result = thread.submit(call).result()
+            sys.unraisablehook = before  # after a failure it stays: writes under way still report to a closed loop
+            return result
         except (OSError, MemoryError):
             raise
         except Exception as error:  # tensorstore reports a full disk as a ValueError
             if code := re.search(r"os_error_code='(\d+)'", str(error)):
                 raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
             raise OSError(errno.EIO, str(error).partition("\n")[0] or type(error).__name__) from error
+
+
+def _unless_loop_closed(hook: Callable) -> Callable:
+    """An unraisablehook that leaves out what TensorStore's threads print when the event loop that waited for them has failed."""
+
+    def filtered(unraisable):
+        if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
+            hook(unraisable)
+
+    return filtered
 
 
 @contextlib.contextmanager
