@@ -133,6 +133,7 @@ def test_clients_models_are_their_own(local, tmp_path, digits):
 def test_what_cannot_be_exported(which, flags, said, request, tmp_path, capfd):
     place = tmp_path if which == "nothing" else request.getfixturevalue(which)
     out = tmp_path / "model.safetensors"
+    capfd.readouterr()  # what the run said while it was made
     assert export.main([str(place), f"--out={out}", *flags]) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: ")
