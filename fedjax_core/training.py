@@ -139,6 +139,42 @@ def fit(
     return run
 
 
+def accumulate(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
+    """Sums over one client's rows, in minibatches and in the order in which they lie; nothing is trained.
+
+    Args:
+      of: Batch -> pytree of sums over the rows in its mask.
+      data: the client's.
+      batch: rows at once, or fewer if no client has so many.
+
+    Returns:
+      The total of `of`; zeros for a client without rows.
+    """
+    rows = data.index.shape[0]
+    b = max(1, min(batch, rows))
+    places = jnp.arange(-(-rows // b) * b)
+    index = jnp.pad(data.index, (0, len(places) - rows))
+
+    def part(i):
+        here = i * b + jnp.arange(b)
+        return of(take(data.arrays, index[here], here < data.size))
+
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(part, jnp.int32(0)))
+    return jax.lax.fori_loop(0, -(-data.size // b), lambda i, total: jax.tree.map(jnp.add, total, part(i)), zeros)
+
+
+def class_sums(values: Array, y: Array, mask: Array, classes: int) -> tuple[Array, Array]:
+    """Sums of `values` [B, D] by class, and how many rows each has: [K, D] and [K]."""
+    of_class = jax.nn.one_hot(y, classes, dtype=values.dtype) * mask[:, None]
+    return of_class.T @ jnp.where(mask[:, None], values, 0), jnp.sum(of_class, 0)
+
+
+def class_means(of: Callable[[Batch], Array], data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
+    """Mean of `of` (Batch -> [B, D]) over each class of one client's rows: [K, D], and their numbers [K]; zero for no rows."""
+    total, count = accumulate(lambda batch: class_sums(of(batch), batch.y, batch.mask, classes), data, batch=batch)
+    return total / jnp.maximum(count, 1)[:, None], count
+
+
 def take(arrays: PyTree, rows: Array, mask: Array) -> Batch:
     """The minibatch at the given rows [B] of Examples `arrays`."""
     x, y = jax.tree.map(lambda a: a[rows], arrays)

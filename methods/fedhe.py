@@ -18,7 +18,6 @@ authors' code runs asynchronously, with a running mean over uploads.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_core import aggregators, losses, training
@@ -63,8 +62,7 @@ def fedhe(task: Task, *, optimizer: training.Optimizer, alpha: float = 0.5, epoc
             ce = losses.cross_entropy(logits, batch.y, batch.mask)
             taught = batch.mask & sent.known[batch.y]
             value = ce + alpha * losses.squared_error(logits, sent.logits[batch.y], taught)
-            of_class = jax.nn.one_hot(batch.y, classes) * batch.mask[:, None]  # [B, K]
-            produced = of_class.T @ logits, jnp.sum(of_class, 0)
+            produced = training.class_sums(logits, batch.y, batch.mask, classes)
             return value, training.Aux(stats, (training.classified(ce, logits, batch), produced))
 
         trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(w_i, data, key)
