@@ -5,6 +5,8 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array
 
+TINY = 1e-24  # squared length below which a vector counts as zero
+
 
 def masked_mean(values: Array, mask: Array) -> Array:
     """Mean of `values` [B] over the rows in `mask` [B]; 0 if there are none, with a zero gradient."""
@@ -25,3 +27,13 @@ def cross_entropy(logits: Array, y: Array, mask: Array) -> Array:
 def squared_error(values: Array, targets: Array, mask: Array) -> Array:
     """Mean squared difference of `values` and `targets` [B, D], over all entries of the rows in `mask`."""
     return masked_mean(jnp.mean((values - targets) ** 2, axis=-1), mask)
+
+
+def lengths(x: Array) -> Array:
+    """Euclidean lengths along the last axis, [..., D] -> [...]; of zeros it is (nearly) zero, with a zero gradient."""
+    return jnp.sqrt(jnp.maximum(jnp.sum(x * x, -1), TINY))
+
+
+def cosines(a: Array, b: Array) -> Array:
+    """Cosine between each row of `a` [B, D] and each row of `b` [K, D]: [B, K]; 0 for rows of zeros."""
+    return (a / lengths(a)[:, None]) @ (b / lengths(b)[:, None]).T

@@ -48,7 +48,7 @@ class Fitted(NamedTuple):
     sums: PyTree
 
 
-Loss = Callable[[Net, Batch, Array], tuple[Array, Aux]]
+Loss = Callable[..., tuple[Array, Aux]]  # net, batch, key -> value, Aux; a fourth argument is what `each_epoch` found
 Optimizer = Callable[[Array | int], optax.GradientTransformation]  # round -> what one local training uses, state made anew
 
 
@@ -76,6 +76,7 @@ def fit(
     epochs: int,
     batch: int,
     trainable: Callable[[tuple], bool] | None = None,
+    each_epoch: Callable[[Net, ClientData, Array | int], PyTree] | None = None,
 ) -> Callable[[Net, ClientData, Array], Fitted]:
     """Epochs of shuffled minibatches over one client's data.
 
@@ -89,6 +90,7 @@ def fit(
       batch: B, or fewer if no client has so many rows.
       trainable: path of a leaf in `net.params` (a tuple of jax.tree_util keys) -> whether it is trained; None: all are.
         Frozen leaves are returned as they came, bit for bit, and no gradient is taken for them.
+      each_epoch: (net, data, epoch from 0) -> arrays that the loss gets as its fourth argument, made before each epoch.
 
     Returns:
       (net, data, key) -> Fitted.
@@ -106,18 +108,21 @@ def fit(
         places = jnp.arange(-(-rows // b) * b)
         index = jnp.pad(data.index, (0, len(places) - rows))
 
-        def gradient(trained, stats, minibatch, key):
+        def before(trained, stats, e):
+            return () if each_epoch is None else (each_epoch(Net(join(trained, frozen), stats), data, e),)
+
+        def gradient(trained, stats, minibatch, key, *known):
             def of_trained(trained):
-                return loss(Net(join(trained, frozen), stats), minibatch, key)
+                return loss(Net(join(trained, frozen), stats), minibatch, key, *known)
 
             return jax.grad(of_trained, has_aux=True)(trained)
 
-        def step(i, carry, order, key):
+        def step(i, carry, order, key, known):
             trained, stats, state, sums = carry
             start = i * b
             chosen = index[jax.lax.dynamic_slice_in_dim(order, start, b)]
             minibatch = take(data.arrays, chosen, start + jnp.arange(b) < data.size)
-            grads, aux = gradient(trained, stats, minibatch, jax.random.fold_in(key, i))
+            grads, aux = gradient(trained, stats, minibatch, jax.random.fold_in(key, i), *known)
             updates, state = optimizer.update(grads, state, trained)
             return optax.apply_updates(trained, updates), aux.stats, state, jax.tree.map(jnp.add, sums, aux.sums)
 
@@ -126,10 +131,12 @@ def fit(
             draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(shuffle, i), dtype=jnp.uint32))(places)
             draws = jnp.where(places < data.size, draws, jnp.uint32(0xFFFFFFFF))
             order = jnp.argsort(draws, stable=True)  # padding last: it ties with no real row that stands before it
-            return jax.lax.fori_loop(0, -(-data.size // b), lambda i, carry: step(i, carry, order, steps), carry)
+            known = before(*carry[:2], e)
+            return jax.lax.fori_loop(0, -(-data.size // b), lambda i, carry: step(i, carry, order, steps, known), carry)
 
         first = take(data.arrays, index[:b], places[:b] < data.size)
-        aux = jax.eval_shape(gradient, trained, net.stats, first, key)[1]
+        known = jax.eval_shape(before, trained, net.stats, 0)
+        aux = jax.eval_shape(gradient, trained, net.stats, first, key, *known)[1]
         sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), aux.sums)
         carry = trained, net.stats, optimizer.init(trained), sums
         carry = epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, epochs, epoch, carry)
