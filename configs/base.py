@@ -12,6 +12,16 @@ from ml_collections.config_dict import placeholder
 VARIANTS = ("paper", "small", "smoke")
 
 
+def as_in_fedskc(config: Any) -> None:
+    """FedSKC's protocol for CIFAR-10, into a config with a method: ResNet-8, 20 clients, Dirichlet(0.2), plain SGD."""
+    config.data.update(source="cifar10", clients=20, partition="dirichlet(alpha=0.2)")
+    config.models = ("resnet8",)
+    config.optimizer.lr = 0.01
+    config.method.update(epochs=10, batch=64)
+    config.cohort.fraction = 0.4
+    config.rounds = 200
+
+
 def get_config(variant: str = "small") -> Any:
     """Digits on 20 clients; without a method, which each config brings.
 

@@ -34,6 +34,11 @@ def lengths(x: Array) -> Array:
     return jnp.sqrt(jnp.maximum(jnp.sum(x * x, -1), TINY))
 
 
+def unit(x: Array) -> Array:
+    """`x` [..., D] scaled to length 1 along the last axis; zeros stay zeros."""
+    return x / lengths(x)[..., None]
+
+
 def cosines(a: Array, b: Array) -> Array:
     """Cosine between each row of `a` [B, D] and each row of `b` [K, D]: [B, K]; 0 for rows of zeros."""
-    return (a / lengths(a)[:, None]) @ (b / lengths(b)[:, None]).T
+    return unit(a) @ unit(b).T

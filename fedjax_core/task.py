@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+
 from fedjax_core.algorithm import Array, Net, PyTree
 
 
@@ -16,6 +18,7 @@ class Model(NamedTuple):
       init: key -> Net.
       apply: (net, x, key=None, train=False, mask=None) -> ({"logits": [B, K], "features": [B, D]}, stats). `mask` [B] says
         which rows are real; the others never enter batch statistics. In evaluation `stats` are the net's own, unchanged.
+        With intermediates=True outputs gain "intermediates": hidden layers by name, {} where they have none.
       features: same arguments -> ([B, D], stats); the body alone.
       head: (net, features [B, D]) -> logits [B, K].
       name: what error messages and tables call it.
@@ -26,6 +29,11 @@ class Model(NamedTuple):
     features: Callable[..., tuple[Array, PyTree]]
     head: Callable[[Net, Array], Array]
     name: str = "model"
+
+
+def width(model: Model) -> int:
+    """D, the number of a model's features: the rows of its head's kernel."""
+    return jax.eval_shape(model.init, jax.random.key(0)).params["head"]["kernel"].shape[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -238,6 +238,24 @@ def mean_gradient() -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
+class Anchor(NamedTuple):
+    """State of `proximal`. `start`: the params where training began."""
+
+    start: PyTree
+
+
+def proximal(mu: float) -> optax.GradientTransformation:
+    """Adds mu * (w - w_0) to gradients, that of mu / 2 * ||w - w_0||^2, where w_0 is what training began from."""
+
+    def init(params):
+        return Anchor(params)
+
+    def update(updates, state, params=None):
+        return jax.tree.map(lambda g, w, w_0: g + mu * (w - w_0), updates, params, state.start), state
+
+    return optax.GradientTransformation(init, update)
+
+
 def _positive(**values: float) -> None:
     for name, found in values.items():
         if not found > 0:

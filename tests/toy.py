@@ -60,9 +60,9 @@ def model(hidden: int = 6, statistics: bool = True) -> Model:
     def head(net, z):
         return z @ net.params["head"]["kernel"] + net.params["head"]["bias"][None]
 
-    def apply(net, x, key=None, train=False, mask=None):
+    def apply(net, x, key=None, train=False, mask=None, intermediates=False):
         z, stats = features(net, x, key, train, mask)
-        return {"logits": head(net, z), "features": z}, stats
+        return {"logits": head(net, z), "features": z} | ({"intermediates": {}} if intermediates else {}), stats
 
     return Model(init, apply, features, head, f"toy{hidden}")
 

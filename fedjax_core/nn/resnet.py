@@ -134,12 +134,13 @@ class ResNet(nnx.Module):
           mask: [B], which rows are real; None: all.
 
         Returns:
-          features [B, D] and {"stem", "stage1_pre" (before the stage's last ReLU), "stage1", "stage2_pre", ...}.
+          features [B, D] and {"stem_pre" (before its ReLU), "stem", "stage1_pre" (before the stage's last ReLU), "stage1", ...}.
         """
         del key, train
-        x = jax.nn.relu(self.stem_norm(self.stem(x), batch=batch, mask=mask))
+        before = self.stem_norm(self.stem(x), batch=batch, mask=mask)
+        x = jax.nn.relu(before)
         x = max_pool(x, 3, 2, 1) if self.pooled else x
-        seen = {"stem": x}
+        seen = {"stem_pre": before, "stem": x}
         for stage, number in enumerate(self.blocks, 1):
             for i in range(1, number + 1):
                 before = getattr(self, f"stage{stage}_block{i}")(x, batch=batch, mask=mask)

@@ -43,3 +43,9 @@ def test_masked_rows_hold_anything_and_get_no_gradient():
     assert float(losses.masked_mean(values, MASK)) == 1.0
     gradient = jax.grad(lambda v: losses.masked_mean(v, MASK))(values)
     np.testing.assert_allclose(gradient, np.where(MASK, 1 / 3, 0), rtol=1e-6)
+
+
+def test_unit_has_length_one_and_leaves_zeros():
+    x = jnp.asarray([[3.0, 4.0], [0.0, 0.0], [-2.0, 0.0]])
+    np.testing.assert_allclose(losses.unit(x), [[0.6, 0.8], [0, 0], [-1, 0]], rtol=1e-6)
+    assert np.isfinite(jax.grad(lambda x: losses.unit(x).sum())(x)).all()

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.task import Task, of_model
+from fedjax_core.task import Task, of_model, width
 from tests import toy
 
 
@@ -22,3 +22,7 @@ def test_of_model_freezes_nothing():
     assert task.model is model
     assert task.held == ((), public)
     assert task.bind(task.held, 1).model is model
+
+
+def test_width_is_the_number_of_features():
+    assert [width(toy.model(hidden)) for hidden in (6, 7)] == [6, 7]

@@ -285,3 +285,13 @@ class OptimizersTest(chex.TestCase):
             np.testing.assert_array_equal(passed["a"], g)
             np.testing.assert_allclose(state.mean["a"], self.GRADIENTS[:t].mean(0), atol=1e-6)
         self.assertEqual(int(state.steps), 5)
+
+    def test_proximal_pulls_to_where_training_began(self):
+        chain = optax.chain(training.proximal(2.0), optax.sgd(0.1))
+        start = {"a": jnp.asarray([1.0, -1.0]), "b": None}
+        state, params = chain.init(start), start
+        for g in self.GRADIENTS[:3, :2]:
+            expected = params["a"] - 0.1 * (g + 2.0 * (params["a"] - start["a"]))
+            updates, state = chain.update({"a": jnp.asarray(g), "b": None}, state, params)
+            params = optax.apply_updates(params, updates)
+            np.testing.assert_allclose(params["a"], expected, atol=1e-6)

@@ -162,8 +162,9 @@ def test_intermediates_by_name():
     network = build("resnet8")
     net, x = network.init(jax.random.key(0)), images()
     seen = network.apply(net, x, intermediates=True)[0]["intermediates"]
-    assert set(seen) == {"stem", "stage1_pre", "stage1", "stage2_pre", "stage2", "stage3_pre", "stage3"}
-    np.testing.assert_array_equal(jax.nn.relu(seen["stage2_pre"]), seen["stage2"])
+    assert set(seen) == {"stem_pre", "stem", "stage1_pre", "stage1", "stage2_pre", "stage2", "stage3_pre", "stage3"}
+    for name in ("stem", "stage2"):
+        np.testing.assert_array_equal(jax.nn.relu(seen[f"{name}_pre"]), seen[name])
     assert seen["stage3"].shape == (4, 3, 2, 16)
 
 
