@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_core import losses
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -100,6 +101,130 @@ def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
         return jnp.sum(wx, 0) / total.reshape(total.shape + (1,) * (x.ndim - 1 - total.ndim)).astype(x.dtype)
 
     return jax.tree.map(of, stacked)
+
+
+def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[Array, Array]:
+    """Class knowledge of all clients: each client's is averaged with its nearest, then the mean is taken (FedSKC, Eq. 1).
+
+    Args:
+      values: [C, K, D] one vector per client and class.
+      held: [C, K] bool, which of them there are; the others may hold anything.
+      neighbours: M, how many of the nearest other holders of a class a client is averaged with; fewer if there are fewer.
+
+    Returns:
+      (merged [K, D], which classes somebody holds [K]); zero where nobody does.
+
+    Raises:
+      ValueError: neighbours is negative.
+    """
+    if neighbours < 0:
+        raise ValueError(f"neighbours={neighbours} must not be negative")
+    values = jnp.where(held[..., None], values, 0)
+
+    def of_class(c, holds):  # [C, D], [C]
+        apart = jnp.sum((c[:, None] - c[None]) ** 2, -1)
+        others = holds[None] & ~jnp.eye(len(c), dtype=bool)
+        near, who = jax.lax.top_k(jnp.where(others, -apart, -jnp.inf), min(neighbours, len(c) - 1))
+        there = (near > -jnp.inf).astype(c.dtype)  # [C, M], as A(k, i) = 1
+        merged = (c + jnp.einsum("cm,cmd->cd", there, c[who])) / (1 + jnp.sum(there, 1))[:, None]
+        return jnp.sum(jnp.where(holds[:, None], merged, 0), 0) / jnp.maximum(jnp.sum(holds), 1)
+
+    return jax.vmap(of_class, 1)(values, held), jnp.any(held, 0)
+
+
+DISCREPANCY_SIZES = ("fraction", "count")
+
+
+def by_discrepancy(size: str = "fraction") -> Callable[..., Array]:
+    """Weights of FedSKC's global discrepancy aggregation (Eq. 4): more for clients with more examples and usual knowledge.
+
+        d_k = sum_j |c_k^j - c^j|   over the classes that k holds;   a_k = d_k / sum d,   b_k = N_k / sum N
+        e_k ~ sigmoid(size_k - a_k d_k + b_k)
+
+    Args:
+      size: size_k: "count", N_k itself, as printed: the sigmoid is then 1 for all but tiny clients; or "fraction", b_k.
+
+    Returns:
+      (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for `aggregate(stack, weigh=...)`.
+
+    Raises:
+      ValueError: another size.
+    """
+    if size not in DISCREPANCY_SIZES:
+        raise ValueError(f"size={size!r} is not one of {', '.join(map(repr, DISCREPANCY_SIZES))}")
+
+    def weigh(cohort: Cohort, *, values: Array, held: Array, merged: Array, **_: PyTree) -> Array:
+        there = cohort.examples > 0
+        n = cohort.examples.astype(values.dtype)
+        apart = jnp.where(held, losses.lengths(values - merged[None]), 0)
+        d = jnp.where(there, jnp.sum(apart, 1), 0)
+        a = d / jnp.maximum(jnp.sum(d), TINY)
+        b = n / jnp.maximum(jnp.sum(n), 1)
+        e = jax.nn.log_sigmoid((n if size == "count" else b) - a * d + b)
+        return jnp.where(there, jnp.exp(e - jnp.max(jnp.where(there, e, -jnp.inf))), 0)  # to a common factor
+
+    return weigh
+
+
+class PeriodReview(NamedTuple):
+    """State of `period_review`: [K] the variances of the class knowledge of the round before, and which classes had one."""
+
+    variance: Array
+    known: Array
+
+
+REVIEW_FORMS = ("interpolate", "printed")
+
+
+def period_review(
+    classes: int, beta: float = 0.95, form: str = "interpolate", ddof: int = 0
+) -> optax.GradientTransformationExtraArgs:
+    """FedSKC's global period review (Eq. 5), of the mean delta w - w_prev; from the second round on.
+
+        ratio = sum_j (s2_j - s2_j of the round before) / sum_j s2_j of the round before,   j: classes known in both
+        "interpolate":   w <- w + (1 - beta) ratio (w_prev - w)
+        "printed":       w <- beta w + (1 - beta) ratio (w_prev - w)
+
+    w_prev is the model that the round began with, so that the delta has all of both and no second model is kept. As printed, the
+    weights shrink by beta in every round in which the variances agree.
+
+    Args:
+      classes: K.
+      beta: momentum of the review.
+      form: one of the two.
+      ddof: of the variance over the entries of a class's knowledge: 0, or 1 as in the released code.
+
+    Returns:
+      A transformation whose update also takes knowledge [K, D] and known [K], those after this round's merge.
+
+    Raises:
+      ValueError: beta is outside [0, 1]; another form; ddof is not 0 or 1.
+    """
+    if not 0 <= beta <= 1:
+        raise ValueError(f"beta={beta} must lie in [0, 1]")
+    if form not in REVIEW_FORMS:
+        raise ValueError(f"form={form!r} is not one of {', '.join(map(repr, REVIEW_FORMS))}")
+    if ddof not in (0, 1):
+        raise ValueError(f"ddof={ddof} is not 0 or 1")
+
+    def init(params: PyTree) -> PeriodReview:
+        del params
+        return PeriodReview(jnp.zeros(classes), jnp.zeros(classes, bool))
+
+    def update(updates: PyTree, state: PeriodReview, params: PyTree = None, *, knowledge: Array, known: Array, **_: PyTree):
+        variance = jnp.where(known, jnp.var(knowledge, -1, ddof=ddof), 0)
+        both = known & state.known
+        before = jnp.sum(jnp.where(both, state.variance, 0))
+        change = jnp.sum(jnp.where(both, variance - state.variance, 0))
+        pull = (1 - beta) * jnp.where(before > 0, change / jnp.maximum(before, TINY), 0)
+        second = jnp.any(state.known)
+        if form == "printed":  # beta w + pull (w_prev - w) - w_prev = (beta - pull) delta - (1 - beta) w_prev
+            reviewed = jax.tree.map(lambda u, w: (beta - pull).astype(u.dtype) * u - (1 - beta) * w, updates, params)
+        else:
+            reviewed = jax.tree.map(lambda u: (1 - pull).astype(u.dtype) * u, updates)
+        return jax.tree.map(lambda new, old: jnp.where(second, new, old), reviewed, updates), PeriodReview(variance, known)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 class Aggregator(NamedTuple):

@@ -1,0 +1,324 @@
+"""FedSKC: class-wise structural knowledge regulates local training, aggregation, and the step from round to round.
+
+Wang, Li, Xu, Huang, Chen, Yang, Li. Federated Learning with Structural Knowledge Collaboration on heterogeneous data. ICWS 2025.
+
+  paper         here               meaning
+  w_g           server.net         global model
+  l_i           logits             what knowledge is made of
+  c_k^j         c, held            client k's knowledge of class j, [K, D], and which classes it has, [K]
+  c~^j          server.knowledge   the cohort's knowledge of class j; server.known: which classes have any
+  M             neighbours         nearest clients that a client's knowledge is averaged with (Eq. 1)
+  U, tau        lcl.scale, .tau    normalisation and temperature of the contrast (Eq. 2, 3)
+  d_k, e_k      gda                discrepancy, and the weights made of it (Eq. 4): `aggregators.by_discrepancy`
+  sigma, beta   gpr                variances of c~, and the review by them (Eq. 5): `aggregators.period_review`
+
+The client's loss is CE + LCL, and it sends its delta and its knowledge. The paper can be read in several ways; `variant` presets
+the options, each of which can also be set:
+
+  option              "default"       "printed"   "released"   what it says
+  lcl.scale           batch           epoch       none         rows that U_j is a mean over; "epoch": all, before each epoch
+  lcl.twice           False           .           True         the positive term stands in the denominator once more
+  lcl.own             False           .           True         an example of an unknown class has its own logits as positive
+  lcl.ramp            0               .           100          rounds over which the weight of LCL rises from 0 to 1
+  knowledge.silu      True            .           False        c <- c * sigmoid(c)
+  knowledge.source    final           .           training     logits of the final model in evaluation mode, or those met in the
+                                                               last local epoch
+  knowledge.keep      True            .           False        a class that nobody holds in a round keeps its knowledge
+  gda.on              True            .           False        else weights by samples or uniform (`weights`)
+  gda.size            fraction        count       .            what stands for the size in the sigmoid: N_k / N, or N_k
+  gpr.form            interpolate     printed     printed      `aggregators.period_review`
+  gpr.beta            0.95            .           0.99
+  gpr.ddof            0               .           1            of the variances
+  gpr.entries         params          .           all          whether normalisation statistics are reviewed as well
+
+Departures: a class that a client has no example of has no knowledge (masks instead of zeros), so the means run over its holders;
+in the first round, when nothing is known, the loss is CE. U is a constant for the gradient. CE is a mean over the batch like LCL
+(Algorithm 1 prints a sum). "released" leaves the released code's data preparation to the config (learning rate 0.1, crops, flips,
+equal client sizes), and starts from no knowledge where that reads uninitialised memory, to which its ramp gives the weight 0.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import aggregators, by_name, losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.task import Task
+
+LEAST = 1e-6  # U below which logits count as equal to the knowledge
+
+
+class Lcl(NamedTuple):
+    """Local contrastive learning; the module's docstring has the options."""
+
+    on: bool = True
+    tau: float = 0.08
+    scale: str = "batch"
+    twice: bool = False
+    own: bool = False
+    ramp: int = 0
+
+
+class Knowledge(NamedTuple):
+    """How clients' knowledge is made and merged."""
+
+    of: str = "logits"
+    neighbours: int = 1
+    silu: bool = True
+    source: str = "final"
+    keep: bool = True
+
+
+class Gda(NamedTuple):
+    """Global discrepancy aggregation."""
+
+    on: bool = True
+    size: str = "fraction"
+
+
+class Gpr(NamedTuple):
+    """Global period review."""
+
+    on: bool = True
+    form: str = "interpolate"
+    beta: float = 0.95
+    ddof: int = 0
+    entries: str = "params"
+
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "default": {},
+    "printed": {"lcl": {"scale": "epoch"}, "gda": {"size": "count"}, "gpr": {"form": "printed"}},
+    "released": {
+        "lcl": {"scale": "none", "twice": True, "own": True, "ramp": 100},
+        "knowledge": {"silu": False, "source": "training", "keep": False},
+        "gda": {"on": False},
+        "gpr": {"form": "printed", "beta": 0.99, "ddof": 1, "entries": "all"},
+    },
+}
+_CHOICES = {
+    "lcl.scale": ("batch", "epoch", "none"),
+    "knowledge.of": ("logits", "features"),
+    "knowledge.source": ("final", "training"),
+    "gda.size": aggregators.DISCREPANCY_SIZES,
+    "gpr.form": aggregators.REVIEW_FORMS,
+    "gpr.entries": ("params", "all"),
+}
+
+
+class Server(NamedTuple):
+    """Attributes:
+    net: the global model.
+    knowledge: [K, D] of each class.
+    known: [K] bool, which classes have any.
+    review: the state of the period review.
+    """
+
+    net: Net
+    knowledge: Array
+    known: Array
+    review: PyTree
+
+
+class Sent(NamedTuple):
+    """What a client sees of the server."""
+
+    net: Net
+    knowledge: Array
+    known: Array
+
+
+def contrast(
+    logits: Array,
+    y: Array,
+    mask: Array,
+    knowledge: Array,
+    known: Array,
+    scale: Array,
+    tau: float,
+    *,
+    twice: bool = False,
+    own: bool = False,
+) -> Array:
+    """LCL of a batch (Eq. 2, 3): its mean over the rows in `mask`, where rows without a positive count as 0.
+
+    Args:
+      logits: [B, D].
+      y: [B] classes.
+      mask: [B].
+      knowledge: [K, D]; that of unknown classes may hold anything.
+      known: [K].
+      scale: [K], U.
+      tau: temperature.
+      twice: whether the positive term stands in the denominator a second time.
+      own: whether a row of an unknown class has its own logits as positive.
+    """
+    knowledge = jnp.where(known[:, None], knowledge, 0)
+    s = losses.cosines(logits, knowledge) / scale[None] / tau  # Eq. 2
+    s = jnp.where(known[None], s, -jnp.inf)
+    has = known[y]
+    positive = jnp.where(has, jnp.take_along_axis(jnp.where(known[None], s, 0), y[:, None], 1)[:, 0], 0)
+    if own:
+        mine = jax.lax.stop_gradient(logits)
+        positive = jnp.where(has, positive, jnp.sum(logits * mine, 1) / losses.lengths(logits) / losses.lengths(mine) / tau)
+        has = jnp.ones_like(has)
+    terms = jnp.concatenate([s, positive[:, None]], 1) if twice else s
+    terms = jnp.where(has[:, None], terms, 0)  # no row of nothing but -inf
+    return losses.masked_mean(jnp.where(has, jax.nn.logsumexp(terms, 1) - positive, 0), mask)  # Eq. 3
+
+
+def distances(logits: Array, knowledge: Array, mask: Array) -> Array:
+    """Sum over the rows in `mask` [B] of |l_i - c~^j| for each class: [B, D], [K, D] -> [K]."""
+    apart = losses.lengths(logits[:, None] - knowledge[None])
+    return jnp.sum(jnp.where(mask[:, None], apart, 0), 0)
+
+
+def fedskc(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    epochs: int = 10,
+    batch: int = 64,
+    variant: str = "default",
+    weights: str = "samples",
+    lcl: Mapping[str, Any] | None = None,
+    knowledge: Mapping[str, Any] | None = None,
+    gda: Mapping[str, Any] | None = None,
+    gpr: Mapping[str, Any] | None = None,
+) -> Algorithm:
+    """Builds FedSKC (Algorithm 1).
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round.
+      epochs: E.
+      batch: B.
+      variant: "default", "printed" or "released".
+      weights: of the aggregation without GDA: "samples" or "uniform".
+      lcl: options of the local contrast that differ from the variant's; None in place of a value leaves the variant's.
+      knowledge: likewise of the structural knowledge.
+      gda: likewise of the global discrepancy aggregation.
+      gpr: likewise of the global period review.
+
+    Returns:
+      The algorithm; a client sends its delta and K * (D + 1) numbers, and keeps nothing.
+
+    Raises:
+      ValueError: an option is unknown or out of range.
+    """
+    preset = VARIANTS[by_name.choose("variant", variant, VARIANTS)]
+    local = _options("lcl", Lcl(), preset, lcl)
+    made = _options("knowledge", Knowledge(), preset, knowledge)
+    discrepancy = _options("gda", Gda(), preset, gda)
+    period = _options("gpr", Gpr(), preset, gpr)
+    for name, found in (("lcl.tau", local.tau), ("epochs", epochs)):
+        if not found > 0:
+            raise ValueError(f"{name}={found} must be positive")
+    if local.ramp < 0:
+        raise ValueError(f"lcl.ramp={local.ramp} must not be negative")
+    model, classes = task.model, task.classes
+    strength = jnp.minimum(1.0, task.round / local.ramp) if local.ramp else 1.0
+    review = optax.identity()
+    if period.on:
+        review = aggregators.period_review(classes, period.beta, period.form, period.ddof)
+        if period.entries == "params":
+            review = optax.masked(review, Net(params=True, stats=False))
+    aggregator = aggregators.aggregate(
+        aggregators.stack if discrepancy.on else aggregators.mean(aggregators.weights(weights)),
+        aggregators.by_discrepancy(discrepancy.size) if discrepancy.on else None,
+        review,
+    )
+
+    def width(net):
+        return classes if made.of == "logits" else net.params["head"]["kernel"].shape[0]
+
+    def server_init(key):
+        net = model.init(key)
+        return Server(net, jnp.zeros((classes, width(net))), jnp.zeros(classes, bool), aggregator.init(net))
+
+    def outputs(net, batch, **mode):
+        return model.apply(net, batch.x, mask=batch.mask, **mode)
+
+    def client_update(sent, client, data, key):
+        def loss(net, batch, key, epoch):
+            out, stats = outputs(net, batch, key=key, train=True)
+            ce = losses.cross_entropy(out["logits"], batch.y, batch.mask)
+            rows = jnp.sum(batch.mask, dtype=ce.dtype)
+            l, value, lcl = out[made.of], ce, jnp.zeros(())
+            if local.on:
+                u = epoch.scale
+                if local.scale == "batch":
+                    u = distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
+                u = jnp.maximum(u, LEAST)
+                lcl = contrast(l, batch.y, batch.mask, sent.knowledge, sent.known, u, local.tau, twice=local.twice, own=local.own)
+                value = ce + strength * lcl
+            sums = training.classified(ce, out["logits"], batch) | {"lcl": (lcl * rows, rows)}
+            met = training.class_sums(l, batch.y, batch.mask & epoch.last, classes) if made.source == "training" else ()
+            return value, training.Aux(stats, (sums, met))
+
+        def each_epoch(net, data, e):
+            scale = jnp.ones(classes)
+            if local.on and local.scale == "epoch":
+
+                def of(batch):
+                    out, _ = outputs(net, batch, train=True)
+                    return distances(out[made.of], sent.knowledge, batch.mask)
+
+                scale = training.accumulate(of, data, batch=batch) / jnp.maximum(data.size, 1)
+            return _Epoch(scale, jnp.asarray(e == epochs - 1))
+
+        w_k, _, (sums, met) = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, each_epoch=each_epoch)(
+            sent.net, data, key
+        )
+        if made.source == "training":
+            c, count = met[0] / jnp.maximum(met[1], 1)[:, None], met[1]
+        else:
+            c, count = training.class_means(lambda b: outputs(w_k, b)[0][made.of], data, classes=classes, batch=batch)
+        c = c * jax.nn.sigmoid(c) if made.silu else c
+        return ClientOutput(client, (optax.tree.sub(w_k, sent.net), (c, count > 0)), sums, local=(sent._replace(net=w_k), client))
+
+    def server_update(server, collected, cohort, key):
+        delta, (c, held) = collected
+        there = cohort.examples > 0
+        held = held & there[:, None]
+        merged, known = aggregators.merge_neighbours(c, held, made.neighbours)  # Eq. 1
+        after = jnp.where(known[:, None], merged, server.knowledge if made.keep else 0)
+        known = known | server.known if made.keep else known
+        net, state = aggregator.update(  # Eq. 4, 5
+            server.net, delta, cohort, server.review, values=c, held=held, merged=merged, knowledge=after, known=known
+        )
+        new = Server(net, after, known, state)
+        new = jax.tree.map(lambda new, old: jnp.where(jnp.any(there), new, old), new, server)
+        return new, {"known": (jnp.sum(new.known, dtype=jnp.float32), jnp.float32(classes))}
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=(aggregator.collect, aggregators.stack),
+        predict={"global": lambda sent, client, x: model.apply(sent.net, x)[0]},
+        broadcast=lambda server, client_id: Sent(server.net, server.knowledge, server.known),
+    )
+
+
+class _Epoch(NamedTuple):
+    """What an epoch's losses know. `scale`: [K], U of the whole local set; `last`: [] bool."""
+
+    scale: Array
+    last: Array
+
+
+T = TypeVar("T", bound=NamedTuple)
+
+
+def _options(name: str, default: T, preset: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None) -> T:
+    """`default` with the variant's options and with those that are given; None among them is the variant's."""
+    found = {**preset.get(name, {}), **{key: value for key, value in (given or {}).items() if value is not None}}
+    for key, value in found.items():
+        by_name.choose(f"option of {name}", key, default._fields)
+        if choices := _CHOICES.get(f"{name}.{key}"):
+            by_name.choose(f"{name}.{key}", value, choices)
+    return default._replace(**found)
