@@ -216,6 +216,44 @@ def under(*names: str) -> Callable[[tuple], bool]:
     return lambda path: path[0].key in names
 
 
+PARTS: dict[str, Callable[[tuple], bool] | None] = {
+    "all": None,
+    "head": under("head"),
+    "body": lambda path: path[0].key != "head",
+}
+
+
+def part(name: str) -> Callable[[tuple], bool] | None:
+    """The `trainable` of the part of a network called "all", "head" or "body".
+
+    Raises:
+      ValueError: another name.
+    """
+    if name not in PARTS:
+        raise ValueError(f"part={name!r} is not one of {', '.join(map(repr, PARTS))}")
+    return PARTS[name]
+
+
+def finetune(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    epochs: int,
+    batch: int,
+    rate: float = 1.0,
+    trainable: Callable[[tuple], bool] | None = None,
+) -> Callable[[Net, ClientData, Array], Fitted] | None:
+    """`fit` before a client's model is scored, with steps of `rate` times the optimiser's; None for 0 epochs.
+
+    Raises:
+      ValueError: as `fit`; rate is not positive.
+    """
+    if not rate > 0:
+        raise ValueError(f"finetune_rate={rate} must be positive")
+    slower = optax.chain(optimizer, optax.scale(rate))
+    return fit(loss, slower, epochs=epochs, batch=batch, trainable=trainable) if epochs else None
+
+
 class MeanGradient(NamedTuple):
     """State of `mean_gradient`. `mean`: like the params; `steps`: [] how many gradients it holds."""
 

@@ -1,0 +1,78 @@
+"""FedPer: the base layers are shared and averaged, the personalisation layers stay with their client.
+
+Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019. https://arxiv.org/abs/1912.00818
+
+  paper     here           meaning
+  W_B       w_b            base layers, the server's
+  W_Pj      w_p            personalisation layers of client j, which never travel
+  K_P       personal       which layers they are: entries of the network, by default the classifier alone
+  n_j / n   weights="samples"
+
+Departures: the clients' personalisation layers start alike, from the common initialisation, as public implementations have it; in
+the paper each client draws its own. personal=() is FedAvg, all entries are local training.
+"""
+
+from collections.abc import Callable, Sequence
+
+import optax
+
+from fedjax_core import aggregators, training
+from fedjax_core import personal as parts
+from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
+from fedjax_core.task import Task
+
+Train = Callable[[Net, ClientData, Array], training.Fitted]
+
+
+def fedper(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    personal: Sequence[str] | parts.Selection = ("head",),
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+    train: Train | None = None,
+    finetune: Train | None = None,
+) -> Algorithm:
+    """Builds FedPer (Algorithms 1 and 2), and what differs from it by the choice of leaves or by the local training alone.
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round.
+      personal: entries of the network's parameters that stay with a client, or a selection of leaves.
+      epochs: local epochs.
+      batch: B.
+      weights: "samples" or "uniform".
+      train: local training of the whole network; None: all leaves together, by cross-entropy.
+      finetune: further training on the client's data before its model is scored, dropped afterwards; None: none.
+
+    Returns:
+      The algorithm; a client keeps its personal leaves and sends the delta of the others.
+
+    Raises:
+      ValueError: an argument is out of range; (when traced) the network has no such entry.
+    """
+    model = task.model
+    own = personal if callable(personal) else parts.entries(*personal)
+    if train is None:
+        train = training.fit(training.cross_entropy(model), optimizer(task.round), epochs=epochs, batch=batch)
+
+    def client_update(w_b, w_p, data, key):
+        trained = train(training.join(w_b, w_p), data, key)
+        new_b, new_p = parts.divide(trained.net, own)
+        return ClientOutput(new_p, optax.tree.sub(new_b, w_b), trained.sums, local=(new_b, new_p))
+
+    def personalise(w_b, w_p, data, key):
+        assert finetune is not None
+        return parts.divide(finetune(training.join(w_b, w_p), data, key).net, own)
+
+    return Algorithm(
+        server_init=lambda key: parts.divide(model.init(key), own)[0],
+        client_update=client_update,
+        server_update=lambda w_b, delta, cohort, key: (optax.apply_updates(w_b, delta), {}),
+        collect=aggregators.mean(aggregators.weights(weights)),
+        predict={"personal": lambda w_b, w_p, x: model.apply(training.join(w_b, w_p), x)[0]},
+        client_init=lambda key, server, client_id: parts.divide(model.init(key), own)[1],
+        personalise=None if finetune is None else personalise,
+    )
