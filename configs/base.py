@@ -22,6 +22,20 @@ def as_in_fedskc(config: Any) -> None:
     config.rounds = 200
 
 
+def as_in_fedpft(config: Any) -> None:
+    """FedPFT's protocol for CIFAR-10, into a config: ResNet-8 with the 7x7 stem, 40 clients with 500 + 100 images each and a label
+    distribution of their own, all in every round, 1000 rounds, batch 100. Local epochs, 5 in all, are the method's."""
+    config.data.update(
+        source="cifar10", clients=40, partition="dirichlet_clients(alpha=0.5, train_examples=500, test_examples=100)"
+    )
+    config.models = ("resnet8(stem='imagenet')",)
+    config.optimizer.lr = 0.1
+    config.method.update(batch=100)
+    config.cohort.fraction = 1.0
+    config.evaluation.scopes = ("own",)
+    config.rounds = 1000
+
+
 def get_config(variant: str = "small") -> Any:
     """Digits on 20 clients; without a method, which each config brings.
 

@@ -103,6 +103,31 @@ def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
     return jax.tree.map(of, stacked)
 
 
+def mix(stacked: PyTree, w: Array) -> PyTree:
+    """One combination of all clients per row of `w`, which need not add up to 1.
+
+    Args:
+      stacked: leaves [C, ...]; a client whose column of `w` is zero may hold anything, NaN too.
+      w: [R, C].
+
+    Returns:
+      Leaves [R, ...]: sum_j w_rj x_j.
+    """
+    heard = jnp.any(w != 0, 0)
+
+    def of(x):
+        x = jnp.where(_like(heard, x), x, 0)
+        return jnp.tensordot(w.astype(x.dtype), x, 1, precision=jax.lax.Precision.HIGHEST)
+
+    return jax.tree.map(of, stacked)
+
+
+def write_rows(store: PyTree, cohort: Cohort, rows: PyTree) -> PyTree:
+    """What a server keeps per client, leaves [N, ...], with the rows [C, ...] of those who came; the others stay as they were."""
+    ids = lambda kept: jnp.where(cohort.examples > 0, cohort.ids, len(kept))
+    return jax.tree.map(lambda kept, new: kept.at[ids(kept)].set(new, mode="drop"), store, rows)
+
+
 def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[Array, Array]:
     """Class knowledge of all clients: each client's is averaged with its nearest, then the mean is taken (FedSKC, Eq. 1).
 

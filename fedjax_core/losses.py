@@ -42,3 +42,10 @@ def unit(x: Array) -> Array:
 def cosines(a: Array, b: Array) -> Array:
     """Cosine between each row of `a` [B, D] and each row of `b` [K, D]: [B, K]; 0 for rows of zeros."""
     return unit(a) @ unit(b).T
+
+
+def distillation(logits: Array, teacher: Array, mask: Array, temperature: float = 1.0) -> Array:
+    """Mean KL(softmax(teacher / temperature) || softmax(logits / temperature)) over the rows [B, K] in `mask`; no gradient to the
+    teacher, and no factor temperature^2."""
+    p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher) / temperature)
+    return masked_mean(jnp.sum(jnp.exp(p) * (p - jax.nn.log_softmax(logits / temperature)), -1), mask)

@@ -46,6 +46,7 @@ class Task:
       population: N, the number of clients that exist (of all architectures).
       frozen: arrays that everyone holds and nobody trains, such as a pre-trained backbone; `()` if none.
       public: Examples that everybody holds (FedMD's public set); `()` if none.
+      shape: of one example's x; None if it is not told (few methods ask).
       round: index of the current round, from 0; a traced scalar inside a round.
 
     `frozen` and `public` travel as arguments of the jitted round and are bound again inside it (`bind`): closed over, a large
@@ -57,6 +58,7 @@ class Task:
     population: int
     frozen: PyTree = ()
     public: PyTree = ()
+    shape: tuple[int, ...] | None = None
     round: Array | int = 0
 
     @property
@@ -73,7 +75,9 @@ class Task:
         return dataclasses.replace(self, frozen=held[0], public=held[1], round=round)
 
 
-def of_model(model: Model, *, classes: int, population: int, public: PyTree = ()) -> Task:
+def of_model(
+    model: Model, *, classes: int, population: int, public: PyTree = (), shape: tuple[int, ...] | None = None
+) -> Task:
     """A task whose network is trained whole.
 
     Args:
@@ -81,8 +85,9 @@ def of_model(model: Model, *, classes: int, population: int, public: PyTree = ()
       classes: K.
       population: N.
       public: Examples that everybody holds.
+      shape: of one example's x.
 
     Returns:
       The task, with nothing frozen.
     """
-    return Task(lambda frozen: model, classes, population, public=public)
+    return Task(lambda frozen: model, classes, population, public=public, shape=shape)

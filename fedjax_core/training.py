@@ -277,19 +277,19 @@ def mean_gradient() -> optax.GradientTransformation:
 
 
 class Anchor(NamedTuple):
-    """State of `proximal`. `start`: the params where training began."""
+    """State of `proximal`. `centre`: w_0, like the params."""
 
-    start: PyTree
+    centre: PyTree
 
 
-def proximal(mu: float) -> optax.GradientTransformation:
-    """Adds mu * (w - w_0) to gradients, that of mu / 2 * ||w - w_0||^2, where w_0 is what training began from."""
+def proximal(mu: float, centre: PyTree = None) -> optax.GradientTransformation:
+    """Adds mu * (w - w_0) to gradients, that of mu / 2 * ||w - w_0||^2; w_0 is `centre`, or if None what training began from."""
 
     def init(params):
-        return Anchor(params)
+        return Anchor(params if centre is None else centre)
 
     def update(updates, state, params=None):
-        return jax.tree.map(lambda g, w, w_0: g + mu * (w - w_0), updates, params, state.start), state
+        return jax.tree.map(lambda g, w, w_0: g + mu * (w - w_0), updates, params, state.centre), state
 
     return optax.GradientTransformation(init, update)
 

@@ -136,7 +136,7 @@ def build(config: Config, data: federated.FederatedData | None = None) -> Simula
         model = network(spec, data, config.statistics)
         if config.augment is not None:
             model = augment.augmented(model, config.augment)
-        task = of_model(model, classes=data.classes, population=data.clients)
+        task = of_model(model, classes=data.classes, population=data.clients, shape=tuple(data.train.x.shape[1:]))
         groups.append(Group(f"{i}: {spec}", make, task, clients[i :: len(models)]))
     evaluation = config.evaluation
     cohort = config.cohort.fraction if config.cohort.size is None else config.cohort.size
