@@ -61,21 +61,32 @@ def mean(weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
     return Reduce(lift, "add", lambda total: jax.tree.map(lambda s: s / jnp.maximum(total[1], TINY).astype(s.dtype), total[0]))
 
 
-def class_mean() -> Reduce:
-    """For uplinks (values [K, ...], counts [K]): per class, the uniform mean over the clients that have it.
+def class_mean(weights: str = "uniform") -> Reduce:
+    """For uplinks (values [K, ...], counts [K]): per class, the mean over the clients that have it.
 
-    `lower` gives (mean [K, ...], holders [K]); a class that nobody holds has mean zero and no holders.
+    Args:
+      weights: "uniform", or "samples": by the clients' counts of the class.
+
+    Returns:
+      A Reduce whose `lower` gives (mean [K, ...], weight [K]), the number of holders or of examples; both zero for a class that
+      nobody holds.
+
+    Raises:
+      ValueError: other weights.
     """
+    if weights not in WEIGHTS:
+        raise ValueError(f"weights={weights!r} is not one of {', '.join(map(repr, WEIGHTS))}")
 
     def lift(part, client):
         del client
         values, counts = part
         held = counts > 0
-        return jnp.where(_like(held, values), values, 0), held.astype(values.dtype)
+        w = (counts if weights == "samples" else held).astype(values.dtype)
+        return jnp.where(_like(held, values), _like(w, values) * values, 0), w
 
     def lower(total):
-        values, holders = total
-        return values / _like(jnp.maximum(holders, 1), values), holders
+        values, weight = total
+        return values / _like(jnp.maximum(weight, 1), values), weight
 
     return Reduce(lift, "add", lower)
 
