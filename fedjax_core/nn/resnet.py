@@ -87,6 +87,7 @@ class ResNet(nnx.Module):
         stem: str = "cifar",
         width: int = 64,
         norm: str = "batch",
+        features: int | None = None,
         conv_form: str = "auto",
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
@@ -101,12 +102,13 @@ class ResNet(nnx.Module):
           stem: "cifar": 3x3 convolution; "imagenet": 7x7 with stride 2, then 3x3 max-pool with stride 2.
           width: channels of the stem and the first stage; doubled from stage to stage.
           norm: "batch", "group" or "none".
+          features: D, to which the last channels are averaged in groups of neighbours, so that networks agree; None: as they are.
           conv_form: see `conv.conv`.
           dtype: of the computation; parameters stay float32.
           rngs: its `params` stream.
 
         Raises:
-          ValueError: unknown `stem` or `norm`.
+          ValueError: unknown `stem` or `norm`, or `features` that does not divide the channels.
         """
         if stem not in STEMS:
             raise ValueError(f"unknown stem {stem!r}; use one of {', '.join(STEMS)}")
@@ -121,7 +123,10 @@ class ResNet(nnx.Module):
                 layer = block(channels, width << stage, stride, norm=norm, conv_form=conv_form, rngs=rngs)
                 setattr(self, f"stage{stage + 1}_block{i + 1}", layer)
                 channels = (width << stage) * block.expansion
-        self.head = nnx.Linear(channels, classes, dtype=dtype, rngs=rngs)
+        self.features = channels if features is None else features
+        if self.features < 1 or channels % self.features:
+            raise ValueError(f"features={features} does not divide the {channels} channels of the last stage")
+        self.head = nnx.Linear(self.features, classes, dtype=dtype, rngs=rngs)
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
         """Features.
@@ -146,4 +151,5 @@ class ResNet(nnx.Module):
                 before = getattr(self, f"stage{stage}_block{i}")(x, batch=batch, mask=mask)
                 x = jax.nn.relu(before)
             seen[f"stage{stage}_pre"], seen[f"stage{stage}"] = before, x
-        return jnp.mean(x, (1, 2)), seen
+        x = jnp.mean(x, (1, 2))
+        return (x if x.shape[1] == self.features else jnp.mean(x.reshape(len(x), self.features, -1), 2)), seen

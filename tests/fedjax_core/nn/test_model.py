@@ -168,6 +168,15 @@ def test_intermediates_by_name():
     assert seen["stage3"].shape == (4, 3, 2, 16)
 
 
+def test_features_are_averaged_in_groups():
+    wide, narrow = build("resnet8"), build("resnet8", features=2)
+    net, x = wide.init(jax.random.key(0)), images()
+    body = net._replace(params={name: p for name, p in net.params.items() if name != "head"})
+    whole = np.asarray(wide.features(body, x)[0])
+    np.testing.assert_allclose(narrow.features(body, x)[0], whole.reshape(4, 2, -1).mean(2), rtol=1e-5)
+    assert narrow.init(jax.random.key(0)).params["head"]["kernel"].shape == (2, 5)
+
+
 def test_bfloat16_computes_and_float32_stays():
     network = build("resnet8", dtype=jnp.bfloat16)
     net, x = network.init(jax.random.key(0)), images()
@@ -183,6 +192,7 @@ def test_bfloat16_computes_and_float32_stays():
         ("cnn", {"width": 3}, "unknown option of cnn 'width'; did you mean 'widths'"),
         ("resnet8", {"stem": "small"}, "unknown stem 'small'; use one of cifar, imagenet"),
         ("resnet8", {"norm": "layer"}, "unknown norm 'layer'"),
+        ("resnet8", {"features": 100}, "features=100 does not divide the 256 channels"),
         ("resnet8", {"conv_form": "fft"}, "unknown convolution form 'fft'"),
         ("mlp", {"stats_mode": "mean"}, "unknown stats_mode 'mean'; use one of average, local, freeze"),
         ("cnn", {"kernel": 5}, "too small"),

@@ -1,0 +1,18 @@
+"""FedAdam on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
+
+Command:  python -m methods.main --config=configs/fedopt_digits.py --workdir=runs/fedopt
+Expect:   see configs/RESULTS.md.
+Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20 clients, Dirichlet(0.2), 40 % a round,
+          ResNet-8, 10 local epochs, batch 64, plain SGD at 0.01, 200 rounds; FedAdam with the authors'
+          b1 = 0.9, b2 = 0.99, tau = 0.001.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    config.method = dict(name="fedopt", epochs=5, batch=32, server="adam")
+    if variant == "paper":
+        base.as_in_fedskc(config)
+    return config

@@ -1,0 +1,111 @@
+"""FedNH: the classifier is a prototype per class, spread evenly at first and filled with the classes' meaning by the server.
+
+Dai, Chen, Li, Heinecke, Sun, Xu. Tackling Data Heterogeneity in Federated Learning with Class Prototypes. AAAI 2023.
+https://arxiv.org/abs/2212.02758
+
+  paper       here                   meaning
+  theta       server.net             body, and "scale", by which cosines are multiplied; a client trains both
+  W           server.prototypes      [K, D] prototypes of length 1; no client trains them
+  r_theta     z / |z|                normalised feature
+  mu_k^(c)    means                  client k's normalised mean of the normalised features of class c
+  rho         rho                    how much of a prototype stays in a round
+
+Departures: none known. The weights of the prototypes' mean are the clients' counts, and models are averaged uniformly, as in the
+authors' code; its alternative weightings, off by default there, are not here. The prototypes start as an orthonormal system; with
+more classes than features, as normalised rows of a matrix with orthonormal columns. rho = 1 is FedUH.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import aggregators, losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
+from fedjax_core.task import Task, width
+
+
+class Server(NamedTuple):
+    """Attributes:
+    net: the global model's body, and its scale.
+    prototypes: [K, D], of length 1.
+    """
+
+    net: Net
+    prototypes: Array
+
+
+def fednh(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    rho: float = 0.9,
+    scale: float = 20.0,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "uniform",
+) -> Algorithm:
+    """Builds FedNH (Algorithm 1).
+
+    Args:
+      task: network, whose head is dropped, and population.
+      optimizer: local optimiser.
+      rho: how much of a prototype stays; 1: they never change.
+      scale: where the scale starts; the authors take 20 for ResNet-18 and 1 for a small CNN.
+      epochs: local epochs.
+      batch: B.
+      weights: of the models: "uniform" or "samples".
+
+    Returns:
+      The algorithm; a client sends K * (D + 1) numbers beside its delta.
+
+    Raises:
+      ValueError: rho is not in [0, 1], scale is not positive, or another argument out of range.
+    """
+    if not 0 <= rho <= 1:
+        raise ValueError(f"rho={rho} is not in [0, 1]")
+    if not scale > 0:
+        raise ValueError(f"scale={scale} must be positive")
+    model, classes = task.model, task.classes
+
+    def apply(net, prototypes, x, key=None, train=False, mask=None):
+        body = {name: entry for name, entry in net.params.items() if name != "scale"}
+        z, stats = model.features(Net(body, net.stats), x, key, train, mask)
+        z = losses.unit(z)
+        return {"logits": net.params["scale"] * (z @ prototypes.T), "features": z}, stats
+
+    def server_init(key):
+        net = model.init(key)
+        body = {name: entry for name, entry in net.params.items() if name != "head"}
+        spread = jax.nn.initializers.orthogonal()(jax.random.fold_in(key, 1), (classes, width(model)))
+        return Server(net._replace(params=body | {"scale": jnp.asarray(scale, jnp.float32)}), losses.unit(spread))
+
+    def client_update(sent, client, data, key):
+        def loss(net, batch, key):
+            outputs, stats = apply(net, sent.prototypes, batch.x, key, train=True, mask=batch.mask)
+            value = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+            return value, training.Aux(stats, training.classified(value, outputs["logits"], batch))
+
+        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent.net, data, key)
+
+        def features(rows):
+            return apply(trained.net, sent.prototypes, rows.x, mask=rows.mask)[0]["features"]
+
+        means, counts = training.class_means(features, data, classes=classes, batch=batch)
+        uplink = optax.tree.sub(trained.net, sent.net), (losses.unit(means), counts)
+        return ClientOutput(client, uplink, trained.sums, local=(sent._replace(net=trained.net), client))
+
+    def server_update(server, collected, cohort, key):
+        delta, (means, counts) = collected
+        moved = losses.unit(rho * server.prototypes + (1 - rho) * losses.unit(means))
+        prototypes = jnp.where(counts[:, None] > 0, moved, server.prototypes)
+        return Server(optax.tree.add(server.net, delta), prototypes), {}
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=(aggregators.mean(aggregators.weights(weights)), aggregators.class_mean("samples")),
+        predict={"global": lambda sent, client, x: apply(sent.net, sent.prototypes, x)[0]},
+    )

@@ -1,0 +1,112 @@
+"""FedProto: clients of any body exchange the mean features of each class, and draw their features to them.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022.
+https://arxiv.org/abs/2105.00243
+
+  paper        here             meaning
+  C^(j)        server.means     prototype of class j: mean feature over the clients that have it, [K, D]
+               server.known     which classes anybody ever had, [K]
+  C_i^(j)      own(...)         client i's mean feature of class j
+  w_i          w_i              client i's model, which never travels
+  lambda       lam              weight of the regulariser
+
+The client's loss is CE + lam * mean_b |z_b - C^(y_b)|^2 / D; an example whose class is unknown counts as 0 in the mean. Models may
+differ but for D. Scores: "personal" by the client's own classifier, "nearest" by the closest prototype, as the paper predicts.
+
+Departures: a class that nobody of the cohort has keeps its prototype. A client's means are taken after training in evaluation mode,
+over all its examples; the authors' code takes what training produced in the last epoch. It also averages uniformly
+(weights="uniform") and looks for the nearest prototype among the client's own classes only.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from fedjax_core import aggregators, losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
+from fedjax_core.task import Model, Task, width
+
+FAR = -1e9  # the logit of a class without a prototype
+
+
+class Prototypes(NamedTuple):
+    """Attributes:
+    means: [K, D] mean feature of each class.
+    known: [K] bool, classes that somebody ever had.
+    """
+
+    means: Array
+    known: Array
+
+
+def nothing_known(task: Task) -> Prototypes:
+    """The state before the first round."""
+    return Prototypes(jnp.zeros((task.classes, width(task.model))), jnp.zeros(task.classes, bool))
+
+
+def renewed(prototypes: Prototypes, mean: Array, weight: Array) -> Prototypes:
+    """With the cohort's `mean` [K, D] for each class of positive `weight` [K]; the other classes keep theirs."""
+    seen = weight > 0
+    return Prototypes(jnp.where(seen[:, None], mean, prototypes.means), prototypes.known | seen)
+
+
+def drawn(model: Model, prototypes: Prototypes, lam: float) -> training.Loss:
+    """The client's loss: cross-entropy, and the squared distance of features to the prototype of their class."""
+
+    def loss(net, batch, key):
+        outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
+        ce = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+        apart = jnp.mean((outputs["features"] - prototypes.means[batch.y]) ** 2, -1)
+        value = ce + lam * losses.masked_mean(jnp.where(prototypes.known[batch.y], apart, 0), batch.mask)
+        return value, training.Aux(stats, training.classified(ce, outputs["logits"], batch))
+
+    return loss
+
+
+def own(model: Model, net: Net, data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
+    """A client's mean feature of each class [K, D], in evaluation mode, and its numbers of examples [K]."""
+    return training.class_means(lambda b: model.features(net, b.x, mask=b.mask)[0], data, classes=classes, batch=batch)
+
+
+def fedproto(
+    task: Task, *, optimizer: training.Optimizer, lam: float = 1.0, epochs: int = 1, batch: int = 64, weights: str = "samples"
+) -> Algorithm:
+    """Builds FedProto (Algorithm 1).
+
+    Args:
+      task: network and population; groups may differ in architecture, but not in the number of features.
+      optimizer: local optimiser, its state made anew every round.
+      lam: weight of the regulariser; 0 is local training.
+      epochs: local epochs.
+      batch: B.
+      weights: of a class's means: "samples", by the clients' numbers of its examples, or "uniform".
+
+    Returns:
+      The algorithm; a client keeps its model and sends K * (D + 1) numbers.
+
+    Raises:
+      ValueError: lam is negative, or another argument out of range.
+    """
+    if not lam >= 0:
+        raise ValueError(f"lam={lam} must not be negative")
+    model = task.model
+
+    def client_update(sent, w_i, data, key):
+        train = training.fit(drawn(model, sent, lam), optimizer(task.round), epochs=epochs, batch=batch)
+        trained = train(w_i, data, key)
+        uplink = own(model, trained.net, data, classes=task.classes, batch=batch)
+        return ClientOutput(trained.net, uplink, trained.sums)
+
+    def nearest(sent, w_i, x):
+        z = model.features(w_i, x)[0]
+        apart = jnp.sum((z[:, None] - sent.means[None]) ** 2, -1)
+        return {"logits": jnp.where(sent.known[None], -apart, FAR), "features": z}
+
+    return Algorithm(
+        server_init=lambda key: nothing_known(task),
+        client_update=client_update,
+        server_update=lambda server, collected, cohort, key: (renewed(server, *collected), {}),
+        collect=aggregators.class_mean(weights),
+        predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0], "nearest": nearest},
+        client_init=lambda key, server, client_id: model.init(key),
+    )

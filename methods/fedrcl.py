@@ -1,0 +1,116 @@
+"""FedRCL: FedAvg whose clients also contrast examples, at several depths, without letting those of one class collapse.
+
+Seo, Kim, Kim, Han. Relaxed Contrastive Learning for Federated Learning. CVPR 2024. https://arxiv.org/abs/2401.04928
+
+  paper     here       meaning
+  f_l       features   a level's output before its ReLU, averaged over the image;  s: cosines of a batch's rows [B, B]
+  L_SCL     pull       supervised contrastive loss
+  L_div     push       penalty on the least similar pair of one class, if even that is more similar than the threshold
+  tau       tau        temperature
+  lambda    lam        threshold
+  beta      beta       weight of the penalty; the contrastive loss has `contrast`
+
+Row i has a, the smallest s_ij within its class (itself included), and b, the two largest s_ij with other classes:
+pull_i = log(e^(a/tau) + sum e^(b/tau)) - a/tau. With r the smallest s_ij with another row of its class,
+push_i = log(1 + e^((r - 1)/tau)), where r is -1 if it is under lam or there is none. The loss is
+CE + contrast * mean pull + beta * mean push, means over levels and rows.
+
+Levels are the stem and all stages of a ResNet: every hidden layer that the model names `..._pre`. A model without any has its
+features as the one level.
+
+Departures: the authors' code is followed, which takes the hardest pairs (one of the class, two of others) where the paper sums over
+all. Equal cosines share a gradient that the code gives to one of them. Rows that pad a short batch are in no pair.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_core import losses, training
+from fedjax_core.algorithm import Algorithm, Array
+from fedjax_core.task import Model, Task
+from methods.fedavg import fedavg
+
+NEGATIVES = 2
+
+
+def pairwise(features: Array, y: Array, mask: Array, tau: float, lam: float) -> tuple[Array, Array]:
+    """The mean of pull and of push over a batch.
+
+    Args:
+      features: [B, D] of one level.
+      y: [B].
+      mask: [B]; other rows are in no pair, and not in the means.
+      tau: temperature.
+      lam: threshold.
+
+    Returns:
+      Two scalars.
+    """
+    u = losses.unit(features)
+    s = u @ u.T
+    itself = jnp.eye(len(y), dtype=bool)
+    pair = mask[:, None] & mask[None]
+    alike = pair & (y[:, None] == y[None])
+    a = jnp.min(jnp.where(alike | itself, s, jnp.inf), 1)
+    b = jax.lax.top_k(jnp.where(pair & ~alike, s, -jnp.inf), min(NEGATIVES, len(y)))[0]
+    pull = jax.nn.logsumexp(jnp.concatenate([a[:, None], b], 1) / tau, 1) - a / tau
+    r = jnp.min(jnp.where(alike & ~itself, s, jnp.inf), 1)
+    push = jax.nn.softplus((jnp.where((r >= lam) & jnp.isfinite(r), r, -1) - 1) / tau)
+    return losses.masked_mean(pull, mask), losses.masked_mean(push, mask)
+
+
+def relaxed(model: Model, *, tau: float, lam: float, contrast: float, beta: float) -> training.Loss:
+    """The client's loss."""
+
+    def loss(net, batch, key):
+        outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask, intermediates=True)
+        seen = [x for name, x in outputs["intermediates"].items() if name.endswith("_pre")] or [outputs["features"]]
+        levels = [jnp.mean(x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), 1) for x in seen]
+        pulls, pushes = zip(*(pairwise(x, batch.y, batch.mask, tau, lam) for x in levels), strict=True)
+        ce = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+        value = ce + (contrast * sum(pulls) + beta * sum(pushes)) / len(levels)
+        return value, training.Aux(stats, training.classified(ce, outputs["logits"], batch))
+
+    return loss
+
+
+def fedrcl(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    tau: float = 0.05,
+    lam: float = 0.7,
+    contrast: float = 1.0,
+    beta: float = 1.0,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "uniform",
+) -> Algorithm:
+    """Builds FedRCL.
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser.
+      tau: temperature.
+      lam: threshold of the penalty; above 1 there is none.
+      contrast: weight of the contrastive loss; it and beta 0 are FedAvg.
+      beta: weight of the penalty.
+      epochs: local epochs.
+      batch: B.
+      weights: "uniform" or "samples".
+
+    Returns:
+      The algorithm.
+
+    Raises:
+      ValueError: tau is not positive, lam below -1, a weight negative, or another argument out of range.
+    """
+    if not tau > 0:
+        raise ValueError(f"tau={tau} must be positive")
+    if not lam >= -1:
+        raise ValueError(f"lam={lam} must be at least -1, the smallest cosine")
+    for name, found in (("contrast", contrast), ("beta", beta)):
+        if not found >= 0:
+            raise ValueError(f"{name}={found} must not be negative")
+    loss = relaxed(task.model, tau=tau, lam=lam, contrast=contrast, beta=beta)
+    return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, loss=loss)

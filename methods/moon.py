@@ -1,0 +1,144 @@
+"""MOON: a client's features are drawn to the global model's, and away from those of its own previous model.
+
+Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
+
+  paper            here                 meaning
+  w^t              server               global model
+  w_i^(t-1)        client.previous      what client i last trained
+  R_w(x)           model.features       body, then a projection of two layers, on whose outcome the classifier stands
+  z, z_glob, z_prev                     features of the model in training, the global and the previous one
+  mu, tau          mu, tau              weight and temperature of the contrastive term
+
+Departures: in a client's first round there is no previous model and no contrastive term (the authors' code has a random model of
+the client's own then). The two fixed models see the images without `config.augment`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import aggregators, losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
+from fedjax_core.task import Model, Task, width
+
+
+class Client(NamedTuple):
+    """Attributes:
+    previous: the model as the client last trained it.
+    trained: [] 1 if it ever did, else 0.
+    """
+
+    previous: Net
+    trained: Array
+
+
+def _layer(key, rows, columns):
+    return {"kernel": jax.nn.initializers.lecun_normal()(key, (rows, columns)), "bias": jnp.zeros(columns)}
+
+
+def _linear(layer, x):
+    return x @ layer["kernel"] + layer["bias"][None]
+
+
+def projected(model: Model, classes: int, size: int) -> Model:
+    """The model with a projection between its body and a new head: linear D -> D, ReLU, linear D -> size.
+
+    Args:
+      model: whose body it is.
+      classes: K.
+      size: of the projected features.
+
+    Returns:
+      A model whose `params` have the entry "projection" besides; its features are the projected ones.
+    """
+
+    def init(key):
+        net, d = model.init(key), width(model)
+        hidden, out, head = jax.random.split(jax.random.fold_in(key, 1), 3)
+        projection = {"hidden": _layer(hidden, d, d), "out": _layer(out, d, size)}
+        return net._replace(params=net.params | {"projection": projection, "head": _layer(head, size, classes)})
+
+    def features(net, x, key=None, train=False, mask=None):
+        body = {name: entry for name, entry in net.params.items() if name not in ("projection", "head")}
+        z, stats = model.features(Net(body, net.stats), x, key, train, mask)
+        projection = net.params["projection"]
+        return _linear(projection["out"], jax.nn.relu(_linear(projection["hidden"], z))), stats
+
+    def head(net, features):
+        return _linear(net.params["head"], features)
+
+    def apply(net, x, key=None, train=False, mask=None):
+        z, stats = features(net, x, key, train, mask)
+        return {"logits": head(net, z), "features": z}, stats
+
+    return Model(init, apply, features, head, f"projected {model.name}")
+
+
+def contrast(z: Array, near: Array, far: Array, mask: Array, tau: float) -> Array:
+    """Mean over the rows in `mask` of -log(e^(cos(z, near)/tau) / (e^(cos(z, near)/tau) + e^(cos(z, far)/tau))); all [B, D]."""
+    z, near, far = losses.unit(z), losses.unit(near), losses.unit(far)
+    return losses.masked_mean(jax.nn.softplus(jnp.sum(z * (far - near), -1) / tau), mask)
+
+
+def moon(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    mu: float = 5.0,
+    tau: float = 0.5,
+    projection: int = 256,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+) -> Algorithm:
+    """Builds MOON (Algorithm 1).
+
+    Args:
+      task: network, whose head is replaced, and population.
+      optimizer: local optimiser.
+      mu: weight of the contrastive term; 0 is FedAvg on the same network.
+      tau: its temperature.
+      projection: size of the projected features.
+      epochs: local epochs.
+      batch: B.
+      weights: "samples" or "uniform".
+
+    Returns:
+      The algorithm; a client keeps the model that it last trained.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    if not mu >= 0:
+        raise ValueError(f"mu={mu} must not be negative")
+    if not tau > 0:
+        raise ValueError(f"tau={tau} must be positive")
+    if projection < 1:
+        raise ValueError(f"projection={projection} must be at least 1")
+    model = projected(task.model, task.classes, projection)
+    collect = aggregators.mean(aggregators.weights(weights))
+
+    def client_update(sent, client, data, key):
+        def loss(net, batch, key):
+            outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
+            ce = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+            near = model.features(sent, batch.x, mask=batch.mask)[0]  # z_glob
+            far = model.features(client.previous, batch.x, mask=batch.mask)[0]  # z_prev
+            term = contrast(outputs["features"], near, far, batch.mask, tau)
+            value = ce + mu * client.trained * term
+            return value, training.Aux(stats, training.classified(ce, outputs["logits"], batch))
+
+        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent, data, key)
+        state = Client(trained.net, jnp.ones_like(client.trained))
+        return ClientOutput(state, optax.tree.sub(trained.net, sent), trained.sums, local=(trained.net, state))
+
+    return Algorithm(
+        server_init=model.init,
+        client_update=client_update,
+        server_update=lambda server, delta, cohort, key: (optax.tree.add(server, delta), {}),
+        collect=collect,
+        predict={"global": lambda sent, client, x: model.apply(sent, x)[0]},
+        client_init=lambda key, server, client_id: Client(model.init(key), jnp.zeros(())),
+    )
