@@ -55,6 +55,8 @@ def get_config(variant: str = "small") -> Any:
     config.data = ConfigDict()
     config.data.source = "digits"  # or "tfds:NAME", "cifar10", "npz(path=...)", "folder(path=...)" ...: fedjax_core/data/sources.py
     config.data.dir = placeholder(str)  # where data sets lie
+    config.data.size = placeholder(int)  # images are resized to size x size
+    config.data.examples = placeholder(int)  # of training, in all, so many and no more
     config.data.clients = 20
     config.data.partition = "dirichlet(alpha=0.5)"  # small alpha: strong skew; fedjax_core/data/partition.py
     config.data.seed = 0

@@ -18,6 +18,7 @@ from fedjax_core import cohort as cohorts
 from fedjax_core.algorithm import Examples
 from fedjax_core.checkpoint import Checkpoints
 from fedjax_core.data import federated, partition, sources
+from fedjax_core.data.smaller import smaller
 from fedjax_core.normalisation import local_statistics
 from fedjax_core.run import Finished, restored, run
 from fedjax_core.simulation import Build, Evaluation, Group, Simulation, State
@@ -58,7 +59,7 @@ def dataset(config: Config) -> federated.FederatedData:
     name, options = by_name.parse(data.source)
     scheme, arguments = by_name.parse(data.partition)
     return federated.federate(
-        sources.load(name, data.dir, **options),
+        smaller(sources.load(name, data.dir, **options), data.size, data.examples),
         {"name": scheme, **arguments},
         data.clients,
         data.seed,

@@ -2,6 +2,7 @@
 
   python -m methods.table --table=configs/tables/first.py --workdir=runs/first
   python -m methods.table --table=configs/tables/first.py --workdir=runs/first --only=scaffold,local/iid --seeds=0
+  python -m methods.table --table=configs/tables/fedskc.py --workdir=runs/fedskc --set=data.dir=DIR --set=data.source=tfds:cifar10
 
 The same command again goes on where it was stopped, and runs what has changed in the definition.
 """
@@ -21,6 +22,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workdir", required=True, help="directory of the runs and of table.md, table.csv, table.tex")
     parser.add_argument("--variant", default="small", help="smoke (seconds), small (the default), paper")
     parser.add_argument("--only", default="", help="rows, or ROW/COLUMN, with commas between; the table still shows all")
+    parser.add_argument(
+        "--set", action="append", default=[], help="FIELD=VALUE of all runs, after the definition's changes; may be repeated"
+    )
     parser.add_argument("--seeds", help="with commas between, in place of the definition's")
     parser.add_argument("--compilation_cache", default=experiment.PROGRAMS, help="where compiled programs are kept; '' for nowhere")
     return parser
@@ -40,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
         seeds = None if given.seeds is None else [int(seed) for seed in given.seeds.split(",")]
-        table = tables.read(given.table, given.variant)
+        table = tables.changed(tables.read(given.table, given.variant), given.set)
         only = [name.strip() for name in given.only.split(",") if name.strip()]
         tables.choose(tables.cells(table, given.variant, seeds), only)
     except (ValueError, TypeError) as error:

@@ -9,6 +9,7 @@ So another setting of one method is another directory, and everything else is fo
 the directories alone, and written after every cell.
 """
 
+import ast
 import dataclasses
 import gc
 import hashlib
@@ -118,6 +119,31 @@ def read(file: str, variant: str) -> Definition:
     if not {"rows", "columns", "measures", "seeds"} <= fields:
         raise ValueError(f"{file}: get_table gave a {type(table).__name__}, not a Table of configs/tables/base.py")
     return table
+
+
+def changed(table: Definition, settings: Iterable[str]) -> Definition:
+    """The table with "FIELD=VALUE" in all of its runs, whatever the definition says; a value is a Python literal or else text.
+
+    Raises:
+      ValueError: a setting has another form.
+    """
+    given = {}
+    for setting in settings:
+        field, equals, text = setting.partition("=")
+        if not (field and equals):
+            raise ValueError(f"--set={setting} is not of the form FIELD=VALUE, such as data.dir=DIR")
+        try:
+            given[field] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            given[field] = text
+    if not given:
+        return table
+    of_all = {
+        (row.label, column.label): {**table.cells.get((row.label, column.label), {}), **given}
+        for row in table.rows
+        for column in table.columns
+    }
+    return dataclasses.replace(table, cells=of_all)
 
 
 def cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -> list[Cell]:
