@@ -217,8 +217,9 @@ def fedskc(
     for name, found in (("lcl.tau", local.tau), ("epochs", epochs)):
         if not found > 0:
             raise ValueError(f"{name}={found} must be positive")
-    if local.ramp < 0:
-        raise ValueError(f"lcl.ramp={local.ramp} must not be negative")
+    for name, found in (("lcl.ramp", local.ramp), ("knowledge.neighbours", made.neighbours)):
+        if found < 0:
+            raise ValueError(f"{name}={found} must not be negative")
     model, classes = task.model, task.classes
     strength = jnp.minimum(1.0, task.round / local.ramp) if local.ramp else 1.0
     review = optax.identity()

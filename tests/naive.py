@@ -89,7 +89,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    model, params, stats, x, y, key, *, epochs, batch, lr, momentum=0.0, drift=None, term=nothing, given=(), chosen=None
+    model, params, stats, x, y, key, *, epochs, batch, lr, momentum=0.0, drift=None, term=nothing, given=(), chosen=None, first=0
 ) -> Trained:
     """Stochastic gradient descent from `params`.
 
@@ -108,10 +108,11 @@ def train(
       term: (logits, y, given) -> what the loss has beside the cross-entropy; a function of a module.
       given: what `term` reads.
       chosen: names of the entries of `params` that are trained; None: all.
+      first: number of the first epoch, for a training that goes on.
     """
     velocity = jax.tree.map(jnp.zeros_like, params)
     gradients, seen, loss = [], [], 0.0
-    for epoch in range(epochs):
+    for epoch in range(first, first + epochs):
         places = order(key, epoch, len(y))
         for start in range(0, len(places), batch):
             now = np.array(places[start : start + batch])

@@ -3,10 +3,12 @@
 `load(name)` takes
   digits                         scikit-learn's 8x8 digits: embedded, offline
   cifar10, cifar100              the published binary archives
+  fc100                          CIFAR-100 for few-shot learning, classes divided by superclass
   mnist, emnist                  the published IDX files
   tfds:NAME                      an image classification set that tensorflow_datasets has prepared; TensorFlow is not needed
   npz:FILE                       arrays or encoded images in one file
   folder:DIR                     CLASS/image files
+  unseen(of=SOURCE, classes=...) any of these, some of its classes in the test set alone
 Files are looked for in `data_dir`, else in $FEDJAX_DATA, else in ~/fedjax_data. Nothing is downloaded and no pickle is ever
 loaded; files of published sets are checked by checksum or by exact size. One source never stands in for another.
 
@@ -166,7 +168,7 @@ def digits() -> Dataset:
     bunch: Any = sklearn.datasets.load_digits()
     x = np.round(bunch["images"][..., None] * (255 / 16)).astype(np.uint8)
     y = bunch["target"].astype(np.int32)
-    is_test = _stratified(y, 360)
+    is_test = stratified(y, 360)
     return from_arrays(x[~is_test], y[~is_test], x[is_test], y[is_test], tuple("0123456789"), name="digits")
 
 
@@ -253,6 +255,79 @@ def read_cifar(name: str, spec: Cifar, data_dir: Path, labels: str) -> Dataset:
 
     (train_x, train_y), (test_x, test_y) = split(np.concatenate(records[:-1])), split(records[-1])
     return from_arrays(train_x, train_y, test_x, test_y, class_names, name=name)
+
+
+SUPERCLASS = (  # of each class of CIFAR-100, both in alphabetical order
+    *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10),
+    *(12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12),
+    *(1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
+)
+FC100 = {  # superclasses
+    "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
+    "validation": (8, 11, 13, 16),
+    "test": (0, 7, 12, 14),
+}
+
+
+def fc100(data_dir: Path, of: str = "cifar100", test: str = "test") -> Dataset:
+    """FC100: CIFAR-100 with its classes divided by superclass, for few-shot learning; all 600 images of each class.
+
+    60 classes are trained on (labels 0 to 59), and the test set is of 20 others (60 to 79); each in alphabetical order. FC100 as
+    folders `train/CLASS/*` and `test/CLASS/*` is read by `folder:DIR`.
+
+    Oreshkin, Rodriguez Lopez, Lacoste. TADAM: Task dependent adaptive metric for improved few-shot learning. NeurIPS 2018.
+    https://arxiv.org/abs/1805.10123
+
+    Args:
+      data_dir: where the files lie.
+      of: where CIFAR-100 comes from: "cifar100", its published archive; "tfds:cifar100"; or another source that has all of it.
+      test: "test", or "validation" for the 20 classes that hyperparameters are chosen on.
+    """
+    by_name.choose("FC100 test", test, ("test", "validation"))
+    dataset = _source(of, data_dir)
+    if len(dataset.class_names) != len(SUPERCLASS) or list(dataset.class_names) != sorted(dataset.class_names):
+        raise ValueError(
+            f"fc100: of={of!r} has {len(dataset.class_names)} classes, {', '.join(dataset.class_names[:3])} ...: must have the "
+            "100 of CIFAR-100, in alphabetical order."
+        )
+    train, tested = (np.flatnonzero(np.isin(SUPERCLASS, FC100[part])) for part in ("train", test))
+    return _divided(dataset, train, tested, "fc100")
+
+
+def unseen(data_dir: Path, of: str, classes: Sequence[int]) -> Dataset:
+    """Another set, some of whose classes make up the test set and are not trained on: for few-shot episodes.
+
+    All rows of a class, of both parts, stand on one side. The classes that are trained on come first.
+
+    Args:
+      data_dir: where the files lie.
+      of: the set, such as "digits" or "emnist(split='bymerge')".
+      classes: labels of the unseen ones.
+    """
+    dataset = _source(of, data_dir)
+    number = len(dataset.class_names)
+    wanted = np.unique(np.asarray(classes, int))
+    if len(wanted) != len(classes) or not 1 <= len(wanted) < number or not 0 <= wanted[0] <= wanted[-1] < number:
+        raise ValueError(f"unseen: classes={classes}: must be some, not all, of the labels 0 to {number - 1} of {of!r}, each once.")
+    return _divided(dataset, np.setdiff1d(np.arange(number), wanted), wanted, f"{dataset.name}_unseen")
+
+
+def _source(of: str, data_dir: Path) -> Dataset:
+    name, options = by_name.parse(of)
+    if name.startswith("tfds:cifar100"):
+        options = {"label": "label"} | options  # beside it stands the superclass
+    return load(name, data_dir, **options)
+
+
+def _divided(dataset: Dataset, train: np.ndarray, test: np.ndarray, name: str) -> Dataset:
+    """All rows of the classes `train` as training set, and of `test` as test set, numbered in this order."""
+    x, y = (np.concatenate(column) for column in zip(dataset.train, dataset.test, strict=True))
+    chosen = np.concatenate([train, test])
+    label = np.full(len(dataset.class_names), -1, np.int32)
+    label[chosen] = np.arange(len(chosen))
+    rows = [np.flatnonzero(np.isin(y, classes)) for classes in (train, test)]
+    arrays = [array for part in rows for array in (x[part], label[y[part]])]
+    return from_arrays(*arrays, [dataset.class_names[c] for c in chosen], name=name)
 
 
 MNIST_MD5 = {  # of the unpacked files
@@ -560,11 +635,13 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "fc100": fc100,
     "mnist": mnist,
     "emnist": emnist,
     "tfds": tfds,
     "npz": npz,
     "folder": folder,
+    "unseen": unseen,
 }
 PREFIXED = {"tfds": "NAME", "npz": "FILE", "folder": "DIR"}
 
@@ -701,7 +778,7 @@ def _image_files(root: Path, domains: bool) -> list[tuple[str, str, Path]]:
     return found
 
 
-def _stratified(strata: np.ndarray, tests: int) -> np.ndarray:
+def stratified(strata: np.ndarray, tests: int) -> np.ndarray:
     """[rows] bool: `tests` test rows, from every stratum in proportion; the same at every call."""
     values, counts = np.unique(strata, return_counts=True)
     rng = generator(SPLIT_SEED, "split")
@@ -715,7 +792,7 @@ def _stratified_fraction(columns: Sequence[np.ndarray], fraction: float) -> np.n
     if not 0 < fraction < 1:
         raise ValueError(f"test_fraction={fraction}: must lie between 0 and 1.")
     _, strata = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
-    return _stratified(strata.reshape(-1), round(fraction * len(strata)))
+    return stratified(strata.reshape(-1), round(fraction * len(strata)))
 
 
 def _grey(images: np.ndarray) -> np.ndarray:

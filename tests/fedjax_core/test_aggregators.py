@@ -134,6 +134,16 @@ class ClassMeanTest(chex.TestCase):
             self.assertEqual(int(holders[c]), len(owners))
             expected = sum(values[i, c] for i in owners) / len(owners) if owners else np.zeros(2)
             np.testing.assert_allclose(mean[c], expected, atol=1e-6)
+        mean, total = streamed(aggregators.class_mean("samples"), (values, counts), np.ones(C, np.int32))
+        np.testing.assert_array_equal(total, counts.sum(0))
+        for c in np.flatnonzero(total):
+            pooled = np.repeat(values[:, c], counts[:, c].astype(int), axis=0).mean(0)
+            np.testing.assert_allclose(mean[c], pooled, atol=1e-6)
+        self.assertTrue((mean[total == 0] == 0).all())
+
+    def test_unknown_weights(self):
+        with self.assertRaisesRegex(ValueError, "weights='size' is not one of 'samples', 'uniform'"):
+            aggregators.class_mean("size")
 
 
 class AggregatorTest(chex.TestCase):
@@ -175,3 +185,139 @@ class AggregatorTest(chex.TestCase):
         aggregator = aggregators.aggregate(review=review)
         new, _ = aggregator.update(jnp.asarray(2.0), jnp.asarray(3.0), None, (), scale=10.0)
         self.assertEqual(float(new), 2.0 + 30.0 + 2.0)
+
+
+def knowledge(rng, clients=5, classes=4, width=3):
+    """([C, K, D], held [C, K]), with one class that nobody has and one that a single client has; NaN where there is none."""
+    values = rng.normal(size=(clients, classes, width)).astype(np.float32)
+    held = rng.random((clients, classes)) < 0.7
+    held[:, 0] = False
+    held[:, 1] = np.arange(clients) == rng.integers(clients)
+    values[~held] = np.nan
+    return values, held
+
+
+def naive_merge(values, held, neighbours):
+    merged = {}
+    for j in range(values.shape[1]):
+        holders = [v[j].astype(np.float64) for v, h in zip(values, held, strict=True) if h[j]]
+        smooth = []
+        for a, own in enumerate(holders):
+            others = [v for b, v in enumerate(holders) if b != a]
+            near = sorted(others, key=lambda v, own=own: np.sum((v - own) ** 2))[:neighbours]
+            smooth.append(np.mean([own, *near], 0))
+        if smooth:
+            merged[j] = np.mean(smooth, 0)
+    return merged
+
+
+class KnowledgeTest(chex.TestCase):
+    @parameterized.parameters(0, 1, 2, 9)
+    @often
+    @given(cases)
+    def test_merge_equals_the_loops(self, neighbours, rng):
+        values, held = knowledge(rng)
+        merged, known = aggregators.merge_neighbours(values, held, neighbours)
+        expected = naive_merge(values, held, neighbours)
+        self.assertEqual(set(np.flatnonzero(known)), set(expected))
+        for j in range(values.shape[1]):
+            np.testing.assert_allclose(merged[j], expected.get(j, np.zeros(3)), atol=1e-6)
+        order = rng.permutation(len(values))
+        chex.assert_trees_all_close(aggregators.merge_neighbours(values[order], held[order], neighbours)[0], merged, atol=1e-6)
+
+    @often
+    @given(cases)
+    def test_without_neighbours_it_is_the_mean_and_one_client_keeps_its_own(self, rng):
+        values, held = knowledge(rng)
+        merged, _ = aggregators.merge_neighbours(values, held, 0)
+        mean = np.where(held.any(0)[:, None], np.nansum(values, 0) / np.maximum(held.sum(0), 1)[:, None], 0)
+        np.testing.assert_allclose(merged, mean, atol=1e-6)
+        alone, known = aggregators.merge_neighbours(values[:1], held[:1], 3)
+        np.testing.assert_array_equal(known, held[0])
+        np.testing.assert_allclose(alone, np.where(held[0][:, None], values[0], 0), atol=1e-7)
+
+    @parameterized.parameters("fraction", "count")
+    @often
+    @given(cases)
+    def test_discrepancy_equals_the_loops(self, size, rng):
+        values, held = knowledge(rng)
+        examples = rng.integers(0, 7, len(values)).astype(np.int32)
+        examples[0] = 3
+        held &= examples[:, None] > 0
+        merged, _ = aggregators.merge_neighbours(values, held)
+        e = aggregators.by_discrepancy(size)(Cohort(np.arange(5), examples), values=values, held=held, merged=merged)
+        there = np.flatnonzero(examples)
+        d = {k: sum(np.linalg.norm(values[k, j] - merged[j]) for j in np.flatnonzero(held[k])) for k in there}
+        expected = {}
+        for k in there:
+            a = d[k] / sum(d.values()) if sum(d.values()) else 0
+            b = examples[k] / examples.sum()
+            expected[k] = 1 / (1 + np.exp(-((examples[k] if size == "count" else b) - a * d[k] + b)))
+        np.testing.assert_array_equal(e[examples == 0], 0)
+        total = sum(expected.values())
+        np.testing.assert_allclose(e[there] / e.sum(), [expected[k] / total for k in there], atol=1e-5)
+
+    def test_counts_drown_the_discrepancy_and_fractions_do_not(self):
+        values = np.asarray([[[0.0]], [[1.0]], [[9.0]]], np.float32)
+        held = np.ones((3, 1), bool)
+        merged, _ = aggregators.merge_neighbours(values, held)
+        cohort = Cohort(np.arange(3), np.full(3, 100, np.int32))
+        count, fraction = (
+            aggregators.by_discrepancy(s)(cohort, values=values, held=held, merged=merged) for s in ("count", "fraction")
+        )
+        np.testing.assert_allclose(count / count.sum(), np.full(3, 1 / 3), atol=1e-6)
+        self.assertLess(fraction[2] / fraction.sum(), 0.1)
+
+    def test_far_apart_all_weights_are_still_finite(self):
+        """Each sigmoid underflows to 0; their ratios do not."""
+        values = np.asarray([[[0.0]], [[5000.0]], [[20000.0]]], np.float32)
+        held = np.ones((3, 1), bool)
+        merged, _ = aggregators.merge_neighbours(values, held)
+        cohort = Cohort(np.arange(3), np.asarray([1, 2, 0], np.int32))
+        e = aggregators.by_discrepancy()(cohort, values=values, held=held & (cohort.examples > 0)[:, None], merged=merged)
+        self.assertTrue(np.isfinite(e).all())
+        self.assertGreater(e.sum(), 0)
+
+    @parameterized.parameters(("interpolate", 0), ("printed", 0), ("printed", 1))
+    @often
+    @given(cases)
+    def test_review_equals_the_formula(self, form, ddof, rng):
+        review = aggregators.period_review(3, 0.9, form, ddof)
+        w = {"a": rng.normal(size=4).astype(np.float32)}
+        state, before = review.init(w), None
+        for known in ([True, True, False], [True, True, True], [False, True, True]):
+            known = np.asarray(known)
+            c = rng.normal(size=(3, 5)).astype(np.float32)
+            delta = rng.normal(size=4).astype(np.float32)
+            updates, state = review.update({"a": delta}, state, w, knowledge=c, known=known)
+            now = {j: np.var(c[j].astype(np.float64), ddof=ddof) for j in np.flatnonzero(known)}
+            new = w["a"] + delta
+            if before is not None:
+                both = now.keys() & before.keys()
+                ratio = sum(now[j] - before[j] for j in both) / sum(before[j] for j in both)
+                new = (0.9 if form == "printed" else 1) * new + (1 - 0.9) * ratio * (w["a"] - new)
+            w = {"a": w["a"] + np.asarray(updates["a"])}
+            np.testing.assert_allclose(w["a"], new, rtol=1e-4, atol=1e-5)
+            before = now
+
+    def test_review_without_variance_before_keeps_the_delta(self):
+        review = aggregators.period_review(2)
+        w, delta = {"a": jnp.ones(2)}, {"a": jnp.full(2, 0.5)}
+        known = jnp.ones(2, bool)
+        _, state = review.update(delta, review.init(w), w, knowledge=jnp.ones((2, 3)), known=known)
+        updates, _ = review.update(delta, state, w, knowledge=jnp.eye(2, 3), known=known)
+        chex.assert_trees_all_equal(updates, delta)
+
+    @parameterized.parameters(
+        (lambda: aggregators.by_discrepancy("rows"), "size='rows' is not one of 'fraction', 'count'"),
+        (lambda: aggregators.period_review(3, -0.1), r"beta=-0.1 must lie in \[0, 1\]"),
+        (lambda: aggregators.period_review(3, form="x"), "form='x' is not one of 'interpolate', 'printed'"),
+        (lambda: aggregators.period_review(3, ddof=2), "ddof=2 is not 0 or 1"),
+        (
+            lambda: aggregators.merge_neighbours(jnp.ones((1, 1, 1)), jnp.ones((1, 1), bool), -1),
+            "neighbours=-1 must not be negative",
+        ),
+    )
+    def test_bad_settings(self, make, message):
+        with self.assertRaisesRegex(ValueError, message):
+            make()

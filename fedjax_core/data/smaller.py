@@ -1,0 +1,47 @@
+"""A smaller version of a data set, for machines that cannot afford the whole: fewer pixels, fewer training examples."""
+
+import numpy as np
+from PIL import Image
+
+from fedjax_core.algorithm import Examples
+from fedjax_core.data.sources import Dataset, stratified
+
+
+def smaller(dataset: Dataset, size: int | None = None, examples: int | None = None) -> Dataset:
+    """Resizes images, and keeps some of the training examples.
+
+    Args:
+      dataset: with uint8 images, if they are to be resized.
+      size: images become size x size, each pixel the mean of what it covers (larger ones: the nearest pixel); None: as they are.
+      examples: of training, with the classes' shares kept, always the same ones; None: all. The test set is kept whole.
+
+    Raises:
+      ValueError: size or examples is out of range, or there are no images to resize.
+    """
+    train, test = dataset.train, dataset.test
+    kept = np.arange(len(train.y))
+    if examples is not None:
+        if not 1 <= examples <= len(kept):
+            raise ValueError(f"data.examples={examples} must lie between 1 and the {len(kept)} training examples")
+        kept = np.flatnonzero(stratified(train.y, examples))
+    x, test_x = train.x[kept], test.x
+    if size is not None:
+        if size < 1 or x.ndim != 4 or x.dtype != np.uint8:
+            raise ValueError(f"data.size={size} must be positive, and there must be images of bytes: found {x.dtype}{list(x.shape)}")
+        x, test_x = (_resized(part, size) for part in (x, test_x))
+    return dataset._replace(
+        train=Examples(x, train.y[kept]),
+        test=Examples(test_x, test.y),
+        train_domains=None if dataset.train_domains is None else dataset.train_domains[kept],
+        train_clients=None if dataset.train_clients is None else dataset.train_clients[kept],
+    )
+
+
+def _resized(images: np.ndarray, size: int) -> np.ndarray:
+    """[rows, H, W, C] uint8 -> [rows, size, size, C]."""
+
+    def one(image):
+        picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+        return np.asarray(picture.resize((size, size), Image.Resampling.BOX)).reshape(size, size, -1)
+
+    return np.stack([one(image) for image in images])

@@ -1,0 +1,62 @@
+"""Smaller versions of data sets keep what they should."""
+
+import numpy as np
+import pytest
+
+from fedjax_core.data import sources
+from fedjax_core.data.smaller import smaller
+
+
+def dataset(size=4):
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2], [60, 30, 10]).astype(np.int32)
+    x = rng.integers(0, 256, (100, size, size, 3), np.uint8)
+    clients = np.arange(100) % 7
+    return sources.from_arrays(x, y, x[:5], y[:5], ["a", "b", "c"], train_clients=clients, test_clients=clients[:5])
+
+
+def test_shares_of_classes_are_kept_and_rows_stay_together():
+    whole = dataset()
+    part = smaller(whole, examples=20)
+    assert np.bincount(part.train.y).tolist() == [12, 6, 2]
+    places = [int(np.flatnonzero((whole.train.x == row).all((1, 2, 3)))[0]) for row in part.train.x]
+    assert places == sorted(places)
+    np.testing.assert_array_equal(part.train.y, whole.train.y[places])
+    np.testing.assert_array_equal(part.train_clients, whole.train_clients[places])
+    np.testing.assert_array_equal(part.test.x, whole.test.x)
+    np.testing.assert_array_equal(smaller(whole, examples=20).train.x, part.train.x)
+
+
+def test_a_pixel_is_the_mean_of_what_it_covers():
+    whole = dataset()
+    part = smaller(whole, size=2)
+    for images, small in ((whole.train.x, part.train.x), (whole.test.x, part.test.x)):
+        blocks = images.reshape(-1, 2, 2, 2, 2, 3).astype(float).mean((2, 4))
+        np.testing.assert_allclose(small, blocks, atol=0.51)
+
+
+def test_grey_images_keep_their_channel():
+    grey = dataset()
+    grey = sources.from_arrays(grey.train.x[..., :1], grey.train.y, grey.test.x[..., :1], grey.test.y)
+    assert smaller(grey, size=8).train.x.shape == (100, 8, 8, 1)
+
+
+def test_nothing_asked_nothing_changed():
+    whole = dataset()
+    part = smaller(whole)
+    np.testing.assert_array_equal(part.train.x, whole.train.x)
+    np.testing.assert_array_equal(part.train.y, whole.train.y)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [({"size": 0}, "data.size=0"), ({"examples": 0}, "data.examples=0"), ({"examples": 101}, "101 must lie between 1 and the 100")],
+)
+def test_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        smaller(dataset(), **options)
+
+
+def test_digits_have_no_bytes_to_resize():
+    with pytest.raises(ValueError, match="images of bytes: found float32"):
+        smaller(sources.load("digits"), size=4)

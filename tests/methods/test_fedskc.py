@@ -1,0 +1,354 @@
+"""FedSKC in loops over clients, classes and rows, in its three readings, and its limits."""
+
+import functools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from fedjax_core import parallel, simulation, training
+from fedjax_core.algorithm import ClientData
+from methods import fedskc as module
+from methods.fedskc import Sent, contrast, fedskc
+from tests import naive, toy
+
+K, TAU = toy.CLASSES, 0.08
+MODEL = toy.model()
+
+
+def length(v):
+    return jnp.sqrt(jnp.sum(v * v))
+
+
+def similarity(logits, j, knowledge, known):
+    c = jnp.where(known[j], knowledge[j], 1.0)
+    return jnp.dot(logits, c) / (length(logits) * length(c))
+
+
+def lcl(logits, y, given):
+    """Eq. 2 and 3, U over the batch, or given."""
+    knowledge, known, fixed = given
+    total = 0.0
+    for i in range(len(y)):
+        terms, positive = [], 0.0
+        for j in range(K):
+            c = jnp.where(known[j], knowledge[j], 1.0)
+            u = sum(length(jax.lax.stop_gradient(row) - c) for row in logits) / len(y) if fixed is None else fixed[j]
+            s = similarity(logits[i], j, knowledge, known) / u / TAU
+            terms.append(jnp.where(known[j], jnp.exp(s), 0.0))
+            positive += jnp.where(y[i] == j, terms[-1], 0.0)
+        total += jnp.where(known[y[i]], -jnp.log(jnp.where(known[y[i]], positive, 1.0) / sum(terms)), 0.0)
+    return total / len(y)
+
+
+def released_lcl(logits, y, given):
+    """The released loss: all classes that are there, and in front of them the positive; own logits where the class is not there."""
+    knowledge, known, strength = given
+    total = 0.0
+    for i in range(len(y)):
+        mine = jax.lax.stop_gradient(logits[i])
+        positive = jnp.dot(logits[i], mine) / (length(logits[i]) * length(mine))
+        for j in range(K):
+            positive = jnp.where((y[i] == j) & known[j], similarity(logits[i], j, knowledge, known), positive)
+        terms = [positive] + [similarity(logits[i], j, knowledge, known) for j in range(K)]
+        there = [True] + [known[j] for j in range(K)]
+        total -= positive / TAU - jnp.log(sum(jnp.where(t, jnp.exp(s / TAU), 0.0) for s, t in zip(terms, there, strict=True)))
+    return strength * total / len(y)
+
+
+def logits_of(params, stats, x):
+    net = type(jax.eval_shape(MODEL.init, jax.random.key(0)))(params, stats)
+    return np.asarray(MODEL.apply(net, x)[0]["logits"], np.float64)
+
+
+def means(pairs):
+    """{class: mean} of (class, vector) pairs."""
+    found = {}
+    for j, v in pairs:
+        found.setdefault(int(j), []).append(np.asarray(v, np.float64))
+    return {j: sum(vectors) / len(vectors) for j, vectors in found.items()}
+
+
+def merge(cs, neighbours=1):
+    """{class: knowledge} of [{class: knowledge} per client]: Eq. 1 and what follows it."""
+    merged = {}
+    for j in {j for c in cs for j in c}:
+        holders = [c[j] for c in cs if j in c]
+        smooth = []
+        for a, own in enumerate(holders):
+            others = sorted((v for b, v in enumerate(holders) if b != a), key=lambda v, own=own: np.linalg.norm(own - v))
+            group = [own, *others[:neighbours]]
+            smooth.append(sum(group) / len(group))
+        merged[j] = sum(smooth) / len(smooth)
+    return merged
+
+
+def discrepancy_weights(cs, merged, sizes, kind):
+    """e_k of Eq. 4, in float64."""
+    d = [sum(np.linalg.norm(c[j] - merged[j]) for j in c) for c in cs]
+    e = []
+    for k in range(len(cs)):
+        a = d[k] / sum(d) if sum(d) else 0.0
+        b = sizes[k] / sum(sizes)
+        e.append(1 / (1 + math.exp(-((sizes[k] if kind == "count" else b) - a * d[k] + b))))
+    return [value / sum(e) for value in e]
+
+
+def variances(knowledge, ddof=0):
+    return {j: np.var(v, ddof=ddof) for j, v in knowledge.items()}
+
+
+def ratio(now, before):
+    both = now.keys() & before.keys()
+    total = sum(before[j] for j in both)
+    return sum(now[j] - before[j] for j in both) / total if total else 0.0
+
+
+def arrays(knowledge):
+    """As a client sees it."""
+    values = np.zeros((K, K), np.float32)
+    for j, v in knowledge.items():
+        values[j] = v
+    return jnp.asarray(values), jnp.asarray([j in knowledge for j in range(K)])
+
+
+def oracle(seed, rounds, *, scale="batch", size="fraction", form="interpolate", neighbours=1, cohort=5, dropout=0.0):
+    """(params, stats, {class: knowledge}), with the classes that somebody sent in each round."""
+    clients = naive.rows(toy.data())
+    params, stats = MODEL.init(naive.stream(seed, naive.INIT))
+    knowledge, before, sent_in = {}, None, []
+    for r in range(rounds):
+        nets, cs, sizes = [], [], []
+        for i in naive.cohort(seed, r, len(clients), cohort, dropout):
+            (x, y), key, seen = clients[i], naive.client_key(seed, r, i), arrays(knowledge)
+            p, s = params, stats
+            for e in range(2):
+                fixed = None
+                if scale == "epoch":
+                    batches = [np.arange(a, min(a + toy.BATCH, len(y))) for a in range(0, len(y), toy.BATCH)]
+                    rows = [np.asarray(forward(p, s, x[b])) for b in batches]
+                    fixed = np.mean([[np.linalg.norm(v - c) for c in np.asarray(seen[0])] for part in rows for v in part], 0)
+                trained = naive.train(
+                    MODEL, p, s, x, y, key, epochs=1, first=e, batch=toy.BATCH, lr=0.1, term=lcl, given=(*seen, fixed)
+                )
+                p, s = trained.params, trained.stats
+            c = means(zip(y, logits_of(p, s, x), strict=True))
+            cs.append({j: v / (1 + np.exp(-v)) for j, v in c.items()})
+            nets.append((p, s))
+            sizes.append(len(y))
+        if cs:
+            merged = merge(cs, neighbours)
+            knowledge = {**knowledge, **merged}
+            w, s = naive.mean(nets, discrepancy_weights(cs, merged, sizes, size))
+            now = variances(knowledge)
+            if before is not None:
+                pull = 0.05 * ratio(now, before)
+                keep = 0.95 if form == "printed" else 1.0
+                w = jax.tree.map(lambda new, old, keep=keep, pull=pull: keep * new + pull * (old - new), w, params)
+            params, stats, before = w, s, now
+        sent_in.append({j for c in cs for j in c})
+    return params, stats, knowledge, sent_in
+
+
+@jax.jit
+def forward(params, stats, x):
+    net = type(jax.eval_shape(MODEL.init, jax.random.key(0)))(params, stats)
+    return MODEL.apply(net, x, train=True)[0]["logits"]
+
+
+def released(seed, rounds, ramp):
+    """The released rules: no silu, no U, knowledge of the last epoch's logits, of this round's classes alone; samples decide."""
+    clients = naive.rows(toy.data())
+    params, stats = MODEL.init(naive.stream(seed, naive.INIT))
+    knowledge, before = {}, None
+    for r in range(rounds):
+        nets, cs, sizes = [], [], []
+        for i in naive.cohort(seed, r, len(clients), 5):
+            (x, y), key = clients[i], naive.client_key(seed, r, i)
+            given = (*arrays(knowledge), jnp.float32(min(1, r / ramp)))
+            trained = naive.train(
+                MODEL, params, stats, x, y, key, epochs=2, batch=toy.BATCH, lr=0.1, term=released_lcl, given=given
+            )
+            cs.append(means(trained.seen[-len(y) :]))
+            nets.append((trained.params, trained.stats))
+            sizes.append(len(y))
+        knowledge = merge(cs)
+        w = naive.mean(nets, sizes)
+        now = variances(knowledge, ddof=1)
+        if before is not None:
+            pull = (1 - 0.99) * ratio(now, before)
+            w = jax.tree.map(lambda new, old, pull=pull: 0.99 * new + pull * (old - new), w, (params, stats))
+        (params, stats), before = w, now
+    return params, stats, knowledge
+
+
+def simulate(rounds, seed=0, *, cohort=5, dropout=0.0, **options):
+    build = functools.partial(fedskc, optimizer=training.sgd(0.1), batch=toy.BATCH, **{"epochs": 2} | options)
+    sim = simulation.Simulation(
+        toy.groups(build), toy.data(), plan=parallel.Plan(1, 1), dispatch=rounds, cohort=cohort, dropout=dropout
+    )
+    state, _ = sim.rounds(sim.init(seed), rounds)
+    return jax.device_get(state.server)
+
+
+OFF = {"lcl": {"on": False}, "gda": {"on": False}, "gpr": {"on": False}}
+
+
+def sent(known=(True, True, True), seed=0):
+    knowledge = np.random.default_rng(seed).normal(size=(K, K)).astype(np.float32)
+    return Sent(MODEL.init(jax.random.key(1)), jnp.asarray(knowledge), jnp.asarray(known))
+
+
+def client(given=None, lr=0.1, at=0, **options):
+    """Client 0's round, 0 being the one with most examples."""
+    held = toy.reference("fedavg")[0]._held_on_host
+    task = toy.task().bind(((), ()), at)
+    algorithm = fedskc(task, optimizer=training.sgd(lr), batch=toy.BATCH, **{"epochs": 2} | options)
+    data = ClientData(held.train, held.index[0], held.size[0])
+    return jax.jit(algorithm.client_update)(sent() if given is None else given, (), data, jax.random.key(5))
+
+
+def close(server, expected, atol=2e-5):
+    params, stats, knowledge = expected
+    chex.assert_trees_all_close((server.net.params, server.net.stats), (params, stats), atol=atol)
+    assert {j for j in range(K) if server.known[j]} == set(knowledge)
+    for j, v in knowledge.items():
+        np.testing.assert_allclose(server.knowledge[j], v, atol=5 * atol)
+
+
+class FedSkcTest(chex.TestCase):
+    @parameterized.named_parameters(
+        ("default", {}, {}),
+        ("printed", {"variant": "printed"}, {"scale": "epoch", "size": "count", "form": "printed"}),
+        ("count", {"gda": {"size": "count"}}, {"size": "count"}),
+        ("two_neighbours", {"knowledge": {"neighbours": 2}}, {"neighbours": 2}),
+    )
+    def test_equals_the_loops(self, options, switches):
+        close(simulate(3, **options), oracle(0, 3, **switches)[:3])
+
+    def test_equals_the_loops_when_few_come_back(self):
+        """In some round a class is unknown, in another a known one is not sent, in another nobody comes."""
+        *expected, sent_in = oracle(2, 5, dropout=0.75)
+        so_far = [set().union(*sent_in[:r]) for r in range(6)]
+        self.assertTrue(any(now and set() < so_far[r] < set(range(K)) for r, now in enumerate(sent_in)))
+        self.assertTrue(any(now and so_far[r] - now for r, now in enumerate(sent_in)))
+        close(simulate(5, seed=2, dropout=0.75), expected)
+
+    def test_released_equals_its_rules(self):
+        close(simulate(4, variant="released", lcl={"ramp": 2}), released(0, 4, ramp=2))
+
+    def test_without_its_parts_it_is_fedavg(self):
+        for weights, name in (("uniform", "fedavg_uniform"), ("samples", "fedavg")):
+            sim = toy.simulate(name, optimizer=training.sgd(0.1))
+            state, _ = sim.rounds(sim.init(0), 2)
+            mine = simulate(2, weights=weights, **OFF)
+            chex.assert_trees_all_close(mine.net, jax.device_get(state.server.net), atol=1e-6)
+
+    def test_one_client_is_local_training(self):
+        """With one client, c~ is its own and its weight is 1."""
+        server = simulate(3, cohort=1, lcl={"on": False}, gpr={"on": False})
+        sim = toy.simulate("fedavg", optimizer=training.sgd(0.1), cohort=1, dispatch=3)
+        state, _ = sim.rounds(sim.init(0), 3)
+        chex.assert_trees_all_close(server.net, jax.device_get(state.server.net), atol=1e-6)
+
+    def test_the_first_round_is_cross_entropy(self):
+        nothing = sent(known=(False, False, False))
+        with_lcl, without = client(nothing), client(nothing, lcl={"on": False})
+        chex.assert_trees_all_close(with_lcl.uplink[0], without.uplink[0], atol=1e-7)
+        self.assertEqual(float(with_lcl.metrics["lcl"][0]), 0.0)
+
+    @parameterized.parameters(
+        {"lcl": {"on": False}},
+        {"lcl": {"tau": 0.2}},
+        {"lcl": {"scale": "epoch"}},
+        {"lcl": {"scale": "none"}},
+        {"lcl": {"twice": True}},
+        {"lcl": {"ramp": 4}, "at": 2},
+    )
+    def test_every_option_of_the_contrast_moves_the_client(self, at=0, **options):
+        apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), client().uplink[0].params, client(at=at, **options).uplink[0].params)
+        self.assertGreater(max(jax.tree.leaves(apart)), 1e-4)
+
+    def test_own_logits_count_where_the_class_is_unknown(self):
+        given = sent(known=(True, False, True))
+        a, b = (client(given, lcl={"own": own}).uplink[0].params["head"]["bias"] for own in (False, True))
+        self.assertGreater(np.abs(a - b).max(), 1e-4)
+
+    def test_the_ramp_ends(self):
+        chex.assert_trees_all_equal(client().uplink, client(at=9, lcl={"ramp": 4}).uplink)
+
+    def test_knowledge_is_of_the_final_model(self):
+        out = client(knowledge={"silu": False})
+        params = jax.tree.map(jnp.add, sent().net, out.uplink[0])
+        x, y = naive.rows(toy.data())[0]
+        c, held = out.uplink[1]
+        for j, v in means(zip(y, logits_of(*params, x), strict=True)).items():
+            np.testing.assert_allclose(c[j], v, atol=1e-5)
+            self.assertTrue(held[j])
+        smooth = client().uplink[1][0]
+        np.testing.assert_allclose(smooth, c / (1 + np.exp(-c)), atol=1e-6)
+
+    def test_features_can_stand_for_the_logits(self):
+        server = simulate(2, knowledge={"of": "features"})
+        self.assertEqual(server.knowledge.shape, (K, 6))
+        self.assertTrue(np.isfinite(server.knowledge).all())
+
+    def test_a_low_temperature_stays_finite(self):
+        """The paper meets NaN at 0.01."""
+        for scale in ("batch", "epoch", "none"):
+            server = simulate(3, lcl={"tau": 0.01, "scale": scale})
+            self.assertTrue(all(np.isfinite(x).all() for x in jax.tree.leaves(server)))
+
+    def test_the_contrast_at_its_edges(self):
+        """Knowledge of one class: no loss. Nothing known, logits of zero, logits equal to the knowledge: no NaN."""
+        y, mask = jnp.asarray([0, 1, 2, 0]), jnp.asarray([True, True, True, False])
+        logits = jnp.asarray([[1.0, 2, 3], [0, 0, 0], [3, 1, 2], [jnp.nan, 0, 0]])
+        knowledge = jnp.asarray([[1.0, 2, 3], [0, 0, 0], [jnp.inf, 0, 0]])
+        for known, expected in (((True, False, False), 0.0), ((False, False, False), 0.0)):
+            value, gradient = jax.value_and_grad(contrast)(logits, y, mask, knowledge, jnp.asarray(known), jnp.ones(3), TAU)
+            self.assertEqual(float(value), expected)
+            self.assertTrue(np.isfinite(gradient[:3]).all())
+        value, gradient = jax.value_and_grad(contrast)(
+            logits, y, mask, knowledge, jnp.asarray([True, True, False]), jnp.full(3, module.LEAST), 0.01
+        )
+        self.assertTrue(np.isfinite(value))
+        self.assertTrue(np.isfinite(gradient[:3]).all())
+
+    def test_the_scale_is_a_constant(self):
+        """LCL's gradient is that of the cosines alone, so it is orthogonal to each row of logits."""
+        rng = np.random.default_rng(3)
+        logits, knowledge = (jnp.asarray(rng.normal(size=(4, K)), jnp.float32) for _ in range(2))
+        y, known = jnp.asarray([0, 1, 2, 0]), jnp.ones(K, bool)
+
+        def loss(logits):
+            u = module.distances(jax.lax.stop_gradient(logits), knowledge[:K], jnp.ones(4, bool)) / 4
+            return contrast(logits, y, jnp.ones(4, bool), knowledge[:K], known, u, TAU)
+
+        gradient = jax.grad(loss)(logits)
+        chex.assert_trees_all_close(jnp.sum(gradient * logits, 1), jnp.zeros(4), atol=1e-4)
+        np.testing.assert_allclose(gradient, jax.grad(lcl)(logits, y, (knowledge, known, None)), rtol=1e-3, atol=1e-4)
+
+    def test_what_travels(self):
+        shapes = toy.reference("fedskc")[0].shapes
+        weights = toy.reference("fedavg")[0].shapes.up
+        self.assertEqual(shapes.up, weights + 4 * K * K + K)
+        self.assertEqual(shapes.down, weights + 4 * K * K + K)
+
+    @parameterized.parameters(
+        ({"variant": "ours"}, "unknown variant 'ours'; allowed: default, printed, released"),
+        ({"lcl": {"scale": "round"}}, "unknown lcl.scale 'round'; allowed: batch, epoch, none"),
+        ({"lcl": {"temperature": 1.0}}, "unknown option of lcl 'temperature'; allowed: on, tau"),
+        ({"lcl": {"tau": 0.0}}, "lcl.tau=0.0 must be positive"),
+        ({"lcl": {"ramp": -1}}, "lcl.ramp=-1 must not be negative"),
+        ({"gda": {"size": "rows"}}, "unknown gda.size 'rows'; allowed: fraction, count"),
+        ({"gpr": {"beta": 1.5}}, r"beta=1.5 must lie in \[0, 1\]"),
+        ({"gpr": {"form": "other"}}, "unknown gpr.form 'other'"),
+        ({"knowledge": {"neighbours": -1}}, "knowledge.neighbours=-1 must not be negative"),
+        ({"epochs": 0}, "epochs=0 must be positive"),
+    )
+    def test_bad_options(self, options, message):
+        with self.assertRaisesRegex(ValueError, message):
+            fedskc(toy.task(), optimizer=training.sgd(0.1), **options)
