@@ -1,8 +1,8 @@
 """FedProto with a global model: FedAvg whose clients draw their features to the prototypes of all.
 
 Tan et al. FedProto. AAAI 2022; see `methods/fedproto.py`, whose symbols these are. Papers that list FedProto among methods with one
-global model (FedSKC does) do not say how they came by one. This reading keeps both: parameters are averaged as in FedAvg, FedProto's
-regulariser is in the clients' loss, and the model's own classifier predicts.
+global model (FedSKC does) do not say how they came by one. This reading keeps both: parameters are averaged as in FedAvg, the
+clients' loss has FedProto's regulariser, and the model's own classifier predicts.
 
   here                 meaning
   server.net           global model

@@ -73,6 +73,12 @@ def gradient(model, term):
     return jax.jit(jax.grad(value, has_aux=True))
 
 
+@functools.cache
+def gradient_of(whole):
+    """That of a loss (params, stats, x, y, given) -> (value, (stats, logits, cross-entropy))."""
+    return jax.jit(jax.grad(whole, has_aux=True))
+
+
 def nothing(logits, y, given):
     del logits, y, given
     return 0.0
@@ -89,7 +95,23 @@ class Trained(NamedTuple):
 
 
 def train(
-    model, params, stats, x, y, key, *, epochs, batch, lr, momentum=0.0, drift=None, term=nothing, given=(), chosen=None, first=0
+    model,
+    params,
+    stats,
+    x,
+    y,
+    key,
+    *,
+    epochs,
+    batch,
+    lr,
+    momentum=0.0,
+    drift=None,
+    term=nothing,
+    given=(),
+    chosen=None,
+    first=0,
+    whole=None,
 ) -> Trained:
     """Stochastic gradient descent from `params`.
 
@@ -109,14 +131,16 @@ def train(
       given: what `term` reads.
       chosen: names of the entries of `params` that are trained; None: all.
       first: number of the first epoch, for a training that goes on.
+      whole: the loss in place of model and term, a function of a module; see `gradient_of`.
     """
+    find = gradient(model, term) if whole is None else gradient_of(whole)
     velocity = jax.tree.map(jnp.zeros_like, params)
     gradients, seen, loss = [], [], 0.0
     for epoch in range(first, first + epochs):
         places = order(key, epoch, len(y))
         for start in range(0, len(places), batch):
             now = np.array(places[start : start + batch])
-            g, (stats, logits, ce) = gradient(model, term)(params, stats, x[now], y[now], given)
+            g, (stats, logits, ce) = find(params, stats, x[now], y[now], given)
             gradients.append(g)
             seen += [(int(label), np.asarray(row)) for label, row in zip(y[now], logits, strict=True)]
             loss += float(ce) * len(now)
