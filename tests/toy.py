@@ -12,9 +12,29 @@ from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
 from fedjax_core.task import Model, Task, of_model
 from methods.centralized import centralized
+from methods.ditto import ditto
+from methods.fedamp import fedamp
 from methods.fedavg import fedavg
+from methods.fedavg_ft import fedavg_ft
+from methods.fedavg_linear import fedavg_linear
+from methods.fedbabu import fedbabu
+from methods.fedbn import fedbn
+from methods.fedcac import fedcac
 from methods.fedhe import fedhe
+from methods.fedper import fedper
+from methods.fedrep import fedrep
+from methods.fedrod import fedrod
+from methods.fednh import fednh
+from methods.fedopt import fedopt
+from methods.fedproto import fedproto
+from methods.fedproto_g import fedproto_g
+from methods.fedprox import fedprox
+from methods.fedrcl import fedrcl
+from methods.fedskc import fedskc
 from methods.local import local
+from methods.moon import moon
+from methods.pfedpt import pfedpt
+from methods.pfedsd import pfedsd
 from methods.scaffold import scaffold
 
 CLIENTS, CLASSES, INPUTS, BATCH = 8, 3, 5, 4
@@ -29,6 +49,30 @@ METHODS: dict[str, Any] = {
     "centralized": functools.partial(centralized, epochs=2, batch=BATCH),
     "fedhe": functools.partial(fedhe, epochs=2, batch=BATCH),
     "fedhe_mixed": functools.partial(fedhe, epochs=2, batch=BATCH),
+    "fedskc": functools.partial(fedskc, epochs=2, batch=BATCH),
+    "fedskc_printed": functools.partial(fedskc, epochs=2, batch=BATCH, variant="printed"),
+    "fedskc_released": functools.partial(fedskc, epochs=2, batch=BATCH, variant="released", lcl={"ramp": 2}),
+    "fedper": functools.partial(fedper, epochs=2, batch=BATCH),
+    "fedrep": functools.partial(fedrep, head_epochs=2, body_epochs=1, batch=BATCH, finetune_epochs=1),
+    "fedbn": functools.partial(fedbn, epochs=2, batch=BATCH),
+    "fedrod": functools.partial(fedrod, epochs=2, batch=BATCH),
+    "fedamp": functools.partial(fedamp, alpha=0.1, sigma=0.5, rho=0.7, epochs=2, batch=BATCH),
+    "fedamp_cosine": functools.partial(fedamp, attention="cosine", sigma=2.0, own_weight=0.3, epochs=2, batch=BATCH),
+    "pfedsd": functools.partial(pfedsd, lam=0.5, temperature=2.0, epochs=2, batch=BATCH),
+    "fedcac": functools.partial(fedcac, tau=0.4, beta=4, epochs=2, batch=BATCH),
+    "pfedpt": functools.partial(pfedpt, pad=1, prompt_epochs=1, prompt_lr=0.3, epochs=2, batch=BATCH),
+    "fedavg_linear": functools.partial(fedavg_linear, epochs=2, batch=BATCH),
+    "fedbabu": functools.partial(fedbabu, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
+    "ditto": functools.partial(ditto, lam=0.7, epochs=2, personal_epochs=1, batch=BATCH),
+    "fedavg_ft": functools.partial(fedavg_ft, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
+    "fedprox": functools.partial(fedprox, epochs=2, batch=BATCH, mu=1.0),
+    "fedopt": functools.partial(fedopt, epochs=2, batch=BATCH),
+    "fedavgm": functools.partial(fedopt, epochs=2, batch=BATCH, server="momentum"),
+    "moon": functools.partial(moon, epochs=2, batch=BATCH, mu=1.0, projection=4),
+    "fedproto": functools.partial(fedproto, epochs=2, batch=BATCH),
+    "fedproto_g": functools.partial(fedproto_g, epochs=2, batch=BATCH),
+    "fednh": functools.partial(fednh, epochs=2, batch=BATCH, rho=0.5, scale=4.0),
+    "fedrcl": functools.partial(fedrcl, epochs=2, batch=BATCH, tau=0.5, lam=0.2),
 }
 MIXED = {"local", "fedhe_mixed"}  # these run with two architectures
 
@@ -84,7 +128,7 @@ def data() -> federated.FederatedData:
 
 
 def task(hidden: int = 6, statistics: bool = True) -> Task:
-    return of_model(model(hidden, statistics), classes=CLASSES, population=CLIENTS)
+    return of_model(model(hidden, statistics), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
 def groups(build, mixed: bool = False, statistics: bool = True) -> list[simulation.Group]:

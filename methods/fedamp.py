@@ -1,0 +1,128 @@
+"""FedAMP: every client has a cloud model of its own, mixed of all by how near their models are, and is pulled to it.
+
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. Personalized Cross-Silo Federated Learning on Non-IID Data. AAAI 2021.
+https://arxiv.org/abs/2007.03797
+
+  paper             here       meaning
+  w_i               w_i        client i's model, which it keeps and goes on from
+  u_i               server     [N, ...] cloud models, sent one by one
+  A(x), sigma       sigma      attention 1 - exp(-x / sigma) of squared distances
+  alpha_k           alpha      step of the server: how much the others weigh
+  lambda / alpha_k  rho        pull of the client towards u_i
+
+  distance:   xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma
+  cosine:     xi_ij = (1 - own_weight) exp(sigma cos(w_i, w_j)) / sum_h exp(sigma cos(w_i, w_h))    (HeurFedAMP)
+  xi_ii = 1 - sum_j xi_ij
+
+alpha and sigma must suit the scale of the models' distances: sigma of the order of |w_i - w_j|^2 after the first rounds, and alpha
+so that xi_ii does not fall below zero.
+
+Departures: the paper lets everyone take part; here u_i is mixed of the round's models, and a client that is not among them keeps
+its own as it was. In round 1 u_i is the common initialisation. Batch statistics belong to w_i and never travel.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import aggregators, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
+from fedjax_core.task import Task
+
+ATTENTION = ("distance", "cosine")
+
+
+def fedamp(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    alpha: float = 1.0,
+    sigma: float = 10.0,
+    rho: float = 1.0,
+    attention: str = "distance",
+    own_weight: float = 0.1,
+    epochs: int = 1,
+    batch: int = 64,
+) -> Algorithm:
+    """Builds FedAMP (Algorithm 1) or HeurFedAMP.
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round; it sees the gradient with the pull.
+      alpha: for "distance".
+      sigma: scale of the attention.
+      rho: the client minimises its loss + rho / 2 |w - u_i|^2; 0 is local training.
+      attention: "distance" or "cosine".
+      own_weight: xi_ii of "cosine".
+      epochs: local epochs.
+      batch: B.
+
+    Returns:
+      The algorithm; a client keeps its model, the server a model per client.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    if not (alpha >= 0 and sigma > 0 and rho >= 0):
+        raise ValueError(f"alpha={alpha}, sigma={sigma}, rho={rho}: alpha and rho must not be negative, sigma positive")
+    if attention not in ATTENTION:
+        raise ValueError(f"attention={attention!r} is not one of {', '.join(map(repr, ATTENTION))}")
+    if not 0 <= own_weight <= 1:
+        raise ValueError(f"own_weight={own_weight} must lie in [0, 1]")
+    model = task.model
+    loss = training.cross_entropy(model)
+
+    def server_init(key):
+        return jax.tree.map(lambda p: jnp.broadcast_to(p, (task.population, *p.shape)), model.init(key).params)
+
+    def client_update(u_i, w_i, data, key):
+        chain = optax.chain(training.proximal(rho, u_i), optimizer(task.round))
+        trained = training.fit(loss, chain, epochs=epochs, batch=batch)(w_i, data, key)
+        return ClientOutput(trained.net, trained.net.params, trained.sums)
+
+    def server_update(clouds, w, cohort, key):
+        there = cohort.examples > 0
+        others = there[:, None] & there[None] & ~jnp.eye(len(there), dtype=bool)
+        if attention == "distance":
+            xi = jnp.where(others, alpha * jnp.exp(-distances(w) / sigma) / sigma, 0)
+        else:
+            near = jnp.where(others, jnp.exp(sigma * (cosines(w) - 1)), 0)
+            xi = (1 - own_weight) * near / jnp.maximum(jnp.sum(near, 1, keepdims=True), aggregators.TINY)
+        own = jnp.where(there, 1 - jnp.sum(xi, 1), 0)
+        said = {"own_weight": (jnp.sum(own), jnp.sum(there, dtype=own.dtype))}
+        return aggregators.write_rows(clouds, cohort, aggregators.mix(w, xi + jnp.diag(own))), said
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=aggregators.stack,
+        predict={"personal": lambda u_i, w_i, x: model.apply(w_i, x)[0]},
+        client_init=lambda key, clouds, client_id: model.init(key),
+        broadcast=lambda clouds, client_id: jax.tree.map(lambda u: u[client_id], clouds),
+    )
+
+
+def distances(stacked: PyTree) -> Array:
+    """|w_i - w_j|^2 of stacked parameters [C, ...]: [C, C]."""
+    return _from_each(stacked, lambda all_, one: (all_ - one) ** 2)
+
+
+def cosines(stacked: PyTree) -> Array:
+    """cos(w_i, w_j) of stacked parameters [C, ...]: [C, C]."""
+    dot = _from_each(stacked, lambda all_, one: all_ * one)
+    norm = jnp.sqrt(jnp.maximum(jnp.diag(dot), aggregators.TINY))
+    return dot / (norm[:, None] * norm[None])
+
+
+def _from_each(stacked: PyTree, term: Callable[[Array, Array], Array]) -> Array:
+    """[C, C]: sum over all entries of term(w_j, w_i)."""
+
+    def row(w_i):
+        of = lambda all_, one: jnp.sum(term(all_, one[None]), tuple(range(1, all_.ndim)))
+        return functools.reduce(jnp.add, jax.tree.leaves(jax.tree.map(of, stacked, w_i)))
+
+    return jax.lax.map(row, stacked)

@@ -1,0 +1,60 @@
+"""FedAvg-FT: FedAvg, whose model every client fine-tunes on its own data before it is scored.
+
+The reference for personalisation after the fact; nothing of it enters the training, which is FedAvg's (methods/fedavg.py).
+
+Departures: none; there is no one paper. finetune_epochs=0 scores FedAvg's model on every client's own rows.
+"""
+
+from fedjax_core import training
+from fedjax_core.algorithm import Algorithm
+from fedjax_core.task import Task
+from methods.fedavg import fedavg
+
+
+def fedavg_ft(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+    finetune_epochs: int = 5,
+    finetune_rate: float = 1.0,
+    finetune_part: str = "all",
+) -> Algorithm:
+    """Builds FedAvg with fine-tuning before scores.
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round, and for every fine-tuning.
+      epochs: local epochs.
+      batch: B.
+      weights: "samples" or "uniform".
+      finetune_epochs: epochs of fine-tuning.
+      finetune_rate: what the optimiser's steps are multiplied by in fine-tuning.
+      finetune_part: "all", "head" or "body".
+
+    Returns:
+      The algorithm; nothing is kept by a client.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
+    finetune = training.finetune(
+        training.cross_entropy(task.model),
+        optimizer(task.round),
+        epochs=finetune_epochs,
+        batch=batch,
+        rate=finetune_rate,
+        trainable=training.part(finetune_part),
+    )
+
+    def personalise(w, client, data, key):
+        assert finetune is not None
+        return finetune(w, data, key).net, client
+
+    return base._replace(
+        predict=base.predict | {"personal": base.predict["global"]},
+        personalise=None if finetune is None else personalise,
+    )

@@ -1,0 +1,70 @@
+"""FedAvg+Linear: a personal linear map between the shared body and the shared classifier.
+
+Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation. 2024 (its appendix on
+matching during training). https://arxiv.org/abs/2407.16139
+
+  paper         here              meaning
+  phi, h        w_b of FedPer     body and classifier, the server's
+  linear layer  w_p of FedPer     A_i [D, D] and a bias [D] of client i, which never travel: logits h(A_i phi(x))
+
+All are trained together by cross-entropy. (The map trained on a finished FedAvg is the analysis "match" of `methods.analyse`.)
+
+Departures: the paper does not say how the layer starts or is trained: identity and zero, with everything else, at the same rate.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from fedjax_core import training
+from fedjax_core.algorithm import Algorithm, Net
+from fedjax_core.task import Model, Task, width
+from methods.fedper import fedper
+
+LAYER = "linear"
+
+
+def fedavg_linear(
+    task: Task, *, optimizer: training.Optimizer, epochs: int = 1, batch: int = 64, weights: str = "samples"
+) -> Algorithm:
+    """Builds FedAvg+Linear.
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round.
+      epochs: local epochs.
+      batch: B.
+      weights: "samples" or "uniform".
+
+    Returns:
+      The algorithm; a client keeps its D * D + D numbers.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    extended = dataclasses.replace(task, network=lambda frozen: with_linear(task.network(frozen)))
+    return fedper(extended, optimizer=optimizer, personal=(LAYER,), epochs=epochs, batch=batch, weights=weights)
+
+
+def with_linear(model: Model) -> Model:
+    """The model with a linear map, the identity at first, between features and head; its `features` are what leaves the map."""
+
+    def without(net: Net) -> Net:
+        return net._replace(params={name: p for name, p in net.params.items() if name != LAYER})
+
+    def init(key):
+        net, d = model.init(key), width(model)
+        return net._replace(params=net.params | {LAYER: {"kernel": jnp.eye(d), "bias": jnp.zeros(d)}})
+
+    def features(net, x, key=None, train=False, mask=None):
+        z, stats = model.features(without(net), x, key, train=train, mask=mask)
+        return z @ net.params[LAYER]["kernel"] + net.params[LAYER]["bias"][None], stats
+
+    def head(net, z):
+        return model.head(without(net), z)
+
+    def apply(net, x, key=None, train=False, mask=None):
+        z, stats = features(net, x, key, train, mask)
+        return {"logits": head(net, z), "features": z}, stats
+
+    return model._replace(init=init, apply=apply, features=features, head=head, name=f"{model.name}+linear")

@@ -1,0 +1,55 @@
+"""FedBABU: only the body is trained and shared, under a fixed random head; clients fine-tune before they are scored.
+
+Oh, Kim, Yun. FedBABU: Towards Enhanced Representation for Federated Image Classification. ICLR 2022.
+https://arxiv.org/abs/2106.06042
+
+  paper       here                 meaning
+  theta_ext   w_b of FedPer        body (extractor), the server's
+  theta_cls   w_p of FedPer        head, as it was initialised, alike for all clients; never trained, never sent
+  tau         local steps          `epochs` of them
+  tau_f       finetune_epochs      fine-tuning epochs before a client's model is scored; the result is dropped
+  alpha_f     finetune_rate        learning rate of the fine-tuning, relative to the local one's
+
+Departures: the mean is weighed by samples unless asked otherwise. The model before fine-tuning is scored with finetune_epochs=0.
+"""
+
+from fedjax_core import training
+from fedjax_core.algorithm import Algorithm
+from fedjax_core.task import Task
+from methods.fedper import fedper
+
+
+def fedbabu(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+    finetune_epochs: int = 5,
+    finetune_rate: float = 0.01,
+    finetune_part: str = "all",
+) -> Algorithm:
+    """Builds FedBABU (Algorithm 1).
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round; it never sees the head.
+      epochs: local epochs over the body.
+      batch: B.
+      weights: "samples" or "uniform".
+      finetune_epochs: tau_f.
+      finetune_rate: what the optimiser's steps are multiplied by in fine-tuning (0.01: 1e-3 beside the authors' 0.1).
+      finetune_part: "all", "head" or "body".
+
+    Returns:
+      The algorithm; a client sends the delta of its body.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    loss, local = training.cross_entropy(task.model), optimizer(task.round)
+    train = training.fit(loss, local, epochs=epochs, batch=batch, trainable=training.part("body"))
+    part = training.part(finetune_part)
+    finetune = training.finetune(loss, local, epochs=finetune_epochs, batch=batch, rate=finetune_rate, trainable=part)
+    return fedper(task, optimizer=optimizer, weights=weights, train=train, finetune=finetune)

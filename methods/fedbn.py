@@ -1,0 +1,49 @@
+"""FedBN: normalisation layers stay with their client, everything else is averaged.
+
+Li, Jiang, Zhang, Kamp, Dou. FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021.
+https://arxiv.org/abs/2102.07623
+
+  paper           here            meaning
+  w_0^(l)         w_b of FedPer   layers that are not batch normalisation, the server's
+  w_k^(l), BN     w_p of FedPer   client k's: scale, bias, running mean and variance
+  1 / K           weights="uniform"
+
+Batch normalisation is found by its statistics, so that of a shortcut is found too. Without any the method is FedAvg.
+
+Departures: the mean is weighed by samples unless asked otherwise. `config.statistics` makes no difference between "average" and
+"local" here.
+"""
+
+from fedjax_core import personal, training
+from fedjax_core.algorithm import Algorithm
+from fedjax_core.task import Task
+from methods.fedper import fedper
+
+
+def fedbn(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    others: bool = False,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+) -> Algorithm:
+    """Builds FedBN (Algorithm 1).
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round.
+      others: whether normalisation without statistics (group, layer) stays with a client too.
+      epochs: E.
+      batch: B.
+      weights: "samples" or "uniform".
+
+    Returns:
+      The algorithm; a client keeps its normalisation layers.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    own = personal.normalisation(others)
+    return fedper(task, optimizer=optimizer, personal=own, epochs=epochs, batch=batch, weights=weights)

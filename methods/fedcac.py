@@ -1,0 +1,152 @@
+"""FedCAC: parameters that local data change most are averaged among similar clients only, all others among everybody.
+
+Wu, Liu, Niu, Zhu, Tang. Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through Cautiously Aggressive
+Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
+
+  paper        here            meaning
+  w            shared          mean of all models, the server's
+  w_i          sent, v         client i's model; before and after local training
+  S_i          sensitivity     |(v - v_0) v|, entry by entry
+  M_i, tau     mask, tau       [N, ...] critical entries: the share tau of each tensor with the largest sensitivity; sent as bits
+  O_ij         overlap         1 - |M_i - M_j|_1 / (2 |M_i|_1)
+  beta         beta            round from which on nobody is similar enough
+  w_i^c        custom          [N, ...] uniform mean over C_i, client i and those with O_ij >= O_avg + t / beta (O_max - O_avg)
+
+Client i gets M_i w_i^c + (1 - M_i) w. From round beta on critical entries are its own alone.
+
+Departures: with partial participation all this is taken over the round's clients; another's mask and custom model stay as they
+were, its shared entries are the newest. Batch statistics stay with their client, as in the authors' code.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_core import aggregators, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.task import Task
+
+
+class Server(NamedTuple):
+    """Attributes:
+    shared: the mean model's parameters.
+    custom: [N, ...] each client's mean over similar clients.
+    mask: [N, bytes] each client's critical entries, eight to a byte, tensor by tensor; none at first.
+    """
+
+    shared: PyTree
+    custom: PyTree
+    mask: PyTree
+
+
+def fedcac(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    tau: float = 0.5,
+    beta: float = 100,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+) -> Algorithm:
+    """Builds FedCAC (Algorithm 1).
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round.
+      tau: share of critical entries; 0 is FedAvg with local batch statistics.
+      beta: rounds until collaboration on critical entries ends.
+      epochs: local epochs.
+      batch: B.
+      weights: of `shared`, "samples" or "uniform".
+
+    Returns:
+      The algorithm; a client keeps its batch statistics, the server a model and a mask per client.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    if not (0 <= tau <= 1 and beta > 0):
+        raise ValueError(f"tau={tau}, beta={beta}: tau must lie in [0, 1], beta must be positive")
+    model, weigh = task.model, jax.vmap(aggregators.weights(weights))
+    train = training.fit(training.cross_entropy(model), optimizer(task.round), epochs=epochs, batch=batch)
+
+    def server_init(key):
+        params = model.init(key).params
+        custom = jax.tree.map(lambda p: jnp.zeros((task.population, *p.shape)), params)
+        mask = jax.tree.map(lambda p: jnp.zeros((task.population, -(-p.size // 8)), jnp.uint8), params)
+        return Server(params, custom, mask)
+
+    def broadcast(server, i):
+        critical = lambda mask, w: unpack(mask[i], w.size).reshape(w.shape)
+        return jax.tree.map(lambda w, c, m: jnp.where(critical(m, w), c[i], w), *server)
+
+    def client_update(sent, stats, data, key):
+        (v, stats), _, sums = train(Net(sent, stats), data, key)
+        mask = jax.tree.map(lambda new, old: jnp.packbits(critical(jnp.abs((new - old) * new), tau).ravel()), v, sent)
+        return ClientOutput(stats, (v, mask), sums, local=(v, stats))
+
+    def server_update(server, collected, cohort, key):
+        v, mask = collected
+        there = cohort.examples > 0
+        moved = jax.tree.map(lambda v, w: v - w[None], v, server.shared)
+        shared = optax.apply_updates(server.shared, aggregators.weighted_mean(moved, weigh(cohort)))
+        similar = collaborators(overlaps(mask, server.shared, there), there, (task.round + 1) / beta)
+        w = similar / jnp.maximum(jnp.sum(similar, 1, keepdims=True), 1)
+        rows = aggregators.write_rows((server.custom, server.mask), cohort, (aggregators.mix(v, w), mask))
+        said = {"collaborators": (jnp.sum(similar, dtype=jnp.float32), jnp.sum(there, dtype=jnp.float32))}
+        return Server(shared, *rows), said
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=(aggregators.stack, aggregators.stack),
+        predict={"personal": lambda sent, stats, x: model.apply(Net(sent, stats), x)[0]},
+        client_init=lambda key, server, client_id: model.init(key).stats,
+        broadcast=broadcast,
+    )
+
+
+def critical(sensitivity: Array, tau: float) -> Array:
+    """Which entries of one tensor are critical: the floor(tau size) largest, and those that tie with them.
+
+    Entries of nearly no sensitivity are not: where fewer than that many exceed 1e-10, those above 1e-20 are critical.
+    """
+    count = math.floor(tau * sensitivity.size)
+    if not count:
+        return jnp.zeros(sensitivity.shape, bool)
+    threshold = jnp.sort(sensitivity.ravel())[sensitivity.size - count]
+    least = jnp.min(jnp.where(sensitivity > 1e-20, sensitivity, jnp.inf))
+    return sensitivity >= jnp.where(threshold <= 1e-10, least, threshold)
+
+
+def overlaps(mask: PyTree, like: PyTree, there: Array) -> Array:
+    """O_ij of packed masks, leaves [C, bytes]: [C, C]; 1 for a client without critical entries."""
+
+    def both(packed, tensor):
+        m = jnp.where(there[:, None], unpack(packed, tensor.size), False).astype(jnp.float32)
+        return m @ m.T
+
+    shared = sum(jax.tree.leaves(jax.tree.map(both, mask, like)), np.float32(0))  # |M_i and M_j|; on the diagonal |M_i|
+    size = jnp.diag(shared)
+    return 1 - (size[:, None] + size[None] - 2 * shared) / jnp.maximum(2 * size[:, None], 1)
+
+
+def collaborators(overlap: Array, there: Array, progress: Array | float) -> Array:
+    """C_i as a table of 0 and 1, [C, C]; `progress` is t / beta. Rows and columns of absent clients are zero."""
+    own = jnp.diag(there)
+    others = there[:, None] & there[None] & ~jnp.eye(len(there), dtype=bool)
+    largest = jnp.max(jnp.where(others, overlap, -jnp.inf), initial=-jnp.inf)
+    average = jnp.minimum(jnp.sum(jnp.where(others, overlap, 0)) / jnp.maximum(jnp.sum(others), 1), largest)
+    threshold = average + progress * (largest - average)
+    return (own | (others & (overlap >= threshold))).astype(jnp.float32)
+
+
+def unpack(packed: Array, size: int) -> Array:
+    """The inverse of `jnp.packbits`: [..., bytes] -> [..., size] bool."""
+    return jnp.unpackbits(packed, axis=-1, count=size).astype(bool)

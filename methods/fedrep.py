@@ -1,0 +1,74 @@
+"""FedRep: a shared representation; the clients train their heads on it first, then it under their heads.
+
+Collins, Hassani, Mokhtari, Shakkottai. Exploiting Shared Representations for Personalized Federated Learning. ICML 2021.
+https://arxiv.org/abs/2102.07078
+
+  paper     here              meaning
+  phi       w_b of FedPer     representation, the server's
+  h_i       w_p of FedPer     head of client i, which never travels
+  tau       head_epochs       local passes over the head (the paper counts steps), with phi frozen
+  1         body_epochs       local passes over phi, with h_i frozen; one step in the paper, an epoch or more in its experiments
+  1 / (rn)  weights="uniform"
+
+Departures: the mean is weighed by samples unless asked otherwise, as in the authors' code. Batch statistics move in both phases, as
+there. The code trains the heads again before the last scores (max(10, head_epochs) epochs): finetune_epochs, before every score.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import optax
+
+from fedjax_core import training
+from fedjax_core.algorithm import Algorithm
+from fedjax_core.task import Task
+from methods.fedper import fedper
+
+HEAD = 0x68656164  # the head's draws; those of the body are a client's own, as in FedBABU
+
+
+def fedrep(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    personal: Sequence[str] = ("head",),
+    head_epochs: int = 10,
+    body_epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+    finetune_epochs: int = 0,
+) -> Algorithm:
+    """Builds FedRep (Algorithm 1).
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew in every phase; it sees no frozen leaf, and decays none.
+      personal: entries of the network's parameters that are the head.
+      head_epochs: E_h, first.
+      body_epochs: E_b, second.
+      batch: B.
+      weights: "samples" or "uniform".
+      finetune_epochs: epochs over the head before a client's model is scored.
+
+    Returns:
+      The algorithm; a client keeps its head.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    is_head, loss = training.under(*personal), training.cross_entropy(task.model)
+
+    def phase(epochs, trainable):
+        return training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trainable)
+
+    head, body = phase(head_epochs, is_head), phase(body_epochs, lambda path: not is_head(path))
+
+    def train(net, data, key):
+        if not personal:
+            return body(net, data, key)
+        h = head(net, data, jax.random.fold_in(key, HEAD))
+        phi = body(h.net, data, key)
+        return phi._replace(sums=optax.tree.add(h.sums, phi.sums))
+
+    finetune = training.finetune(loss, optimizer(task.round), epochs=finetune_epochs, batch=batch, trainable=is_head)
+    return fedper(task, optimizer=optimizer, personal=personal, weights=weights, train=train, finetune=finetune)

@@ -1,0 +1,88 @@
+"""FedRoD: a generic head learns with balanced classes and is shared; a personal head adds what is the client's own.
+
+Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.
+https://arxiv.org/abs/2107.00778
+
+  paper        here            meaning
+  theta, psi   w.params        feature extractor and generic head, the server's
+  phi_m        h_m             personal head of client m, which never travels; zero at first, so that it starts as the generic model
+  gamma        gamma           exponent of the class counts in the balanced loss
+  N_{m,c}      counts          examples of class c that client m trains on
+
+Generic: CE(o_G + gamma log N_m, y) moves theta and psi. Personal: CE(o_G + h_m(z), y) moves h_m alone: o_G and z carry no gradient.
+Both are taken at the same point, so that the shared part never notices the personal one.
+
+Departures: linear personal heads; no hypernetwork. A class without local examples counts as the smallest number, not as zero. A
+gradient norm to clip at (`config.optimizer.clip`) is that of both parts together.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import aggregators, losses, training
+from fedjax_core.algorithm import Algorithm, ClientOutput, Net
+from fedjax_core.task import Task
+
+
+def fedrod(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    gamma: float = 1.0,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+) -> Algorithm:
+    """Builds FedRoD (linear).
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser of all parts, its state made anew every round.
+      gamma: 0 is plain cross-entropy for the generic part, which is then FedAvg.
+      epochs: local epochs.
+      batch: B.
+      weights: "samples" or "uniform".
+
+    Returns:
+      The algorithm; a client keeps its personal head, {"kernel", "bias"} as the network's own.
+
+    Raises:
+      ValueError: gamma is negative, or another argument is out of range.
+    """
+    if not gamma >= 0:
+        raise ValueError(f"gamma={gamma} must not be negative")
+    model = task.model
+
+    def personal(h_m, z):
+        return model.head(Net({"head": h_m}), z)
+
+    def client_update(w, h_m, data, key):
+        counts = training.accumulate(lambda b: jnp.sum(jax.nn.one_hot(b.y, task.classes) * b.mask[:, None], 0), data, batch=batch)
+        prior = gamma * jnp.log(jnp.maximum(counts, aggregators.TINY))
+
+        def loss(net, batch, key):
+            outputs, stats = model.apply(Net(net.params["shared"], net.stats), batch.x, key, train=True, mask=batch.mask)
+            o_g, z = outputs["logits"], outputs["features"]
+            generic = losses.cross_entropy(o_g + prior[None], batch.y, batch.mask)
+            o_p = jax.lax.stop_gradient(o_g) + personal(net.params["personal"], jax.lax.stop_gradient(z))
+            own = losses.cross_entropy(o_p, batch.y, batch.mask)
+            return generic + own, training.Aux(stats, training.classified(own, o_p, batch))
+
+        train = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
+        (params, stats), _, sums = train(Net({"shared": w.params, "personal": h_m}, w.stats), data, key)
+        new = Net(params["shared"], stats)
+        return ClientOutput(params["personal"], optax.tree.sub(new, w), sums, local=(new, params["personal"]))
+
+    def predict(w, h_m, x):
+        outputs = model.apply(w, x)[0]
+        return outputs | {"logits": outputs["logits"] + personal(h_m, outputs["features"])}
+
+    return Algorithm(
+        server_init=model.init,
+        client_update=client_update,
+        server_update=lambda w, delta, cohort, key: (optax.apply_updates(w, delta), {}),
+        collect=aggregators.mean(aggregators.weights(weights)),
+        predict={"personal": predict, "global": lambda w, h_m, x: model.apply(w, x)[0]},
+        client_init=lambda key, w, client_id: optax.tree.zeros_like(w.params["head"]),
+    )

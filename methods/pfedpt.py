@@ -1,0 +1,111 @@
+"""pFedPT: every client adds a learnt frame of its own to its images; the network that sees them is shared.
+
+Li, Wu, Sun, Shen, Wu, Tao. Visual Prompt Based Personalized Federated Learning. TMLR 2024. https://arxiv.org/abs/2303.08678
+
+  paper     here         meaning
+  w         w            network, the server's
+  delta_i   p_i          prompt of client i, which never travels: a number per pixel and channel of a frame `pad` pixels wide
+  x + p     prompted     added to the pixels, not in place of them
+
+A round: first the prompt learns for `prompt_epochs` with the network frozen, then the network for `epochs` with the prompt frozen.
+
+Prompts are in the units of the authors' code, where images are (x - 0.5) / 0.5 with x in [0, 1]: half of p is added to x, then the
+network normalises as ever. They start from N(0, 1), drawn by each client, which is a strong frame.
+
+Departures: batch statistics move in both phases. Inputs without channels (vectors) have a frame too, their first and last entries.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_core import aggregators, losses, training
+from fedjax_core.algorithm import Algorithm, ClientOutput, Net
+from fedjax_core.task import Task
+
+SCALE = 0.5  # of a pixel in [0, 1], per unit of a prompt
+PROMPT = 0x707274  # the prompt phase's draws; those of the network are a client's own, as in FedAvg
+
+
+def pfedpt(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    pad: int = 2,
+    prompt_epochs: int = 5,
+    prompt_lr: float = 1.0,
+    prompt_momentum: float = 0.5,
+    epochs: int = 5,
+    batch: int = 64,
+    weights: str = "samples",
+) -> Algorithm:
+    """Builds pFedPT (Algorithm 1).
+
+    Args:
+      task: network and population; its `shape` must be told.
+      optimizer: local optimiser of the network, its state made anew every round.
+      pad: width of the frame; 0 is FedAvg.
+      prompt_epochs: of the first phase.
+      prompt_lr: learning rate of the prompt, by plain SGD.
+      prompt_momentum: its momentum.
+      epochs: of the second phase.
+      batch: B.
+      weights: "samples" or "uniform".
+
+    Returns:
+      The algorithm; a client keeps its prompt.
+
+    Raises:
+      ValueError: the task does not tell its inputs' shape, or an argument is out of range.
+    """
+    if task.shape is None:
+        raise ValueError("task.shape=None: pfedpt must know the shape of an example to frame it; pass of_model(..., shape=...)")
+    model, place = task.model, frame(task.shape, pad)
+    empty = np.zeros(task.shape, np.float32)
+
+    def prompted(x, p_i):
+        x = x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
+        return x + jnp.asarray(empty).at[place].set(SCALE * p_i)[None]
+
+    def loss(net, batch, key):
+        w, p_i = Net(net.params["network"], net.stats), net.params["prompt"]
+        outputs, stats = model.apply(w, prompted(batch.x, p_i), key, train=True, mask=batch.mask)
+        value = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+        return value, training.Aux(stats, training.classified(value, outputs["logits"], batch))
+
+    def phase(name, optimizer, epochs):
+        return training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=training.under(name))
+
+    first = phase("prompt", training.sgd(prompt_lr, momentum=prompt_momentum), prompt_epochs)
+    second = phase("network", optimizer, epochs)
+
+    def client_update(w, p_i, data, key):
+        both = Net({"network": w.params, "prompt": p_i}, w.stats)
+        both, _, sums = first(both, data, jax.random.fold_in(key, PROMPT))
+        both, _, more = second(both, data, key)
+        new, p_i = Net(both.params["network"], both.stats), both.params["prompt"]
+        return ClientOutput(p_i, optax.tree.sub(new, w), optax.tree.add(sums, more), local=(new, p_i))
+
+    return Algorithm(
+        server_init=model.init,
+        client_update=client_update,
+        server_update=lambda w, delta, cohort, key: (optax.apply_updates(w, delta), {}),
+        collect=aggregators.mean(aggregators.weights(weights)),
+        predict={"personal": lambda w, p_i, x: model.apply(w, prompted(x, p_i))[0]},
+        client_init=lambda key, server, client_id: jax.random.normal(jax.random.fold_in(key, client_id), (len(place[0]),)),
+    )
+
+
+def frame(shape: tuple[int, ...], pad: int) -> tuple[np.ndarray, ...]:
+    """Where in an example of this shape the frame is: an index array per axis. 4 pad (H - pad) C places of an [H, H, C] image.
+
+    Raises:
+      ValueError: pad is negative, or more than half of a side.
+    """
+    sides = shape[:-1] if len(shape) > 1 else shape
+    if not 0 <= 2 * pad <= min(sides):
+        raise ValueError(f"pad={pad} must be at least 0 and at most half of a side of {shape}")
+    inside = np.zeros(shape, bool)
+    inside[tuple(slice(pad, side - pad) for side in sides)] = True
+    return np.nonzero(~inside)

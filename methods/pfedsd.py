@@ -1,0 +1,97 @@
+"""pFedSD: a client's model starts from the server's and is distilled from the client's own of the round before.
+
+Jin, Bai, Yao, Dai, Gu, Yu, Sun. Personalized Edge Intelligence via Federated Self-Knowledge Distillation. IEEE TPDS 2022.
+https://doi.org/10.1109/TPDS.2022.3225185
+
+  paper        here          meaning
+  w            server.net    server model
+  v_i          previous      client i's model as its last training left it: its teacher, and its personal model
+  lambda       lam           weight of the distillation
+  tau          temperature   of teacher and student
+
+Loss: CE + lambda tau^2 KL(softmax(o_v / tau) || softmax(o / tau)); CE alone in the first round that a client takes part in.
+
+Departures: the teacher predicts in evaluation mode. The mean is weighed by samples unless asked otherwise. A client that never took
+part has the server's model for its own.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_core import losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
+from fedjax_core.task import Task
+from methods.fedavg import fedavg
+
+
+class Client(NamedTuple):
+    """Attributes:
+    previous: the model v_i.
+    rounds: [] float32, how many rounds the client took part in.
+    """
+
+    previous: Net
+    rounds: Array
+
+
+def pfedsd(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    lam: float = 0.5,
+    temperature: float = 3.0,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+) -> Algorithm:
+    """Builds pFedSD.
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round.
+      lam: lambda; at 0 the server's model is FedAvg's.
+      temperature: tau.
+      epochs: local epochs.
+      batch: B.
+      weights: "samples" or "uniform".
+
+    Returns:
+      The algorithm; a client keeps its previous model.
+
+    Raises:
+      ValueError: lam is negative, temperature is not positive, or another argument is out of range.
+    """
+    if not (lam >= 0 and temperature > 0):
+        raise ValueError(f"lam={lam}, temperature={temperature}: lam must not be negative, temperature must be positive")
+    model = task.model
+
+    def parent(loss=None):
+        return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, loss=loss)
+
+    def client_update(w, client, data, key):
+        weight = jnp.where(client.rounds > 0, lam * temperature**2, 0.0)
+
+        def loss(net, batch, key):
+            outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
+            logits, teacher = outputs["logits"], model.apply(client.previous, batch.x)[0]["logits"]
+            ce = losses.cross_entropy(logits, batch.y, batch.mask)
+            value = ce + weight * losses.distillation(logits, teacher, batch.mask, temperature)
+            return value, training.Aux(stats, training.classified(ce, logits, batch))
+
+        out = parent(loss).client_update(w, (), data, key)
+        v_i, _ = out.local
+        state = Client(v_i, client.rounds + 1)
+        return ClientOutput(state, out.uplink, out.metrics, local=(v_i, state))
+
+    def personal(w, client, x):
+        mine = jax.tree.map(lambda v, w: jnp.where(client.rounds > 0, v, w), client.previous, w)
+        return model.apply(mine, x)[0]
+
+    base = parent()
+    return base._replace(
+        client_update=client_update,
+        predict=base.predict | {"personal": personal},
+        client_init=lambda key, server, client_id: Client(model.init(key), jnp.zeros(())),
+    )
