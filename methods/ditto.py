@@ -58,6 +58,7 @@ def ditto(
         out = base.client_update(w, (), data, key)
         chain = optax.chain(training.proximal(lam, w.params), optimizer(task.round))
         v_k, _, _ = training.fit(training.cross_entropy(model), chain, epochs=own, batch=batch)(v_k, data, key)
+        assert out.local is not None
         return ClientOutput(v_k, out.uplink, out.metrics, local=(out.local[0], v_k))
 
     return base._replace(

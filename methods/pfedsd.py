@@ -81,7 +81,8 @@ def pfedsd(
             return value, training.Aux(stats, training.classified(ce, logits, batch))
 
         out = parent(loss).client_update(w, (), data, key)
-        v_i, _ = out.local
+        assert out.local is not None
+        v_i = out.local[0]
         state = Client(v_i, client.rounds + 1)
         return ClientOutput(state, out.uplink, out.metrics, local=(v_i, state))
 
