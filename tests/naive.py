@@ -79,6 +79,19 @@ def gradient_of(whole):
     return jax.jit(jax.grad(whole, has_aux=True))
 
 
+@functools.cache
+def with_term(model, term):
+    """The loss cross-entropy + term(params, outputs, x, y, given), where outputs are the model's; for `train(whole=...)`."""
+    net = type(jax.eval_shape(model.init, jax.random.key(0)))
+
+    def whole(params, stats, x, y, given):
+        outputs, stats = model.apply(net(params, stats), x, train=True)
+        ce = cross_entropy(outputs["logits"], y)
+        return ce + term(params, outputs, x, y, given), (stats, outputs["logits"], ce)
+
+    return whole
+
+
 def nothing(logits, y, given):
     del logits, y, given
     return 0.0
