@@ -143,6 +143,31 @@ def features(
     return Points(*map(np.concatenate, zip(*found, strict=True)))
 
 
+def class_knowledge(
+    simulation: Simulation, view: View, model: str | None = None, key: str = "logits", silu: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """A client's local structural knowledge, as FedSKC defines it: class means of its training rows, c * sigmoid(c).
+
+    Args:
+      simulation: of the run.
+      view: of the client, with the model that it trained.
+      model: a predictor; None: the personal one if there is one.
+      key: which of the model's outputs.
+      silu: whether c * sigmoid(c) is taken.
+
+    Returns:
+      ([k, D], [k]): of the k classes that the client has, and which they are.
+    """
+    names = list(view.holds)
+    model = ("personal" if "personal" in names else names[0]) if model is None else model
+    rows = simulation.data.train_index[view.client]
+    x, y = simulation.data.train
+    made = _output(outputs(view, model, _take(x, rows), simulation.evaluation.batch), key)
+    classes = np.unique(y[rows])
+    c = np.stack([made[y[rows] == j].mean(0) for j in classes])
+    return c / (1 + np.exp(-c)) if silu else c, classes
+
+
 def tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
     """[n, D] -> [n, 2] by t-SNE from a start by principal components; the perplexity is lowered where there are few points."""
     from sklearn.manifold import TSNE

@@ -302,6 +302,56 @@ def embedding(
     return figure
 
 
+def landmarks(
+    places: Any,
+    classes: Any,
+    marks: Any,
+    mark_classes: Any,
+    path: str | os.PathLike,
+    class_names: Sequence[str] | None = None,
+) -> Figure:
+    """Draws points in the plane, coloured by class, and large dots among them, one for a class.
+
+    Args:
+      places: [n, 2].
+      classes: [n] labels.
+      marks: [k, 2].
+      mark_classes: [k] labels.
+      path: where the figure goes; the suffix says the format. Its CSV has a line per point and mark.
+      class_names: by default their numbers.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+    """
+    places, classes, marks, mark_classes = map(np.asarray, (places, classes, marks, mark_classes))
+    most = int(max(classes.max(), mark_classes.max(initial=0))) + 1
+    names = _class_names(most, class_names) if class_names is None else list(map(str, class_names))
+    rows = [
+        {"x": x, "y": y, "class": names[k], "what": what}
+        for what, at, labels in (("example", places, classes), ("knowledge", marks, mark_classes))
+        for (x, y), k in zip(at.tolist(), labels.tolist(), strict=True)
+    ]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(COLUMN, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        found = np.unique(np.concatenate([classes, mark_classes])).tolist()
+        colours = matplotlib.colormaps["tab10" if len(found) <= 10 else "tab20" if len(found) <= 20 else "turbo"]
+        for i, value in enumerate(found):
+            colour = colours(i if len(found) <= 20 else i / (len(found) - 1))
+            axes.scatter(*places[classes == value].T, s=5, color=colour, linewidths=0, label=names[value])
+            axes.scatter(*marks[mark_classes == value].T, s=90, color=colour, edgecolors="black", linewidths=1.2, zorder=3)
+        axes.set(xticks=[], yticks=[])
+        axes.grid(visible=False)
+        if len(found) <= 20:
+            columns = 1 if len(found) <= 12 else 2
+            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1, ncols=columns, markerscale=1.8)
+        _save(figure, path, rows)
+    return figure
+
+
 def contours(steps: Any, loss: Any, path: str | os.PathLike, accuracy: Any = None) -> Figure:
     """Draws a loss over a plane, with lines of equal loss, and a cross where the model is.
 

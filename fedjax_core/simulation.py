@@ -93,7 +93,7 @@ class View(NamedTuple):
       client: its id.
       task: its group's task at this round.
       holds: by model's name, the (sent, client state) that it predicts with: after the newest broadcast, and but for "global"
-        personalised, if the method does that before scoring.
+        personalised, if the method does that before scoring; or all of them right after a round of local training.
       predict: (model's name, what it predicts with, x) -> {"logits": [B, K], "features": [B, D]}; compiled once per shape.
     """
 
@@ -253,7 +253,7 @@ class Simulation:
         self._prepare = [jit(functools.partial(self._prepare_program, g)) for g in range(len(self.groups))]
         self._global = jit(self._global_program)
         self._clients = [jit(functools.partial(self._clients_program, g)) for g in range(len(self.groups))]
-        self._view = [jit(functools.partial(self._view_program, g)) for g in range(len(self.groups))]
+        self._view = [jit(functools.partial(self._view_program, g), static_argnums=6) for g in range(len(self.groups))]
         self._predict = [jit(functools.partial(self._predict_program, g), static_argnums=2) for g in range(len(self.groups))]
 
     def _key(self, key: Array, stream: str, round: Array | int) -> Array:  # noqa: A002
@@ -607,8 +607,13 @@ class Simulation:
         self._stores[g].write(places, jax.device_get(rows), places < len(self.groups[g].clients))
         return state
 
-    def view(self, state: State, client: int) -> View:
+    def view(self, state: State, client: int, *, trained: bool = False) -> View:
         """What one client holds, and its models: for analyses, outside of rounds.
+
+        Args:
+          state: to look at; it stays as it is.
+          client: id.
+          trained: True: what the client would hold right after its local training in the coming round.
 
         Raises:
           ValueError: there is no such client.
@@ -621,16 +626,24 @@ class Simulation:
         if self._stores is not None:
             touched, initial = self._stores[g].read(places)[1], self._initial_server
         ids = self.put(np.array([client], np.int32))
-        plain, personal = self._view[g](self.held, state, initial, ids, rows, self.put(touched))
+        plain, personal = self._view[g](self.held, state, initial, ids, rows, self.put(touched), trained)
         names = self._algorithm(g, self._held_on_host, 0).predict
         holds = {name: plain if name == "global" else personal for name in names}
         task = self.groups[g].task.bind(self.held.tasks[g], state.round)
         return View(client, task, holds, lambda name, held, x: self._predict[g](self.held, state.round, name, held, x))
 
-    def _view_program(self, g: int, held: Held, state: State, initial: PyTree, ids: Array, rows: PyTree, touched: Array):
+    def _view_program(
+        self, g: int, held: Held, state: State, initial: PyTree, ids: Array, rows: PyTree, touched: Array, trained: bool
+    ):
         if self.hold == "host":
             rows = self._first(g, held, initial, state.key, ids, rows, touched)
         algorithm, client = self._algorithm(g, held, state.round), jax.tree.map(lambda x: x[0], rows)
+        if trained:
+            sent, data = algorithm.broadcast(state.server, ids[0]), ClientData(held.train, held.index[ids[0]], held.size[ids[0]])
+            key = jax.random.fold_in(self._key(state.key, "client", state.round), ids[0])
+            out = algorithm.client_update(sent, client, data, key)
+            local = (sent, out.state) if out.local is None else out.local
+            return local, local
         return self._holdings(algorithm, (held, state.server, state.round, state.key), ids[0], client, held.size[ids[0]])
 
     def _holdings(self, algorithm: Algorithm, shared, i: Array, client: PyTree, examples: Array):

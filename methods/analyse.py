@@ -22,6 +22,7 @@ from fedjax_core.simulation import Simulation, State
 from fedjax_core.workdir import CHECKPOINTS, METRICS, RUN, read_json, read_jsonl, write_csv, write_json, write_text
 from methods import experiment
 
+KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
 NUMBERS = "analysis.json"  # in a run's directory: what `number` has found
 
 
@@ -98,6 +99,30 @@ def tsne(asked: Asked, loaded: _Loaded) -> list[Path]:
         places = analysis.tsne(points.features, asked.seed)
         files.append(asked.out / f"{name}tsne.png")
         plots.embedding(places, points.classes, points.clients, files[-1], simulation.data.class_names)
+    return files
+
+
+def knowledge(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """Logits of test examples in the plane, class knowledge as large dots: a client's after its training, and the server's."""
+    files = []
+    for run, name in _named(asked):
+        simulation, state = loaded(run)
+        client = 0 if asked.clients is None else asked.clients[0]
+        x, y = simulation.data.test
+        rows = np.unique(np.linspace(0, len(y) - 1, min(len(y), KNOWLEDGE_ROWS)).round().astype(int))
+        view = simulation.view(state, client, trained=True)
+        model = analysis.model_of(simulation, state, asked.model)
+        sights = {"local": (view, *analysis.class_knowledge(simulation, view, model))}
+        known = getattr(state.server, "known", None)
+        if hasattr(state.server, "knowledge") and known is not None and np.any(known) and "global" in view.holds:
+            classes = np.flatnonzero(known)
+            sights["global"] = (simulation.view(state, client), np.asarray(state.server.knowledge)[classes], classes)
+        for what, (seen, marks, classes) in sights.items():
+            made = analysis.outputs(seen, model, x[rows], simulation.evaluation.batch)
+            points = made["logits"] if made["logits"].shape[1] == marks.shape[1] else made["features"]
+            places = analysis.tsne(np.concatenate([points, marks]), asked.seed)
+            files.append(asked.out / f"{name}knowledge_{what}.png")
+            plots.landmarks(places[: len(rows)], y[rows], places[len(rows) :], classes, files[-1], simulation.data.class_names)
     return files
 
 
@@ -185,7 +210,8 @@ def landscape(asked: Asked, loaded: _Loaded) -> list[Path]:
 
 
 WHAT: dict[str, Callable[[Asked, _Loaded], list[Path]]] = {
-    function.__name__: function for function in (curves, partition, tsne, probe, match, communication, clients, classes, landscape)
+    function.__name__: function
+    for function in (curves, partition, tsne, knowledge, probe, match, communication, clients, classes, landscape)
 }
 
 

@@ -27,7 +27,9 @@ def smaller(dataset: Dataset, size: int | None = None, examples: int | None = No
     x, test_x = train.x[kept], test.x
     if size is not None:
         if size < 1 or x.ndim != 4 or x.dtype != np.uint8:
-            raise ValueError(f"data.size={size} must be positive, and there must be images of bytes: found {x.dtype}{list(x.shape)}")
+            raise ValueError(
+                f"data.size={size} must be positive, and there must be images of bytes: found {x.dtype}{list(x.shape)}"
+            )
         x, test_x = (_resized(part, size) for part in (x, test_x))
     return dataset._replace(
         train=Examples(x, train.y[kept]),

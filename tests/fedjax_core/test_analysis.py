@@ -25,6 +25,33 @@ def drawn(name: str) -> tuple[simulation.Simulation, simulation.State]:
 
 
 class ViewTest(chex.TestCase):
+    def test_a_trained_view_is_what_the_round_trains(self):
+        """With one client in the cohort, FedAvg's next model is that client's."""
+        sim = toy.simulate("fedavg", cohort=1)
+        state = sim.init(3)
+        views = [sim.view(state, i, trained=True).holds["global"][0] for i in range(toy.CLIENTS)]
+        before = jax.device_get(state.server.net)
+        after = jax.device_get(sim.rounds(state, 1)[0].server.net)
+        apart = [max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(v), jax.tree.leaves(after), strict=True)) for v in views]
+        self.assertLess(min(apart), 1e-6)
+        self.assertEqual(sum(a < 1e-3 for a in apart), 1)
+        self.assertGreater(
+            max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)), 1e-3
+        )
+
+    def test_class_knowledge_is_the_mean_of_a_class(self):
+        sim, state = drawn("fedavg")
+        view = sim.view(state, 7)
+        c, classes = analysis.class_knowledge(sim, view, silu=False)
+        smooth, _ = analysis.class_knowledge(sim, view)
+        rows = sim.data.train_index[7]
+        x, y = sim.data.train.x[rows], sim.data.train.y[rows]
+        self.assertEqual(classes.tolist(), sorted(set(y.tolist())))
+        logits = analysis.outputs(view, "global", x)["logits"]
+        for vector, j in zip(c, classes, strict=True):
+            np.testing.assert_allclose(vector, logits[y == j].mean(0), atol=1e-6)
+        np.testing.assert_allclose(smooth, c / (1 + np.exp(-c)), atol=1e-6)
+
     def test_views_score_as_the_engine_does(self):
         """With two architectures, and with states on the host, some of them never touched."""
         host = toy.simulate("local", hold="host", mixed=False, evaluation=Evaluation(("own",)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs import fedavg_digits, fedhe_digits
+from configs import fedavg_digits, fedhe_digits, fedskc_digits
 from fedjax_core.workdir import read_json, write_json
 from methods import analyse, experiment
 
@@ -56,6 +56,24 @@ def test_figures_have_their_numbers_beside_them(runs, tmp_path, capsys):
         with Image.open(figure) as image:
             assert (np.asarray(image.convert("L")) < 250).mean() > 0.005, figure
         assert rows(figure.with_suffix(".csv")), figure
+
+
+def test_class_knowledge_is_drawn_as_large_dots(runs, tmp_path, capsys):
+    """Of FedSKC a client's and the server's, of FedAvg a client's."""
+    config = fedskc_digits.get_config("smoke")
+    config.models, config.rounds, config.evaluation.every, config.plan.devices = ("mlp(widths=(8,))",), 2, 2, 1
+    experiment.execute(config, str(tmp_path / "fedskc"), progress=False, console=lambda text: None)
+    assert call(runs["fedavg"], tmp_path / "fedskc", "--what=knowledge", f"--out={tmp_path / 'out'}", "--clients=2") == 0
+    files = {Path(line).name: Path(line) for line in capsys.readouterr().err.splitlines() if line.startswith("/")}
+    assert set(files) == {"fedavg_knowledge_local.png", "fedskc_knowledge_local.png", "fedskc_knowledge_global.png"}
+    _, simulation, state = experiment.load(tmp_path / "fedskc")
+    for name, file in files.items():
+        found = rows(file.with_suffix(".csv"))
+        marks = [int(row["class"]) for row in found if row["what"] == "knowledge"]
+        own = experiment.load(runs["fedavg"])[1] if name.startswith("fedavg") else simulation
+        of_client = np.unique(own.data.train.y[own.data.train_index[2]])
+        assert marks == (np.flatnonzero(state.server.known) if "global" in name else of_client).tolist()
+        assert len(found) - len(marks) == len(own.data.test.y)
 
 
 def test_their_numbers_are_the_runs(runs, tmp_path):

@@ -20,6 +20,7 @@ from tests.launch import Launcher
 
 GLOBAL = Measure("global", ("test/global/accuracy",))
 FIRST = "configs/tables/first.py"
+DEFINITIONS = sorted((Path(__file__).parents[2] / "configs" / "tables").glob("*.py"))
 
 
 def get_config(variant: str) -> Any:
@@ -295,9 +296,29 @@ def test_files_that_define_no_table(tmp_path, capsys, fake):
 
 
 @pytest.mark.parametrize("variant", base.VARIANTS)
-def test_the_first_table_is_well_defined(variant):
-    cells = tables.cells(tables.read(FIRST, variant), variant)
-    assert len(cells) == len({cell.name for cell in cells}) == 54
+@pytest.mark.parametrize("file", [path for path in DEFINITIONS if "def get_table" in path.read_text()], ids=lambda path: path.stem)
+def test_every_table_is_well_defined(file, variant):
+    table = tables.read(str(file), variant)
+    cells = tables.cells(table, variant)
+    assert len(cells) == len({cell.name for cell in cells}) == len(table.rows) * len(table.columns) * len(table.seeds)
+
+
+def test_tables_of_one_paper_share_their_runs():
+    first, third = (
+        {cell.name for cell in tables.cells(tables.read(f"configs/tables/fedskc_table{n}.py", "paper"), "paper")} for n in (1, 3)
+    )
+    assert third < first
+
+
+def test_a_setting_on_the_command_line_is_of_all_runs():
+    changed = tables.changed(
+        definition(cells={("FedAvg", "IID"): {"rounds": 2}}), ["optimizer.lr=0.5", "data.source=tfds:cifar10", "rounds=4"]
+    )
+    for cell in tables.cells(dataclasses.replace(changed, columns=changed.columns[:1]), "smoke", [0]):
+        assert (cell.config.optimizer.lr, cell.config.data.source, cell.config.rounds) == (0.5, "tfds:cifar10", 4)
+    assert tables.changed(definition(), []) == definition()
+    with pytest.raises(ValueError, match="--set=rounds is not of the form FIELD=VALUE"):
+        tables.changed(definition(), ["rounds"])
 
 
 def test_the_first_table_runs_and_leaves_nothing_in_memory(tmp_path):

@@ -49,7 +49,7 @@ def test_nothing_asked_nothing_changed():
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [({"size": 0}, "data.size=0"), ({"examples": 0}, "data.examples=0"), ({"examples": 101}, "101 must lie between 1 and the 100")],
 )
 def test_out_of_range(options, message):
