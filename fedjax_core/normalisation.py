@@ -54,8 +54,8 @@ def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Alg
             moved = _stats(out.uplink)
             if len(moved) > 1:
                 raise ValueError(f"stats='local' needs an uplink with at most one network, this method's has {len(moved)}")
-            if moved:
-                stats = jax.tree.map(lambda s, delta: s + delta, stats, moved[0])
+            if moved:  # None where the method keeps statistics with the client itself
+                stats = jax.tree.map(lambda delta, s: s if delta is None else s + delta, moved[0], stats, is_leaf=lambda x: x is None)
             local = out.local and (_with_stats(out.local[0], ()), (out.local[1], stats))
             return out._replace(state=(out.state, stats), uplink=_with_stats(out.uplink, ()), local=local)
 

@@ -59,20 +59,21 @@ def fedper(
         train = training.fit(training.cross_entropy(model), optimizer(task.round), epochs=epochs, batch=batch)
 
     def client_update(w_b, w_p, data, key):
-        trained = train(training.join(w_b, w_p), data, key)
-        new_b, new_p = parts.divide(trained.net, own)
-        return ClientOutput(new_p, optax.tree.sub(new_b, w_b), trained.sums, local=(new_b, new_p))
+        net = training.join(w_p, w_b)
+        trained = train(net, data, key)
+        (old_b, _), (new_b, new_p) = parts.divide(net, own), parts.divide(trained.net, own)
+        return ClientOutput(new_p, optax.tree.sub(new_b, old_b), trained.sums, local=(new_b, new_p))
 
     def personalise(w_b, w_p, data, key):
         assert finetune is not None
-        return parts.divide(finetune(training.join(w_b, w_p), data, key).net, own)
+        return parts.divide(finetune(training.join(w_p, w_b), data, key).net, own)
 
     return Algorithm(
         server_init=lambda key: parts.divide(model.init(key), own)[0],
         client_update=client_update,
         server_update=lambda w_b, delta, cohort, key: (optax.apply_updates(w_b, delta), {}),
         collect=aggregators.mean(aggregators.weights(weights)),
-        predict={"personal": lambda w_b, w_p, x: model.apply(training.join(w_b, w_p), x)[0]},
+        predict={"personal": lambda w_b, w_p, x: model.apply(training.join(w_p, w_b), x)[0]},
         client_init=lambda key, server, client_id: parts.divide(model.init(key), own)[1],
         personalise=None if finetune is None else personalise,
     )
