@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax
 
-from fedjax_core.algorithm import Algorithm, Net, PyTree
+from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.task import Task
 
 
@@ -24,6 +24,11 @@ def _with_stats(tree: PyTree, stats: PyTree) -> PyTree:
 
 def _stats(tree: PyTree) -> list[PyTree]:
     return [x.stats for x in jax.tree.leaves(tree, is_leaf=_is_net) if _is_net(x)]
+
+
+def _plus(delta: Array | None, value: Array) -> Array:
+    """None: a statistic that the method keeps with the client itself."""
+    return value if delta is None else value + delta
 
 
 def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
@@ -54,8 +59,8 @@ def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Alg
             moved = _stats(out.uplink)
             if len(moved) > 1:
                 raise ValueError(f"stats='local' needs an uplink with at most one network, this method's has {len(moved)}")
-            if moved:  # None where the method keeps statistics with the client itself
-                stats = jax.tree.map(lambda delta, s: s if delta is None else s + delta, moved[0], stats, is_leaf=lambda x: x is None)
+            if moved:
+                stats = jax.tree.map(_plus, moved[0], stats, is_leaf=lambda x: x is None)
             local = out.local and (_with_stats(out.local[0], ()), (out.local[1], stats))
             return out._replace(state=(out.state, stats), uplink=_with_stats(out.uplink, ()), local=local)
 

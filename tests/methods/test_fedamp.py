@@ -1,0 +1,146 @@
+"""FedAMP and HeurFedAMP in loops over pairs of clients, and their limits."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from fedjax_core.algorithm import Cohort, Net
+from methods.fedamp import cosines, distances, fedamp
+from tests import naive, toy
+from tests.methods.test_fedavg import MODEL
+from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+from tests.methods.test_local import of
+
+
+def pulled(params, stats, x, y, given):
+    """Cross-entropy + rho / 2 |w - u|^2."""
+    rho, u = given
+    outputs, stats = MODEL.apply(Net(params, stats), x, train=True)
+    apart = sum(jnp.sum((a - b) ** 2) for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(u), strict=True))
+    ce = naive.cross_entropy(outputs["logits"], y)
+    return ce + rho / 2 * apart, (stats, outputs["logits"], ce)
+
+
+def flat(params):
+    return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(params)])
+
+
+def by_distance(w, alpha, sigma):
+    xi = np.zeros((len(w), len(w)))
+    for i in range(len(w)):
+        for j in range(len(w)):
+            if i != j:
+                xi[i, j] = alpha * np.exp(-np.sum((w[i] - w[j]) ** 2) / sigma) / sigma
+        xi[i, i] = 1 - sum(xi[i])
+    return xi
+
+
+def by_cosine(w, sigma, own_weight):
+    xi = np.zeros((len(w), len(w)))
+    for i in range(len(w)):
+        near = {j: np.exp(sigma * w[i] @ w[j] / np.linalg.norm(w[i]) / np.linalg.norm(w[j])) for j in range(len(w)) if j != i}
+        for j, value in near.items():
+            xi[i, j] = (1 - own_weight) * value / sum(near.values())
+        xi[i, i] = own_weight
+    return xi
+
+
+def oracle(rounds, rho, attention):
+    """All clients' networks and cloud models."""
+    clients = naive.rows(toy.data())
+    first = MODEL.init(naive.stream(0, naive.INIT))
+    w, u = [tuple(first)] * len(clients), [first.params] * len(clients)
+    for r in range(rounds):
+        came = naive.cohort(0, r, len(clients), 5)
+        for i in came:
+            key = naive.client_key(0, r, i)
+            w[i] = naive.train(MODEL, *w[i], *clients[i], key, epochs=2, whole=pulled, given=(rho, u[i]), **STEPS)[:2]
+        xi = attention([flat(w[i][0]) for i in came])
+        for row, i in zip(xi, came, strict=True):
+            u[i] = jax.tree.map(
+                lambda *leaves, row=row: sum(x * leaf for x, leaf in zip(row, leaves, strict=True)), *(w[j][0] for j in came)
+            )
+    return w, u
+
+
+@functools.cache
+def after(**arguments):
+    return ended(made(fedamp, epochs=2, **arguments))
+
+
+class FedAMPTest(chex.TestCase):
+    @parameterized.named_parameters(
+        ("distance", "fedamp", 0.7, functools.partial(by_distance, alpha=0.1, sigma=0.5)),
+        ("cosine", "fedamp_cosine", 1.0, functools.partial(by_cosine, sigma=2.0, own_weight=0.3)),
+    )
+    def test_equals_the_loops(self, name, rho, attention):
+        _, _, state = toy.reference(name)
+        w, u = oracle(2, rho, attention)
+        for i in range(toy.CLIENTS):
+            chex.assert_trees_all_close(tuple(one(state.clients[0], i)), w[i], atol=5e-6)
+            chex.assert_trees_all_close(one(state.server, i), u[i], atol=5e-6)
+
+    def test_without_pull_it_is_local(self):
+        clients = after(rho=0.0, alpha=0.1, sigma=0.5).clients[0]
+        for i in range(0, toy.CLIENTS, 2):
+            chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-6)
+
+    def test_without_attention_a_client_is_pulled_to_its_own_last_model(self):
+        """Which is not local training."""
+        state = after(rho=0.7, alpha=0.0)
+        w, u = oracle(2, 0.7, lambda w: np.eye(len(w)))
+        for i in range(toy.CLIENTS):
+            chex.assert_trees_all_close(tuple(one(state.clients[0], i)), w[i], atol=5e-6)
+            chex.assert_trees_all_close(one(state.server, i), u[i], atol=5e-6)
+        wide = after(rho=0.7, alpha=1.0, sigma=1e9)  # A' -> 0: the same
+        chex.assert_trees_all_close(wide.clients, state.clients, atol=1e-6)
+        far = after(rho=0.0)
+        self.assertGreater(np.abs(far.clients[0].params["head"]["bias"] - state.clients[0].params["head"]["bias"]).max(), 1e-3)
+
+    def test_every_coefficient_moves_somebody(self):
+        first = after(alpha=0.1, sigma=0.5, rho=0.7)
+        for changed in (dict(alpha=0.2), dict(sigma=0.6), dict(rho=1.0)):
+            other = after(**(dict(alpha=0.1, sigma=0.5, rho=0.7) | changed))
+            self.assertGreater(
+                np.abs(first.clients[0].params["head"]["kernel"] - other.clients[0].params["head"]["kernel"]).max(), 1e-5
+            )
+
+    def test_alike_clients_have_their_own_model_for_a_cloud(self):
+        alike = jax.tree.map(lambda x: jnp.stack([x] * 5), MODEL.init(jax.random.key(3)).params)
+        algorithm = made(fedamp, alpha=0.1, sigma=0.5)(toy.task())
+        cohort = Cohort(jnp.arange(5), jnp.ones(5, jnp.int32))
+        clouds, said = algorithm.server_update(algorithm.server_init(jax.random.key(0)), alike, cohort, None)
+        for i in range(5):
+            chex.assert_trees_all_close(one(clouds, i), one(alike, 0), atol=1e-5)
+        self.assertAlmostEqual(float(said["own_weight"][0] / said["own_weight"][1]), 1 - 4 * 0.1 / 0.5, places=5)
+
+    def test_distances_and_cosines(self):
+        stacked = jax.tree.map(
+            lambda *x: jnp.stack(x), *(jax.tree.map(lambda p: p + 10, MODEL.init(jax.random.key(i)).params) for i in range(4))
+        )
+        w = [flat(one(stacked, i)) for i in range(4)]
+        apart = [[np.sum((a - b) ** 2) for b in w] for a in w]
+        np.testing.assert_allclose(distances(stacked), apart, rtol=1e-5)
+        np.testing.assert_allclose(
+            cosines(stacked), [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in w] for a in w], rtol=1e-5
+        )
+
+    def test_what_travels(self):
+        shapes = toy.reference("fedamp")[0].shapes
+        numbers = (5 * 6 + 6) + (6 * 3 + 3)
+        self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
+
+    @parameterized.parameters(
+        (dict(alpha=-1.0), "alpha=-1.0, sigma=10.0, rho=1.0: alpha and rho must not be negative, sigma positive"),
+        (dict(sigma=0.0), "sigma=0.0"),
+        (dict(rho=float("nan")), "rho=nan"),
+        (dict(attention="cos"), "attention='cos' is not one of 'distance', 'cosine'"),
+        (dict(own_weight=1.5), r"own_weight=1.5 must lie in \[0, 1\]"),
+    )
+    def test_bad_arguments(self, arguments, message):
+        with self.assertRaisesRegex(ValueError, message):
+            simulate(made(fedamp, **arguments))
