@@ -1,0 +1,97 @@
+"""FedProx in loops, and its limits."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from fedjax_core import parallel, simulation, training
+from fedjax_core.algorithm import ClientData
+from methods.fedavg import fedavg
+from methods.fedprox import fedprox
+from tests import naive, toy
+from tests.methods.test_fedavg import MODEL
+
+
+def pull(params, outputs, x, y, given):
+    """mu / 2 times the squared distance to the model that was sent."""
+    mu, sent = given
+    return mu / 2 * sum(jnp.sum((v - w) ** 2) for v, w in zip(jax.tree.leaves(params), jax.tree.leaves(sent), strict=True))
+
+
+def averaged(seed, rounds, whole, given, *, weights, cohort=5):
+    """Averaging of what the clients make of the server's model by a loss: (params, statistics). `given` is of the params sent."""
+    clients = naive.rows(toy.data())
+    w = tuple(MODEL.init(naive.stream(seed, naive.INIT)))
+    for r in range(rounds):
+        deltas, share = [], []
+        for k in naive.cohort(seed, r, len(clients), cohort):
+            settings = dict(epochs=2, batch=toy.BATCH, lr=0.1, momentum=0.5, whole=whole, given=given(w[0]))
+            w_k = naive.train(None, *w, *clients[k], naive.client_key(seed, r, k), **settings)
+            deltas.append(naive.minus((w_k.params, w_k.stats), w))
+            share.append(len(clients[k][1]) if weights == "samples" else 1)
+        w = naive.plus(w, naive.mean(deltas, share))
+    return w
+
+
+def rows_of(i=0):
+    """Client i's view of the toy data."""
+    held = toy.reference("fedavg")[0]._held_on_host
+    return ClientData(held.train, held.index[i], held.size[i])
+
+
+def one_round(algorithm, sent, client=(), i=0):
+    """What client i's round leaves behind."""
+    return jax.jit(algorithm.client_update)(sent, client, rows_of(i), jax.random.key(5))
+
+
+def build(mu, lr=0.1, **settings):
+    return fedprox(toy.task(), optimizer=training.sgd(lr), mu=mu, **({"epochs": 2, "batch": toy.BATCH} | settings))
+
+
+class FedProxTest(chex.TestCase):
+    def test_equals_the_loops(self):
+        _, _, after = toy.reference("fedprox")
+        whole = naive.with_term(MODEL, pull)
+        w = averaged(0, 2, whole, lambda params: (1.0, params), weights="samples")
+        chex.assert_trees_all_close(tuple(after.server.net), w, atol=5e-6)
+
+    def test_mu_zero_is_fedavg_bit_for_bit(self):
+        make = functools.partial(fedprox, optimizer=training.sgd(0.1, momentum=0.5), mu=0.0, epochs=2, batch=toy.BATCH)
+        sim = simulation.Simulation(toy.groups(make), toy.data(), cohort=5, plan=parallel.Plan(1, 1), dispatch=2)
+        state, _ = sim.rounds(sim.init(0), 2)
+        chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("fedavg")[2].server.net)
+
+    def test_the_first_step_is_fedavgs(self):
+        net = MODEL.init(jax.random.key(0))
+        plain = fedavg(toy.task(), optimizer=training.sgd(0.1), batch=max(toy.SIZES))
+        near = build(50.0, epochs=1, batch=max(toy.SIZES))
+        chex.assert_trees_all_close(one_round(near, net).uplink, one_round(plain, net).uplink, atol=1e-7)
+
+    def test_with_lr_mu_one_every_step_starts_from_the_model_sent(self):
+        lr, (x, y) = 0.2, naive.rows(toy.data())[0]
+        net = MODEL.init(jax.random.key(0))
+        w, stats = y_k, _ = tuple(net)
+        for epoch in range(2):
+            places = naive.order(jax.random.key(5), epoch, len(y))
+            for start in range(0, len(y), toy.BATCH):
+                now = np.array(places[start : start + toy.BATCH])
+                g, (stats, _, _) = naive.gradient(MODEL, naive.nothing)(y_k, stats, x[now], y[now], ())
+                y_k = naive.plus(w, g, -lr)
+        out = one_round(build(1 / lr, lr), net)
+        chex.assert_trees_all_close(out.uplink.params, naive.minus(y_k, w), atol=1e-6)
+
+    def test_the_more_mu_the_nearer(self):
+        net = MODEL.init(jax.random.key(0))
+        moved = [one_round(build(mu, 0.05), net).uplink.params for mu in (0.0, 1.0, 5.0, 20.0)]
+        lengths = [float(jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(delta)))) for delta in moved]
+        for nearer, farther in zip(lengths[1:], lengths, strict=False):
+            self.assertLess(nearer, 0.95 * farther)
+
+    @parameterized.parameters(-0.1, float("nan"))
+    def test_mu_must_not_be_negative(self, mu):
+        with self.assertRaisesRegex(ValueError, f"mu={mu} must not be negative"):
+            build(mu)
