@@ -120,6 +120,24 @@ class MeanTest(chex.TestCase):
             aggregators.weights("size")
 
 
+class MixTest(chex.TestCase):
+    @given(cases)
+    @often
+    def test_equals_the_loops(self, rng):
+        values, n = drawn(rng)
+        w = np.where(n > 0, rng.normal(size=(3, C)), 0).astype(np.float32)
+        expected = {k: np.stack([sum(w[r, j] * v[j] for j in range(C)) for r in range(3)]) for k, v in values.items()}
+        poisoned = {k: np.where((n > 0).reshape((C,) + (1,) * (v.ndim - 1)), v, np.nan) for k, v in values.items()}
+        close(aggregators.mix(poisoned, w), expected)
+
+    def test_rows_of_those_who_came_are_written(self):
+        store = {"a": jnp.zeros((5, 2))}
+        cohort = Cohort(jnp.asarray([3, 0, 5, 1]), jnp.asarray([2, 0, 0, 4]))  # one dropped out, one place is empty
+        rows = {"a": jnp.asarray([[1.0, 1], [np.nan, 2], [np.nan, 3], [4, 4]])}
+        found = aggregators.write_rows(store, cohort, rows)["a"]
+        np.testing.assert_array_equal(found, [[0, 0], [4, 4], [0, 0], [1, 1], [0, 0]])
+
+
 class ClassMeanTest(chex.TestCase):
     @given(cases)
     @often

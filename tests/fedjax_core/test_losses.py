@@ -49,3 +49,14 @@ def test_unit_has_length_one_and_leaves_zeros():
     x = jnp.asarray([[3.0, 4.0], [0.0, 0.0], [-2.0, 0.0]])
     np.testing.assert_allclose(losses.unit(x), [[0.6, 0.8], [0, 0], [-1, 0]], rtol=1e-6)
     assert np.isfinite(jax.grad(lambda x: losses.unit(x).sum())(x)).all()
+
+
+def test_distillation_is_the_divergence_from_the_teacher():
+    rng = np.random.default_rng(0)
+    logits, teacher = (rng.normal(size=(4, 3)).astype(np.float32) for _ in range(2))
+    mask = np.array([True, True, False, True])
+    p, q = (np.exp(x / 2) / np.exp(x / 2).sum(1, keepdims=True) for x in (teacher, logits))
+    expected = (p * np.log(p / q)).sum(1)[mask].mean()
+    np.testing.assert_allclose(losses.distillation(logits, teacher, mask, 2.0), expected, rtol=1e-5)
+    assert not np.any(jax.grad(losses.distillation, 1)(logits, teacher, mask, 2.0))
+    assert float(losses.distillation(teacher, teacher, mask)) == 0.0

@@ -295,3 +295,9 @@ class OptimizersTest(chex.TestCase):
             updates, state = chain.update({"a": jnp.asarray(g), "b": None}, state, params)
             params = optax.apply_updates(params, updates)
             np.testing.assert_allclose(params["a"], expected, atol=1e-6)
+
+    def test_proximal_pulls_to_a_given_centre(self):
+        transform, centre = training.proximal(3.0, {"a": jnp.asarray([0.5, 2.0])}), np.array([0.5, 2.0])
+        params = {"a": jnp.asarray([1.0, -1.0])}
+        updates, _ = transform.update({"a": jnp.zeros(2)}, transform.init(params), params)
+        np.testing.assert_allclose(updates["a"], 3.0 * (np.array([1.0, -1.0]) - centre), rtol=1e-6)

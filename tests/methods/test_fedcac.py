@@ -1,6 +1,7 @@
 """FedCAC in loops over clients, tensors and entries, and its limits."""
 
 import functools
+import itertools
 
 import chex
 import jax
@@ -96,7 +97,7 @@ class FedCACTest(chex.TestCase):
         rng = np.random.default_rng(0)
         overlap, there = jnp.asarray(rng.random((6, 6)), jnp.float32), jnp.asarray([1, 1, 0, 1, 1, 1], bool)
         sizes = [np.asarray(collaborators(overlap, there, p)).sum(1) for p in (0.0, 0.3, 0.6, 0.99, 1.01)]
-        for a, b in zip(sizes, sizes[1:], strict=False):
+        for a, b in itertools.pairwise(sizes):
             self.assertTrue((a >= b).all())
         self.assertGreater(sizes[0].sum(), sizes[-1].sum())
         np.testing.assert_array_equal(sizes[-1], there)
