@@ -4,7 +4,9 @@ import ast
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T", bound=NamedTuple)
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
@@ -86,3 +88,18 @@ def call(what: str, function: Callable, given: Mapping[str, Any], options: Mappi
     check(what, function, given, options)
     parameters = inspect.signature(function).parameters
     return function(**{name: given[name] for name in parameters if name in given}, **options)
+
+
+def options(what: str, default: T, *given: Mapping[str, Any] | None) -> T:
+    """A NamedTuple of options with those that are given; a later mapping counts more, and None in place of a value leaves it.
+
+    Raises:
+      ValueError: there is no such option.
+    """
+    found: dict[str, Any] = {}
+    for some in given:
+        for name, value in (some or {}).items():
+            choose(f"option of {what}", name, default._fields)
+            if value is not None:
+                found[name] = value
+    return default._replace(**found)

@@ -170,6 +170,32 @@ def accumulate(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -
     return jax.lax.fori_loop(0, -(-data.size // b), lambda i, total: jax.tree.map(jnp.add, total, part(i)), zeros)
 
 
+def each(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
+    """What `of` makes of each of one client's rows, such as features that are used more than once; nothing is trained.
+
+    Args:
+      of: Batch -> leaves [B, ...].
+      data: the client's.
+      batch: rows at once, or fewer if no client has so many.
+
+    Returns:
+      Leaves [M, ...], in the order of `data.index`; the rows past `data.size` hold anything.
+    """
+    rows = data.index.shape[0]
+    b = max(1, min(batch, rows))
+    places = -(-rows // b) * b
+    index = jnp.pad(data.index, (0, places - rows))
+
+    def part(i):
+        here = i * b + jnp.arange(b)
+        return of(take(data.arrays, index[here], here < data.size))
+
+    out = jax.tree.map(lambda s: jnp.zeros((places, *s.shape[1:]), s.dtype), jax.eval_shape(part, jnp.int32(0)))
+    write = lambda i, out: jax.tree.map(lambda o, p: jax.lax.dynamic_update_slice_in_dim(o, p, i * b, 0), out, part(i))
+    out = jax.lax.fori_loop(0, -(-data.size // b), write, out)
+    return jax.tree.map(lambda o: o[:rows], out)
+
+
 def class_sums(values: Array, y: Array, mask: Array, classes: int) -> tuple[Array, Array]:
     """Sums of `values` [B, D] by class, and how many rows each has: [K, D] and [K]."""
     of_class = jax.nn.one_hot(y, classes, dtype=values.dtype) * mask[:, None]

@@ -38,7 +38,7 @@ equal client sizes), and starts from no knowledge where that reads uninitialised
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -312,14 +312,11 @@ class _Epoch(NamedTuple):
     last: Array
 
 
-T = TypeVar("T", bound=NamedTuple)
-
-
-def _options(name: str, default: T, preset: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None) -> T:
-    """`default` with the variant's options and with those that are given; None among them is the variant's."""
-    found = {**preset.get(name, {}), **{key: value for key, value in (given or {}).items() if value is not None}}
-    for key, value in found.items():
-        by_name.choose(f"option of {name}", key, default._fields)
-        if choices := _CHOICES.get(f"{name}.{key}"):
-            by_name.choose(f"{name}.{key}", value, choices)
-    return default._replace(**found)
+def _options(name: str, default: Any, preset: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None) -> Any:
+    """`default` with the variant's options and with those that are given."""
+    found = by_name.options(name, default, preset.get(name), given)
+    for key, choices in _CHOICES.items():
+        part, _, option = key.partition(".")
+        if part == name:
+            by_name.choose(key, getattr(found, option), choices)
+    return found

@@ -1,0 +1,431 @@
+"""FedPFT and FedPFT+Con: prompts of each client turn its features into what the shared classifier understands.
+
+Wu, Niu, Wang, Liu, et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation.
+arXiv 2024, https://arxiv.org/abs/2407.16139, and its later version with FedPFT+Con as an option.
+
+  paper          here                     meaning
+  phi            "extractor"              feature extractor, shared
+  h_kappa        "head"                   classifier, shared
+  tau            "transform"              feature transformation module, one self-attention layer, shared
+  p_kappa        "prompts"                n_kappa prompts for classification, personal
+  p_rho          "contrast_prompts"       n_rho prompts for the contrast, personal
+  h_rho          "projection"             linear head of the contrast, shared
+  R_f, R_a       transform_epochs,        local epochs of the two phases
+                 model_epochs
+  f, f'          outputs "extractor",     features before and after the transformation, [B, D]
+                 "features"
+  L_Con          contrast                 MoCo's loss: queue, momentum copies of phi and h_rho (Eq. 6)
+
+What each phase trains; several losses in one step, each reaching its own leaves alone (stop-gradients):
+
+                        phase 1, R_f epochs                      phase 2, R_a epochs
+  FedPFT                CE -> tau, p_kappa           (Eq. 4)     CE -> phi, tau, h_kappa            (Eq. 5)
+  FedPFT+Con            CE -> tau, p_kappa           (Eq. 8)     CE -> phi, tau, h_kappa            (Eq. 9)
+                        L_Con -> phi, tau, h_rho                 L_Con -> p_rho, tau
+  alternate=False       one phase of R_f + R_a epochs, both losses -> all their leaves
+
+Settings of the ablation: II alternate=False; III the default; IV contrast.prompts=0; V contrast; VI alternate=False, prompts=0 and
+contrast.prompts=0; VII alternate=False and contrast.prompts=0; VIII alternate=False (I is FedAvg). Two stages: VIII with
+contrast.first rounds of L_Con alone, then CE alone.
+
+Departures and what the papers leave open: tau has 4 D^2 weights and no bias, as their counts say, one head and no residual; only its
+first output is used, so only that is computed; its initialisation is PyTorch's of such a layer. Prompts start at N(0, 0.02^2), each
+client's own. Eq. 3 prints a second logarithm. CE sees the plain images. In phase 1 of FedPFT nothing of phi moves and its batch
+normalisation runs in evaluation mode, so that its features are computed once (statistics="train" is the other reading). The
+momentum copies, their batch statistics and the queue stay with the client between rounds; the keys use the current tau (a copy
+of its own with contrast.momentum_transform). Rows of a short batch that are padding never enter the queue.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import aggregators, augment, by_name, losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples, Net, PyTree
+from fedjax_core.task import Task, width
+
+STATISTICS = ("evaluate", "train")
+CLASSIFIERS = ("shared", "personal")
+MOCO = "resized_crop(scale=(0.2, 1.0)) | greyscale(probability=0.2) | colour_jitter | flip"
+_PHASE_2, _PROMPTS, _QUEUE, _VIEWS = 2, 0x70, 0x71, 0x76  # streams of keys
+
+
+class Shared(NamedTuple):
+    """What is averaged; the server's state, and as deltas the uplink.
+
+    Attributes:
+      net: extractor and classifier, with their batch statistics; the classifier is None where it is personal and travels not.
+      transform: tau, {"query", "key", "value", "output"}: [D, D] each.
+      projection: h_rho, {"kernel": [D, P], "bias": [P]}; () without a contrast.
+    """
+
+    net: Net
+    transform: PyTree
+    projection: PyTree
+
+
+class Moco(NamedTuple):
+    """What a client keeps for its contrast.
+
+    Attributes:
+      prompts: p_rho, [n_rho, D].
+      extractor: the momentum copy of phi.
+      projection: that of h_rho.
+      transform: that of tau; () if the keys use tau itself.
+      queue: [L, P] keys of unit length.
+      place: [] where the next one goes.
+    """
+
+    prompts: Array
+    extractor: Net
+    projection: PyTree
+    transform: PyTree
+    queue: Array
+    place: Array
+
+
+class Personal(NamedTuple):
+    """A client's own.
+
+    Attributes:
+      prompts: p_kappa, [n_kappa, D].
+      contrast: Moco, or () without a contrast.
+      head: the classifier, if it is personal, else ().
+    """
+
+    prompts: Array
+    contrast: PyTree
+    head: PyTree
+
+
+class Contrast(NamedTuple):
+    """Options of L_Con.
+
+    Attributes:
+      on: whether there is one.
+      prompts: n_rho.
+      queue: L, keys that a client keeps.
+      size: P, of the projection.
+      momentum: of the copies.
+      temperature: of the loss.
+      augment: the two views, see `augment.py`.
+      momentum_transform: whether the keys use a momentum copy of tau.
+      first: so many rounds of L_Con alone, then none; 0: both losses in all rounds.
+    """
+
+    on: bool = False
+    prompts: int = 20
+    queue: int = 4096
+    size: int = 128
+    momentum: float = 0.999
+    temperature: float = 0.07
+    augment: str = MOCO
+    momentum_transform: bool = False
+    first: int = 0
+
+
+def attend(tau: PyTree, f: Array, prompts: Array, heads: int = 1, residual: bool = False) -> tuple[Array, Array]:
+    """f' of [f', p'] = tau([f, p]) (Eq. 2), and the weights with which it attends to [f, p].
+
+    Args:
+      tau: four [D, D] matrices.
+      f: [B, D].
+      prompts: [n, D], the same for all rows; n may be 0.
+      heads: of the attention; they divide D.
+      residual: whether f is added to the result.
+
+    Returns:
+      [B, D] and, the mean over heads, [B, 1 + n].
+    """
+    b, d = f.shape
+    part = lambda x: x.reshape(len(x), heads, d // heads)
+    query, key, value = (part(f @ tau[name]) for name in ("query", "key", "value"))
+    p_key, p_value = (part(prompts @ tau[name]) for name in ("key", "value"))
+    own = jnp.sum(query * key, -1, keepdims=True)  # [B, heads, 1]
+    scores = jnp.concatenate([own, jnp.einsum("bhe,nhe->bhn", query, p_key)], -1) / (d // heads) ** 0.5
+    weights = jax.nn.softmax(scores, -1)
+    mixed = weights[..., :1] * value + jnp.einsum("bhn,nhe->bhe", weights[..., 1:], p_value)
+    out = mixed.reshape(b, d) @ tau["output"]
+    return (f + out if residual else out), jnp.mean(weights, 1)
+
+
+def transform_init(key: Array, d: int) -> PyTree:
+    """tau as PyTorch's attention starts: the inputs' three matrices Glorot-uniform together, the output's uniform."""
+    one, two = jax.random.split(key)
+    inputs = jax.random.uniform(one, (d, 3 * d), minval=-1) * (6 / (4 * d)) ** 0.5
+    query, key, value = jnp.split(inputs, 3, 1)
+    return {"query": query, "key": key, "value": value, "output": jax.random.uniform(two, (d, d), minval=-1) / d**0.5}
+
+
+def info_nce(query: Array, key: Array, queue: Array, mask: Array, temperature: float) -> Array:
+    """MoCo's loss of queries [B, P] and their keys [B, P] of unit length, against a queue [L, P]: the mean over `mask`."""
+    positive = jnp.sum(query * key, 1, keepdims=True)
+    logits = jnp.concatenate([positive, query @ queue.T], 1) / temperature
+    return losses.cross_entropy(logits, jnp.zeros(len(query), jnp.int32), mask)
+
+
+def enqueue(queue: Array, place: Array, keys: Array, mask: Array) -> tuple[Array, Array]:
+    """The queue [L, P] with the keys in `mask` [B] in place of its oldest, and where the next one goes."""
+    at = (place + jnp.cumsum(mask) - 1) % len(queue)
+    queue = queue.at[jnp.where(mask, at, len(queue))].set(keys, mode="drop")
+    return queue, (place + jnp.sum(mask)) % len(queue)
+
+
+def fedpft(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    prompts: int = 10,
+    transform_epochs: int = 4,
+    model_epochs: int = 1,
+    batch: int = 100,
+    transform_rate: float = 0.5,
+    alternate: bool = True,
+    classifier: str = "shared",
+    statistics: str = "evaluate",
+    heads: int = 1,
+    residual: bool = False,
+    weights: str = "samples",
+    contrast: Mapping[str, Any] | None = None,
+) -> Algorithm:
+    """Builds FedPFT (Algorithm 1), with `contrast` {"on": True} FedPFT+Con.
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew in each phase.
+      prompts: n_kappa; 0: none.
+      transform_epochs: R_f.
+      model_epochs: R_a.
+      batch: B.
+      transform_rate: learning rate of tau, as a multiple of the optimiser's: 0.05 / 0.1, with the contrast 0.01 / 0.1.
+      alternate: whether there are two phases.
+      classifier: "shared" or "personal".
+      statistics: batch normalisation of phi in phase 1 without a contrast: "evaluate" or "train".
+      heads: of the attention.
+      residual: whether f is added to f'.
+      weights: "samples" or "uniform".
+      contrast: options of L_Con that differ from `Contrast`'s; None in place of a value leaves it.
+
+    Returns:
+      The algorithm; a client keeps its prompts, and with the contrast its momentum copies and queue.
+
+    Raises:
+      ValueError: an argument is out of range or unknown.
+    """
+    con = _contrast(contrast)
+    by_name.choose("classifier", classifier, CLASSIFIERS)
+    by_name.choose("statistics of phase 1", statistics, STATISTICS)
+    for name, found, least in (
+        ("prompts", prompts, 0),
+        ("transform_epochs", transform_epochs, 0),
+        ("model_epochs", model_epochs, 0),
+        ("contrast.prompts", con.prompts, 0),
+        ("contrast.first", con.first, 0),
+        ("contrast.queue", con.queue, batch if con.on else 1),
+        ("heads", heads, 1),
+    ):
+        if found < least:
+            raise ValueError(f"{name}={found} must be at least {least}")
+    if not transform_rate > 0:
+        raise ValueError(f"transform_rate={transform_rate} must be positive")
+    model, own_head = task.model, classifier == "personal"
+    d = width(model)
+    if d % heads:
+        raise ValueError(f"heads={heads} must divide the {d} features of the network")
+    views = augment.augmented(model, con.augment) if con.on else model
+    mean = aggregators.mean(aggregators.weights(weights))
+
+    def scaled(round):  # noqa: A002
+        of_tau = lambda params: {name: name == "transform" for name in params}
+        return optax.chain(optimizer(round), optax.masked(optax.scale(transform_rate), of_tau))
+
+    def extractor(net):
+        return {name: leaf for name, leaf in net.params.items() if name != "head"}
+
+    def travelling(net):
+        """A classifier of the client's own is no part of what is sent."""
+        return Net(net.params | {"head": None}, net.stats) if own_head else net
+
+    def project(h_rho, f):
+        return losses.unit(f @ h_rho["kernel"] + h_rho["bias"][None])
+
+    def whole(sent, client):
+        """One network for `fit`, whose statistics carry along what no gradient reaches."""
+        head = client.head if own_head else sent.net.params["head"]
+        params = {"extractor": extractor(sent.net), "head": head, "transform": sent.transform, "prompts": client.prompts}
+        stats = {"extractor": sent.net.stats}
+        if con.on:
+            params |= {"projection": sent.projection, "contrast_prompts": client.contrast.prompts}
+            stats["moco"] = client.contrast._replace(prompts=())
+        return Net(params, stats)
+
+    def apart(net, sent, client):
+        """The inverse: (Shared, Personal)."""
+        p, own = net.params, client
+        head = sent.net.params["head"] if own_head else p["head"]
+        if con.on:
+            own = own._replace(contrast=net.stats["moco"]._replace(prompts=p["contrast_prompts"]))
+        own = own._replace(prompts=p["prompts"], head=p["head"] if own_head else ())
+        return Shared(Net(p["extractor"] | {"head": head}, net.stats["extractor"]), p["transform"], p.get("projection", ())), own
+
+    def classify(p, f):
+        return model.head(Net({"head": p["head"]}), attend(p["transform"], f, p["prompts"], heads, residual)[0])
+
+    def ce(p, stats, batch, key):
+        f, stats = model.features(Net(p["extractor"], stats), batch.x, key, train=True, mask=batch.mask)
+        logits = classify(p, f)
+        return losses.cross_entropy(logits, batch.y, batch.mask), logits, stats
+
+    def l_con(p, stats, moco, batch, key):
+        one, two = jax.random.split(jax.random.fold_in(key, _VIEWS))
+        f, stats = views.features(Net(p["extractor"], stats), batch.x, one, train=True, mask=batch.mask)
+        query = project(p["projection"], attend(p["transform"], f, p["contrast_prompts"], heads, residual)[0])
+        follow = lambda old, new: jax.tree.map(lambda o, n: con.momentum * o + (1 - con.momentum) * n, old, new)
+        now = jax.lax.stop_gradient(p)
+        copy, h_rho = follow(moco.extractor.params, now["extractor"]), follow(moco.projection, now["projection"])
+        tau = follow(moco.transform, now["transform"]) if con.momentum_transform else now["transform"]
+        f, copy_stats = views.features(Net(copy, moco.extractor.stats), batch.x, two, train=True, mask=batch.mask)
+        key = project(h_rho, attend(tau, f, now["contrast_prompts"], heads, residual)[0])
+        value = info_nce(query, key, moco.queue, batch.mask, con.temperature)
+        queue, place = enqueue(moco.queue, moco.place, key, batch.mask)
+        return value, stats, Moco((), Net(copy, copy_stats), h_rho, tau if con.momentum_transform else (), queue, place)
+
+    def loss(ce_leaves, con_leaves):
+        """CE and L_Con in one step, each with a gradient to its own leaves alone."""
+        strengths = _strengths(task.round, con)
+
+        def of(net, batch, key):
+            def only(leaves):
+                return {name: p if name in leaves else jax.lax.stop_gradient(p) for name, p in net.params.items()}
+
+            value, logits, stats = ce(only(ce_leaves), net.stats["extractor"], batch, key)
+            sums, carried = training.classified(value, logits, batch), {"extractor": stats}
+            value = strengths[0] * value
+            if con.on:
+                contrasted, stats, moco = l_con(only(con_leaves), stats, net.stats["moco"], batch, key)
+                value = value + strengths[1] * contrasted
+                rows = jnp.sum(batch.mask, dtype=value.dtype)
+                sums["contrast"] = (contrasted * rows, rows)
+                carried = {"extractor": stats, "moco": moco}
+            return value, training.Aux(carried, sums)
+
+        return of
+
+    def phase(ce_leaves, con_leaves, epochs):
+        leaves = {*ce_leaves, *(con_leaves if con.on else ())}
+        return training.fit(
+            loss(ce_leaves, con_leaves),
+            scaled(task.round),
+            epochs=epochs,
+            batch=batch,
+            trainable=lambda path: path[0].key in leaves,
+        )
+
+    def transformed(net, data, key):
+        """Phase 1 of FedPFT with the features of the frozen extractor, computed once (Eq. 4)."""
+        frozen = Net(net.params["extractor"], net.stats["extractor"])
+        features = training.each(lambda b: model.features(frozen, b.x, mask=b.mask)[0], data, batch=batch)
+        y = data.arrays.y[data.index]
+        local = ClientData(Examples(features, y), jnp.arange(len(y)), data.size)
+
+        def of(net, batch, key):
+            logits = classify(net.params, batch.x)
+            value = losses.cross_entropy(logits, batch.y, batch.mask)
+            return value, training.Aux(net.stats, training.classified(value, logits, batch))
+
+        chosen = training.under("transform", "prompts")
+        return training.fit(of, scaled(task.round), epochs=transform_epochs, batch=batch, trainable=chosen)(net, local, key)
+
+    def train(net, data, key):
+        model_leaves = ("extractor", "transform", "head")
+        if not alternate:
+            everything = (*model_leaves, "prompts"), ("extractor", "transform", "projection", "contrast_prompts")
+            return phase(*everything, transform_epochs + model_epochs)(net, data, key)
+        aligned = training.Fitted(net, (), None)
+        if transform_epochs and not con.on and statistics == "evaluate":
+            aligned = transformed(net, data, key)
+        elif transform_epochs:
+            first = phase(("transform", "prompts"), ("extractor", "transform", "projection"), transform_epochs)  # Eq. 4, 8
+            aligned = first(net, data, key)
+        if not model_epochs:
+            return aligned
+        second = phase(model_leaves, ("contrast_prompts", "transform"), model_epochs)  # Eq. 5, 9
+        trained = second(aligned.net, data, jax.random.fold_in(key, _PHASE_2))
+        return trained if aligned.sums is None else trained._replace(sums=optax.tree.add(aligned.sums, trained.sums))
+
+    def client_update(sent, client, data, key):
+        trained = train(whole(sent, client), data, key)
+        shared, client = apart(trained.net, sent, client)
+        delta = optax.tree.sub(shared._replace(net=travelling(shared.net)), sent._replace(net=travelling(sent.net)))
+        return ClientOutput(client, delta, trained.sums, local=(shared, client))
+
+    def server_init(key):
+        net, (tau, h_rho) = model.init(key), jax.random.split(jax.random.fold_in(key, 1))
+        projection = ()
+        if con.on:
+            of, at = jax.random.split(h_rho)
+            draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1) / d**0.5
+            projection = {"kernel": draw(of, (d, con.size)), "bias": draw(at, (con.size,))}
+        return Shared(net, transform_init(tau, d), projection)
+
+    def client_init(key, server, client_id):
+        own = jax.random.fold_in(jax.random.fold_in(key, _PROMPTS), client_id)
+        p_kappa, p_rho = (
+            0.02 * jax.random.normal(jax.random.fold_in(own, i), (n, d)) for i, n in enumerate((prompts, con.prompts))
+        )
+        moco = ()
+        if con.on:
+            queue = losses.unit(jax.random.normal(jax.random.fold_in(own, _QUEUE), (con.queue, con.size)))
+            copy = Net(extractor(server.net), server.net.stats)
+            tau = server.transform if con.momentum_transform else ()
+            moco = Moco(p_rho, copy, server.projection, tau, queue, jnp.zeros((), jnp.int32))
+        return Personal(p_kappa, moco, server.net.params["head"] if own_head else ())
+
+    def server_update(server, delta, cohort, key):
+        moved = optax.tree.add(server._replace(net=travelling(server.net)), delta)
+        head = server.net.params["head"] if own_head else moved.net.params["head"]
+        return moved._replace(net=Net(moved.net.params | {"head": head}, moved.net.stats)), {}
+
+    def personal(sent, client, x):
+        net = whole(sent, client)
+        f, _ = model.features(Net(net.params["extractor"], net.stats["extractor"]), x)
+        f_k, attention = attend(sent.transform, f, client.prompts, heads, residual)
+        out = {
+            "logits": model.head(Net({"head": net.params["head"]}), f_k),
+            "features": f_k,
+            "extractor": f,
+            "attention": attention,
+        }
+        if con.on:
+            out["contrast"], out["contrast_attention"] = attend(sent.transform, f, client.contrast.prompts, heads, residual)
+        return out
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=mean,
+        predict={"personal": personal},
+        client_init=client_init,
+    )
+
+
+def _contrast(given: Mapping[str, Any] | None) -> Contrast:
+    con = by_name.options("contrast", Contrast(), given)
+    for name, found in (("queue", con.queue), ("size", con.size), ("temperature", con.temperature)):
+        if not found > 0:
+            raise ValueError(f"contrast.{name}={found} must be positive")
+    if not 0 <= con.momentum <= 1:
+        raise ValueError(f"contrast.momentum={con.momentum} must lie in [0, 1]")
+    return con
+
+
+def _strengths(round: Array | int, con: Contrast) -> tuple[Array | float, Array | float]:  # noqa: A002
+    """Weights of CE and L_Con in a round."""
+    if not con.first:
+        return 1.0, 1.0
+    contrasting = jnp.asarray(round < con.first, jnp.float32)
+    return 1 - contrasting, contrasting
