@@ -33,6 +33,7 @@ from methods.fedrod import fedrod
 from methods.fedskc import fedskc
 from methods.local import local
 from methods.moon import moon
+from methods.pfedgate import pfedgate
 from methods.pfedpt import pfedpt
 from methods.pfedsd import pfedsd
 from methods.scaffold import scaffold
@@ -59,6 +60,7 @@ METHODS: dict[str, Any] = {
     "fedamp": functools.partial(fedamp, alpha=0.1, sigma=0.5, rho=0.7, epochs=2, batch=BATCH),
     "fedamp_cosine": functools.partial(fedamp, attention="cosine", sigma=2.0, own_weight=0.3, epochs=2, batch=BATCH),
     "pfedsd": functools.partial(pfedsd, lam=0.5, temperature=2.0, epochs=2, batch=BATCH),
+    "pfedgate": functools.partial(pfedgate, sparsity=0.5, epochs=2, batch=BATCH),
     "fedcac": functools.partial(fedcac, tau=0.4, beta=4, epochs=2, batch=BATCH),
     "pfedpt": functools.partial(pfedpt, pad=1, prompt_epochs=1, prompt_lr=0.3, epochs=2, batch=BATCH),
     "fedavg_linear": functools.partial(fedavg_linear, epochs=2, batch=BATCH),

@@ -1,0 +1,198 @@
+"""pFedGate: a small gate of the client's own weighs the blocks of the shared network, and drops the least of them.
+
+Chen, Yao, Gao, Ding, Li. Efficient Personalized Federated Learning via Sparse Model-Adaptation. ICML 2023.
+https://arxiv.org/abs/2305.02776
+
+  paper       here         meaning
+  theta_g     theta        the shared network, the server's
+  phi_i       gate         gating layer of client i, which never travels: inputs [B, D_in] -> a [B, L], one number per block
+  B           blocks       blocks that a tensor is cut into; L in all
+  s_i         sparsity     share of the parameters that the client can afford
+  M_i         mask         what the blocks are multiplied by:   M_l = t_l k_l,   theta_i = theta_g * M_i
+  s, t        score        mean over the batch of sigmoid(a): importance of a block, and its weight
+  k_l         keep         1 for the blocks that are kept: the first of every tensor, then by importance while they fit
+
+The gate normalises its inputs and outputs over the batch. Dense layers and all others have budgets of their own. k has no gradient;
+that of the importance goes straight through. Gate and network move together, each gradient clipped to norm `clip`.
+
+Departures: batch normalisation before the gate, not the switchable one; one head gives importance and weight, as in the authors'
+code; no diversity term, whose weight is 0 there. A client's model is fixed by the gate's mean over its training rows, in evaluation
+mode, not anew by every test batch: a score does not depend on how test rows are batched. The mean is taken over the cohort.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from fedjax_core import aggregators, losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.nn.layers import BatchNorm
+from fedjax_core.task import Task
+
+
+def pfedgate(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    sparsity: float = 0.5,
+    blocks: int = 5,
+    clip: float = 10.0,
+    epochs: int = 1,
+    batch: int = 64,
+    weights: str = "samples",
+) -> Algorithm:
+    """Builds pFedGate (Algorithm 1, with gate and network trained together).
+
+    Args:
+      task: networks and population; its `shape` must be told.
+      optimizer: local optimiser of gate and network, its state made anew every round.
+      sparsity: s, in (0, 1]; 1 keeps all blocks.
+      blocks: at most so many per tensor.
+      clip: largest norm of the network's gradient, and of the gate's.
+      epochs: local epochs.
+      batch: B.
+      weights: "samples" or "uniform".
+
+    Returns:
+      The algorithm; a client keeps its gate.
+
+    Raises:
+      ValueError: the task does not tell its inputs' shape, or an argument is out of range.
+    """
+    if task.shape is None:
+        raise ValueError("task.shape=None: pfedgate must know the shape of an example; pass of_model(..., shape=...)")
+    if not (0 < sparsity <= 1 and blocks >= 1 and clip > 0):
+        raise ValueError(f"sparsity={sparsity} must lie in (0, 1], blocks={blocks} be at least 1, clip={clip} be positive")
+    model, shape = task.model, task.shape
+    cut = layout(jax.eval_shape(model.init, jax.random.key(0)).params, blocks)
+    least = min(max(1 / blocks, 0.1), sparsity)
+    gate = nnx.split(nnx.eval_shape(lambda: Gate(shape, len(cut.size), rngs=nnx.Rngs(0))), nnx.Param, nnx.BatchStat)[0]
+
+    def opened(net, x, mask, train):
+        """sigmoid(a) [B, L] and the gate's statistics."""
+        module = nnx.merge(gate, net.params, net.stats)
+        a = module(x.astype(jnp.float32).reshape(len(x), *shape), batch=train, mask=mask)
+        return jax.nn.sigmoid(a), nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
+
+    def gated(theta, t):
+        """theta * M for mean gate values t [L]."""
+        if sparsity == 1:
+            return cut.apply(theta, t)
+        s = jnp.maximum(t, least)
+        kept = jax.lax.stop_gradient(keep(s, cut, sparsity, least))
+        return cut.apply(theta, t * kept * (1 + s - jax.lax.stop_gradient(s)))
+
+    def loss(net, batch, key):
+        values, gate_stats = opened(Net(net.params["gate"], net.stats["gate"]), batch.x, batch.mask, True)
+        t = jnp.sum(values * batch.mask[:, None], 0) / jnp.maximum(jnp.sum(batch.mask), 1)
+        theta = Net(gated(net.params["network"], t), net.stats["network"])
+        outputs, stats = model.apply(theta, batch.x, key, train=True, mask=batch.mask)
+        value = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+        sums = training.classified(value, outputs["logits"], batch)
+        return value, training.Aux({"network": stats, "gate": gate_stats}, sums)
+
+    clipped = optax.clip_by_global_norm(clip)
+    each = optax.partition({"network": clipped, "gate": clipped}, {"network": "network", "gate": "gate"})
+    train = training.fit(loss, optax.chain(each, optimizer(task.round)), epochs=epochs, batch=batch)
+
+    def personalise(theta, mine, data, key):
+        del key
+        total, rows = training.accumulate(
+            lambda b: (jnp.sum(opened(mine, b.x, b.mask, False)[0] * b.mask[:, None], 0), jnp.sum(b.mask)), data, batch=batch
+        )
+        return theta._replace(params=gated(theta.params, total / jnp.maximum(rows, 1))), mine
+
+    def client_update(theta, mine, data, key):
+        start = Net({"network": theta.params, "gate": mine.params}, {"network": theta.stats, "gate": mine.stats})
+        (params, stats), _, sums = train(start, data, key)
+        new, mine = Net(params["network"], stats["network"]), Net(params["gate"], stats["gate"])
+        return ClientOutput(mine, optax.tree.sub(new, theta), sums, local=personalise(new, mine, data, key))
+
+    def client_init(key, server, client_id):
+        _, params, stats = nnx.split(Gate(shape, len(cut.size), rngs=nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat)
+        return Net(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
+
+    return Algorithm(
+        server_init=model.init,
+        client_update=client_update,
+        server_update=lambda theta, delta, cohort, key: (optax.apply_updates(theta, delta), {}),
+        collect=aggregators.mean(aggregators.weights(weights)),
+        predict={"personal": lambda theta, mine, x: model.apply(theta, x)[0]},
+        client_init=client_init,
+        personalise=personalise,
+    )
+
+
+class Gate(nnx.Module):
+    """Batch normalisation (by channel, or of a vector by entry), a linear layer to the blocks, batch normalisation."""
+
+    def __init__(self, shape: tuple[int, ...], blocks: int, *, rngs: nnx.Rngs):
+        self.first, self.last = BatchNorm(shape[-1]), BatchNorm(blocks)
+        self.dense = nnx.Linear(int(np.prod(shape)), blocks, rngs=rngs)
+
+    def __call__(self, x: Array, *, batch: bool, mask: Array | None) -> Array:
+        """[B, ...] -> [B, L]."""
+        x = self.first(x, batch=batch, mask=mask)
+        return self.last(self.dense(x.reshape(len(x), -1)), batch=batch, mask=mask)
+
+
+class Layout(NamedTuple):
+    """How parameters are cut into L blocks, tensor by tensor, of consecutive entries.
+
+    Attributes:
+      size: [L] entries of each block.
+      first: [L] whether it is the first of its tensor.
+      dense: [L] whether its layer has a kernel of two axes.
+      pieces: per tensor, the number of blocks and the length of all but the last.
+    """
+
+    size: np.ndarray
+    first: np.ndarray
+    dense: np.ndarray
+    pieces: list[tuple[int, int]]
+
+    def apply(self, params: PyTree, weight: Array) -> PyTree:
+        """Every block times its weight [L]."""
+        leaves, structure = jax.tree.flatten(params)
+        ends = np.cumsum([number for number, _ in self.pieces])
+        parts = [
+            jnp.repeat(weight[end - number : end], length)[: leaf.size].reshape(leaf.shape) * leaf
+            for leaf, end, (number, length) in zip(leaves, ends, self.pieces, strict=True)
+        ]
+        return jax.tree.unflatten(structure, parts)
+
+
+def layout(params: PyTree, blocks: int) -> Layout:
+    """Cuts each tensor into min(blocks, size) pieces of equal length, rounded up: into fewer if these suffice."""
+    named = jax.tree_util.tree_leaves_with_path(params)
+    kernels = {path[:-1]: leaf for path, leaf in named if path[-1].key == "kernel"}
+    size, first, dense, pieces = [], [], [], []
+    for path, leaf in named:
+        length = -(-leaf.size // min(blocks, leaf.size))
+        number = -(-leaf.size // length)
+        pieces.append((number, length))
+        size += [length] * (number - 1) + [leaf.size - length * (number - 1)]
+        first += [True] + [False] * (number - 1)
+        dense += [path[:-1] in kernels and kernels[path[:-1]].ndim == 2] * number
+    return Layout(np.array(size), np.array(first), np.array(dense), pieces)
+
+
+def keep(importance: Array, cut: Layout, sparsity: float, least: float) -> Array:
+    """Which blocks are kept, [L] of 0 and 1: the first of every tensor; then, in each group, those that still fit its budget, by
+    importance in tenths (ties: as they lie)."""
+    groups = cut.dense.astype(int)
+    rest = np.where(cut.first, 0, cut.size)
+    budget = np.round((sparsity - least) * np.array([rest[groups == g].sum() for g in (0, 1)])).astype(np.int32)
+    order = jnp.argsort(jnp.where(cut.first, -jnp.inf, -jnp.round(10 * importance)), stable=True)
+    size, group = jnp.asarray(rest, jnp.int32), jnp.asarray(groups)
+
+    def visit(room, block):
+        fits = size[block] <= room[group[block]]
+        return room.at[group[block]].add(jnp.where(fits, -size[block], 0)), fits
+
+    fits = jax.lax.scan(visit, jnp.asarray(budget), order)[1]
+    return jnp.zeros(len(rest)).at[order].set(fits.astype(jnp.float32))
