@@ -28,9 +28,9 @@ Settings of the ablation: II alternate=False; III the default; IV contrast.promp
 contrast.prompts=0; VII alternate=False and contrast.prompts=0; VIII alternate=False (I is FedAvg). Two stages: VIII with
 contrast.first rounds of L_Con alone, then CE alone.
 
-Departures and what the papers leave open: tau has 4 D^2 weights and no bias, as their counts say, one head and no residual; only its
-first output is used, so only that is computed; its initialisation is PyTorch's of such a layer. Prompts start at N(0, 0.02^2), each
-client's own. Eq. 3 prints a second logarithm. CE sees the plain images. In phase 1 of FedPFT nothing of phi moves and its batch
+Departures and what the papers leave open: tau has 4 D^2 weights and no bias, as their counts say, one head and no residual; only
+its first output is used, so only that is computed; it starts as PyTorch's does. Prompts start at N(0, 0.02^2), each client's own.
+Eq. 3 prints a second logarithm. CE sees the plain images. In phase 1 of FedPFT nothing of phi moves and its batch
 normalisation runs in evaluation mode, so that its features are computed once (statistics="train" is the other reading). The
 momentum copies, their batch statistics and the queue stay with the client between rounds; the keys use the current tau (a copy
 of its own with contrast.momentum_transform). Rows of a short batch that are padding never enter the queue.
@@ -111,7 +111,7 @@ class Contrast(NamedTuple):
       size: P, of the projection.
       momentum: of the copies.
       temperature: of the loss.
-      augment: the two views, see `augment.py`.
+      augment: the two views, see `augment.py`; "": the examples as they are.
       momentum_transform: whether the keys use a momentum copy of tau.
       first: so many rounds of L_Con alone, then none; 0: both losses in all rounds.
     """
@@ -235,7 +235,7 @@ def fedpft(
     d = width(model)
     if d % heads:
         raise ValueError(f"heads={heads} must divide the {d} features of the network")
-    views = augment.augmented(model, con.augment) if con.on else model
+    views = augment.augmented(model, con.augment) if con.on and con.augment else model
     mean = aggregators.mean(aggregators.weights(weights))
 
     def scaled(round):  # noqa: A002

@@ -24,6 +24,7 @@ from methods.fedhe import fedhe
 from methods.fednh import fednh
 from methods.fedopt import fedopt
 from methods.fedper import fedper
+from methods.fedpft import fedpft
 from methods.fedproto import fedproto
 from methods.fedproto_g import fedproto_g
 from methods.fedprox import fedprox
@@ -50,6 +51,14 @@ METHODS: dict[str, Any] = {
     "centralized": functools.partial(centralized, epochs=2, batch=BATCH),
     "fedhe": functools.partial(fedhe, epochs=2, batch=BATCH),
     "fedhe_mixed": functools.partial(fedhe, epochs=2, batch=BATCH),
+    "fedpft": functools.partial(fedpft, prompts=3, transform_epochs=2, batch=BATCH),
+    "fedpft_con": functools.partial(
+        fedpft,
+        prompts=3,
+        transform_epochs=2,
+        batch=BATCH,
+        contrast={"on": True, "prompts": 2, "queue": 6, "size": 4, "augment": ""},
+    ),
     "fedskc": functools.partial(fedskc, epochs=2, batch=BATCH),
     "fedskc_printed": functools.partial(fedskc, epochs=2, batch=BATCH, variant="printed"),
     "fedskc_released": functools.partial(fedskc, epochs=2, batch=BATCH, variant="released", lcl={"ramp": 2}),
