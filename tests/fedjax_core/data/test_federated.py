@@ -141,6 +141,18 @@ def test_long_tail_comes_first_and_spares_the_test_set():
     assert [set(rows % 2) for rows in by_domain.train_index] == [{0}, {1}]
 
 
+def test_long_tails_of_real_images_leave_the_test_set_balanced(shared_data):
+    """The profile of Cao et al. 2019 on CIFAR-10; its test split is trained on here, 1,000 images of each class."""
+    whole = sources.load("tfds:cifar10", shared_data, train="test", test="train[:500]")
+    balanced = whole._replace(test=whole.train)
+    for rho in (10, 50, 100):
+        data = federated.federate(balanced, {"name": "dirichlet", "alpha": 0.2}, 20, 0, long_tail=rho)
+        assert data.label_table.sum(0).tolist() == [int(1000 * rho ** (-j / 9) + 1e-9) for j in range(10)]
+        assert data.label_table.sum(0)[-1] == 1000 // rho
+        assert data.test_label_table.sum(0).tolist() == [1000] * 10
+        assert data.test is balanced.test
+
+
 @LIGHT
 @given(st.integers(1, 8), st.integers(0, 10_000), st.floats(0, 0.95))
 def test_holdout_takes_a_part_of_each_client(clients, seed, fraction):

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import shutil
+import string
 import struct
 import subprocess
 import sys
@@ -150,6 +151,78 @@ def test_cifar_labels_beyond_the_names_are_refused(tmp_path):
         sources.read_cifar("cifar10", SMALL10, tmp_path, "fine")
 
 
+# -- classes that are not trained on
+
+CIFAR100 = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+    forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+    mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+    sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree
+    wolf woman worm
+"""
+FC100_TEST = """
+    beaver dolphin otter seal whale    bee beetle butterfly caterpillar cockroach    fox porcupine possum raccoon skunk
+    baby boy girl man woman
+"""  # aquatic mammals, insects, medium mammals, people
+FC100_VALIDATION = """
+    bear leopard lion tiger wolf    camel cattle chimpanzee elephant kangaroo    crab lobster snail spider worm
+    hamster mouse rabbit shrew squirrel
+"""  # large carnivores, large omnivores and herbivores, invertebrates but insects, small mammals
+
+
+@pytest.mark.parametrize(("test", "unseen"), [("test", FC100_TEST), ("validation", FC100_VALIDATION)])
+def test_fc100_divides_the_classes_by_superclass(tmp_path, monkeypatch, test, unseen):
+    spec = sources.CIFAR100._replace(parts={"train.bin": 300, "test.bin": 100})
+    monkeypatch.setattr(sources, "CIFAR100", spec)
+    files, *parts = cifar_files(spec)
+    files["fine_label_names.txt"] = "\n".join(CIFAR100.split()).encode()
+    write_folder(tmp_path, spec, files)
+    x = np.concatenate([part[0] for part in parts])
+    names = [CIFAR100.split()[c] for part in parts for c in part[1][:, 1]]
+    data = sources.load("fc100", tmp_path, test=test)
+    others = {*FC100_TEST.split(), *FC100_VALIDATION.split()}
+    assert data.class_names == (*(n for n in CIFAR100.split() if n not in others), *sorted(unseen.split()))
+    assert len(data.class_names) == 80
+    rows = [[i for i, n in enumerate(names) if n not in others], [i for i, n in enumerate(names) if n in unseen.split()]]
+    y = [[data.class_names.index(names[i]) for i in part] for part in rows]
+    assert max(y[0]) < 60 <= min(y[1])
+    assert_same(data, x[rows[0]], y[0], x[rows[1]], y[1])
+
+
+def test_fc100_wants_all_of_cifar100_in_its_order(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"fc100: of='digits' has 10 classes, 0, 1, 2 \.\.\.: must have the 100 of CIFAR-100"):
+        sources.load("fc100", of="digits")
+    with pytest.raises(ValueError, match="unknown FC100 test 'train'; allowed: test, validation"):
+        sources.load("fc100", test="train")
+    with pytest.raises(FileNotFoundError, match=r"cifar-100-binary\.tar\.gz"):
+        sources.load("fc100", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"tfds:cifar100 is not prepared"):
+        sources.load("fc100", tmp_path, of="tfds:cifar100")
+    asked = {}
+    monkeypatch.setattr(sources, "load", lambda *args, **options: asked.update(options) or sources.digits())
+    with pytest.raises(ValueError, match="has 10 classes"):
+        sources.fc100(tmp_path, of="tfds:cifar100")
+    assert asked == {"label": "label"}  # not the superclass
+
+
+def test_unseen_classes_are_in_the_test_set_alone():
+    whole = sources.digits()
+    data = sources.load("unseen", of="digits", classes=(7, 0))
+    assert data.class_names == tuple("12345689" + "07")
+    assert data.name == "digits_unseen"
+    x, y = np.concatenate([whole.train.x, whole.test.x]), np.concatenate([whole.train.y, whole.test.y])
+    seen, rest = np.flatnonzero((y != 0) & (y != 7)), np.flatnonzero((y == 0) | (y == 7))
+    assert_same(data, x[seen], ["12345689".index(str(c)) for c in y[seen]], x[rest], [8 if c == 0 else 9 for c in y[rest]])
+
+
+@pytest.mark.parametrize("classes", [(), (10,), (-1, 2), (3, 3), tuple(range(10))])
+def test_unseen_classes_are_some_of_those_there_are(classes):
+    with pytest.raises(ValueError, match=r"unseen: classes=\(.*\): must be some, not all, of the labels 0 to 9 of 'digits'"):
+        sources.load("unseen", of="digits", classes=classes)
+
+
 # -- MNIST and EMNIST
 
 
@@ -224,6 +297,27 @@ def test_emnist_is_upright(tmp_path, how):
     assert len(data.class_names) == 47
     with pytest.raises(ValueError, match="emnist balanced: 20 training and 6 test rows, published are 112800 and 18800"):
         sources.load("emnist", tmp_path)
+
+
+@pytest.mark.parametrize(("split", "number"), [("byclass", 62), ("bymerge", 47)])
+def test_emnist_by_class_and_by_merge_on_real_characters(tmp_path, shared_data, split, number):
+    """A sample of the set, written as the published files: by merge, 15 small letters count as capitals."""
+    with np.load(shared_data / "emnist_byclass_sample.npz") as file:
+        arrays = {key: file[key] for key in file.files}
+    names = np.array([*string.digits, *string.ascii_uppercase, *string.ascii_lowercase])
+    assert names.tolist() == arrays["class_names"].tolist()
+    merged = {c: c.upper() for c in "cijklmopsuvwxyz"} if split == "bymerge" else {}
+    order = [c for c in names if c not in merged]  # of the labels in the files
+    upright, labels = [], []
+    for part in ("train", "test"):
+        upright.append(arrays[f"{part}_images"])
+        labels.append(np.array([order.index(merged.get(c, c)) for c in names])[arrays[f"{part}_labels"]])
+        (tmp_path / f"emnist-{split}-{part}-images-idx3-ubyte").write_bytes(idx(upright[-1].swapaxes(1, 2)))
+        (tmp_path / f"emnist-{split}-{part}-labels-idx1-ubyte").write_bytes(idx(labels[-1]))
+    data = sources.read_emnist(tmp_path, split, [(40_000, 8_000)])
+    assert_same(data, upright[0][..., None], labels[0], upright[1][..., None], labels[1])
+    assert data.class_names == tuple(order)
+    assert np.unique(data.train.y).tolist() == list(range(number))
 
 
 def test_emnist_letters_start_at_zero(tmp_path):
