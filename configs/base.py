@@ -64,6 +64,8 @@ def get_config(variant: str = "small") -> Any:
     config.data.test_split = placeholder(str)  # each client's own test rows: "proportional", "matched", "all", "partition"
     config.data.test_examples = placeholder(int)  # for "matched"
 
+    config.task = "classification"  # or "episodes(way=5, shot=5, query=15)", of unseen classes: fedjax_core/episodes.py
+
     config.cohort = ConfigDict()
     config.cohort.fraction = 0.4
     config.cohort.size = placeholder(int)  # a number of clients, instead of the fraction

@@ -50,11 +50,13 @@ class ClientData(NamedTuple):
       arrays: Examples with leaves [rows, ...]: the whole data set, on the device once, shared by all clients, never mapped.
       index: [M] this client's rows, padded to the population's largest client; the padding may hold any valid row.
       size: [] how many of them are real.
+      draw: (data, key) -> a minibatch, in place of those of shuffled rows; hashable, and a pytree without leaves. None: none.
     """
 
     arrays: PyTree
     index: Array
     size: Array
+    draw: Callable | None = None
 
 
 class Cohort(NamedTuple):

@@ -20,13 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import cohort as cohorts
-from fedjax_core import losses, metrics, parallel
+from fedjax_core import losses, metrics, parallel, training
 from fedjax_core.algorithm import Algorithm, Array, ClientData, Cohort, Examples, PyTree, Reduce
 from fedjax_core.data.federated import FederatedData, padded, pooled
+from fedjax_core.episodes import Episodes, assemble
 from fedjax_core.task import Task
 
 Build = Callable[[Task], Algorithm]
 Result = TypeVar("Result")
+Batches = tuple[Any, Callable[[Array], training.Batch]]  # how many there are, and each by its number
 STREAMS = {"init": 0, "prepare": 1, "cohort": 2, "dropout": 3, "client": 4, "server": 5, "personalise": 6}
 SCOPES = ("global", "own", "post_local", "all")
 
@@ -73,7 +75,7 @@ class Evaluation(NamedTuple):
       test/<model>/all/accuracy/<statistic>       each client's model on the whole test set ("all")
 
     <model> is a predictor of the method ("global", "personal"); <statistic> is mean (unweighted over clients), weighted (by test
-    examples), lowest, highest.
+    examples), lowest, highest. With episodes, "the whole test set" is the test episodes.
 
     Attributes:
       scopes: which of the above.
@@ -111,6 +113,7 @@ class Held(NamedTuple):
       places: per group, [N + 1], where in the group's store each client's state stands; the store's length for those outside.
       train, test: the data sets.
       index, size: [N, M] and [N], each client's rows of `train`; `test_index`, `test_size`: of `test`.
+      tests: rows of the test episodes (`Episodes.fixed`); `()` without episodes.
     """
 
     tasks: tuple[PyTree, ...]
@@ -121,6 +124,7 @@ class Held(NamedTuple):
     test: Examples
     test_index: Any
     test_size: Any
+    tests: Any = ()
 
 
 class Diverged(FloatingPointError):
@@ -148,6 +152,7 @@ class Simulation:
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         hold: str = "device",
         dispatch: int = 10,
+        episodes: Episodes | None = None,
     ):
         """Checks everything that can be checked without training.
 
@@ -160,6 +165,7 @@ class Simulation:
           evaluation: what is scored.
           hold: "device" or "host": where client states are kept. On the host one round is one dispatch.
           dispatch: the most rounds that run in one dispatch.
+          episodes: how minibatches and tests are drawn, for networks made by `episodes.prototypical`; None: plain examples.
 
         Raises:
           ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -184,7 +190,13 @@ class Simulation:
                 raise ValueError(f"evaluation.scopes has {scope!r}, which is not one of {', '.join(SCOPES)}")
         if evaluation.batch < 1 or (evaluation.clients is not None and evaluation.clients < 1) or dispatch < 1:
             raise ValueError("evaluation.batch, evaluation.clients and dispatch must be at least 1")
+        if episodes is not None and (without := {"own", "post_local"} & set(evaluation.scopes)):
+            raise ValueError(
+                f"evaluation.scopes has {', '.join(map(repr, sorted(without)))}, but clients have no test episodes of their own; "
+                "with episodes it may have 'global', 'all'"
+            )
         self.groups, self.data, self.dropout, self.evaluation = tuple(groups), data, dropout, evaluation
+        self.episodes = episodes
         self.population, self.hold, self.dispatch = population, hold, dispatch
         self.cohort = cohorts.number(cohort, population)
         self._stores: list[cohorts.HostStore] | None = None
@@ -203,7 +215,12 @@ class Simulation:
         places = tuple(np.full(self.population + 1, len(group.clients), np.int32) for group in self.groups)
         for at, group in zip(places, self.groups, strict=True):
             at[group.clients] = np.arange(len(group.clients))
-        return Held(tasks, places, self.data.train, index, size, self.data.test, test_index, test_size)
+        tests = () if self.episodes is None else self.episodes.fixed(np.asarray(self.data.test.y))
+        return Held(tasks, places, self.data.train, index, size, self.data.test, test_index, test_size, tests)
+
+    def _rows_of(self, held: Held, i: Array | int, size: Array) -> ClientData:
+        """Client i's data, or none of it where `size` is 0."""
+        return ClientData(held.train, held.index[i], size, self.episodes)
 
     def _algorithm(self, group: int, held: Held, round: Array | int) -> Algorithm:  # noqa: A002
         return self.groups[group].build(self.groups[group].task.bind(held.tasks[group], round))
@@ -219,12 +236,20 @@ class Simulation:
             server = algorithm.server_init(key)
             sent = algorithm.broadcast(server, i)
             client = algorithm.client_init(key, server, i)
-            out = algorithm.client_update(sent, client, ClientData(held.train, held.index[0], held.size[0]), key)
+            out = algorithm.client_update(sent, client, self._rows_of(held, 0, held.size[0]), key)
             return server, sent, client, out
 
         shapes = []
         for g, group in enumerate(self.groups):
-            server, sent, client, out = jax.eval_shape(functools.partial(traced, g), held, zero)
+            try:
+                server, sent, client, out = jax.eval_shape(functools.partial(traced, g), held, zero)
+            except KeyError as error:
+                if self.episodes is None or error.args != ("logits",):
+                    raise
+                raise ValueError(
+                    f"group {group.name!r}: the method reads logits of plain examples, which a prototypical network does not have; "
+                    "with episodes choose a method, or an option of it, that reads features"
+                ) from None
             _same(client, out.state, f"group {group.name!r}: client_update must return the client's state as client_init made it")
             if shapes:
                 _same(
@@ -351,7 +376,7 @@ class Simulation:
         there = client.examples > 0
         i = jnp.minimum(client.ids, self.population - 1)
         sent = algorithm.broadcast(server, i)
-        data = ClientData(held.train, held.index[i], client.examples)
+        data = self._rows_of(held, i, client.examples)
         out = algorithm.client_update(sent, state, data, jax.random.fold_in(self._key(key, "client", round), i))
         reduces, parts = _parts(algorithm.collect, out.uplink)
         lifted = [r.lift(part, client) for r, part in zip(reduces, parts, strict=True)]
@@ -366,8 +391,8 @@ class Simulation:
         stacked = stacks, only_if_there(out.state, state), jnp.where(finite, -1, i)
         if scored:
             local = (sent, out.state) if out.local is None else out.local
-            own = held.test_index[i], jnp.where(there, held.test_size[i], 0)
-            stacked += (self._score(_predictors(algorithm, local, local), held.test, own),)
+            own = self._batches(held.test, held.test_index[i], jnp.where(there, held.test_size[i], 0))
+            stacked += (self._score(_predictors(algorithm, local, local), own),)
         return (adds, said), stacked
 
     def _rounds_program(self, held: Held, state: State, n: Array, scored: bool):
@@ -511,38 +536,51 @@ class Simulation:
 
     # ------------------------------------------------------------------------------------------------ scores
 
-    def _score(self, predictors: dict[str, Callable], test: Examples, where: tuple[Array, Array]):
-        """Predictors (x -> outputs) on the test rows `where` = (index [M], size): {predictor: {"loss", "accuracy"}: pairs}."""
-        index, size = where
+    def _batches(self, test: Examples, index: Array, size: Array | int) -> Batches:
+        """The first `size` of the test rows `index` [M]."""
         rows = index.shape[0]
         b = max(1, min(self.evaluation.batch, rows))
         index = jnp.pad(index, (0, -rows % b))
 
-        def batch(i, sums):
+        def batch(i):
             at = i * b + jnp.arange(b)
-            x, y = jax.tree.map(lambda a: a[index[at]], test)
-            new = {name: _pairs(predict(x), y, at < size) for name, predict in predictors.items()}
-            return jax.tree.map(jnp.add, sums, new)
+            return training.take(test, index[at], at < size)
+
+        return -(-size // b), batch
+
+    def _whole_test(self, held: Held) -> tuple[int, Callable[[Array], training.Batch]]:
+        """The whole test set, or the test episodes."""
+        if self.episodes is None:
+            n = len(jax.tree.leaves(held.test.y)[0])
+            return self._batches(held.test, jnp.arange(n, dtype=jnp.int32), n)
+        support, query = held.tests
+        real = jnp.ones(support.shape[1:], bool), jnp.ones(query.shape[1:], bool)
+        return len(support), lambda i: assemble(held.test, support[i], query[i], *real)
+
+    def _score(self, predictors: dict[str, Callable], batches: Batches):
+        """Predictors (x -> outputs) on test batches: {predictor: {"loss", "accuracy"}: pairs}."""
+        number, batch = batches
+
+        def add(i, sums):
+            x, y, mask = batch(i)
+            return jax.tree.map(jnp.add, sums, {name: _pairs(predict(x), y, mask) for name, predict in predictors.items()})
 
         pair = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
         zero = {name: {"accuracy": pair, "loss": pair} for name in predictors}
-        return jax.lax.fori_loop(0, -(-size // b), batch, zero)
+        return jax.lax.fori_loop(0, number, add, zero)
 
     def _global_program(self, held: Held, server: PyTree, round: Array):  # noqa: A002
         """The server's model on the whole test set, its batches spread like clients."""
         algorithm = self._algorithm(0, held, round)
         predict = algorithm.predict["global"]
-        n = len(jax.tree.leaves(held.test.y)[0])
-        b = min(self.evaluation.batch, n)
-        plan = self.plan._replace(chunk=1)
-        rows = jnp.arange(parallel.slots(-(-n // b), plan) * b).reshape(-1, b)
+        plan, number = self.plan._replace(chunk=1), self._whole_test(held)[0]
 
-        def one(shared, rows):
-            test, server = shared
-            x, y = jax.tree.map(lambda a: a[jnp.minimum(rows, n - 1)], test)
-            return _pairs(predict(algorithm.broadcast(server, jnp.int32(0)), (), x), y, rows < n), ()
+        def one(shared, i):
+            held, server = shared
+            x, y, mask = self._whole_test(held)[1](jnp.minimum(i, number - 1))
+            return _pairs(predict(algorithm.broadcast(server, jnp.int32(0)), (), x), y, mask & (i < number)), ()
 
-        return parallel.map_clients(one, (held.test, server), rows, plan=plan, on=self.mesh)[0]
+        return parallel.map_clients(one, (held, server), jnp.arange(parallel.slots(number, plan)), plan=plan, on=self.mesh)[0]
 
     def _clients_program(self, g: int, held: Held, state: State, initial: PyTree, ids: Array, rows: PyTree, touched: Array):
         """Scores of the clients `ids` [E]: {"own": {predictor: {"loss", "accuracy"}: pairs [E]}, "all": ...}."""
@@ -558,13 +596,12 @@ class Simulation:
             predictors = _predictors(algorithm, plain, personal)
             scores = {}
             if "own" in self.evaluation.scopes:
-                own = held.test_index[i], jnp.where(there, held.test_size[i], 0)
-                scores["own"] = self._score(predictors, held.test, own)
+                own = self._batches(held.test, held.test_index[i], jnp.where(there, held.test_size[i], 0))
+                scores["own"] = self._score(predictors, own)
             predictors.pop("global", None)  # on the whole test set it is the same for all clients: scope "global" has it
             if "all" in self.evaluation.scopes and predictors:
-                n = len(jax.tree.leaves(held.test.y)[0])
-                everything = jnp.arange(n, dtype=jnp.int32), jnp.where(there, n, 0)
-                scores["all"] = self._score(predictors, held.test, everything)
+                number, batch = self._whole_test(held)
+                scores["all"] = self._score(predictors, (jnp.where(there, number, 0), batch))
             return (), scores
 
         shared = held, state.server, state.round, state.key
@@ -577,7 +614,7 @@ class Simulation:
             assert algorithm.prepare is not None
             there = i < self.population
             i = jnp.minimum(i, self.population - 1)
-            data = ClientData(held.train, held.index[i], jnp.where(there, held.size[i], 0))
+            data = self._rows_of(held, i, jnp.where(there, held.size[i], 0))
             sent = algorithm.broadcast(server, i)
             return (), algorithm.prepare(sent, client, data, jax.random.fold_in(self._key(key, "prepare", 0), i))
 
@@ -652,7 +689,7 @@ class Simulation:
         plain = algorithm.broadcast(server, i), client
         if algorithm.personalise is None:
             return plain, plain
-        data = ClientData(held.train, held.index[i], examples)
+        data = self._rows_of(held, i, examples)
         return plain, algorithm.personalise(*plain, data, jax.random.fold_in(self._key(key, "personalise", round), i))
 
     def _predict_program(self, g: int, held: Held, round: Array, name: str, holds: tuple[PyTree, PyTree], x: PyTree):  # noqa: A002

@@ -81,7 +81,8 @@ def fit(
     """Epochs of shuffled minibatches over one client's data.
 
     A short last batch is kept and weighed as it is. The shuffle draws one number per row from (key, epoch, row's place), so
-    padding is invisible, and the loop runs ceil(size / batch) steps with a traced bound: a small client costs only its own.
+    padding is invisible, and the loop runs ceil(size / batch) steps with a traced bound: a small client costs only its own. Where
+    the data have a `draw` (`episodes.py`), there are as many steps, and each step's minibatch is drawn with a key of its own.
 
     Args:
       loss: (net, batch, key) -> (value, Aux).
@@ -117,24 +118,32 @@ def fit(
 
             return jax.grad(of_trained, has_aux=True)(trained)
 
-        def step(i, carry, order, key, known):
-            trained, stats, state, sums = carry
+        def shuffled(key):
+            draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32))(places)
+            draws = jnp.where(places < data.size, draws, jnp.uint32(0xFFFFFFFF))
+            return jnp.argsort(draws, stable=True)  # padding last: it ties with no real row that stands before it
+
+        def minibatch(order, i):
+            if data.draw is not None:
+                return data.draw(data, jax.random.fold_in(order, i))
             start = i * b
             chosen = index[jax.lax.dynamic_slice_in_dim(order, start, b)]
-            minibatch = take(data.arrays, chosen, start + jnp.arange(b) < data.size)
-            grads, aux = gradient(trained, stats, minibatch, jax.random.fold_in(key, i), *known)
+            return take(data.arrays, chosen, start + jnp.arange(b) < data.size)
+
+        def step(i, carry, order, key, known):
+            trained, stats, state, sums = carry
+            grads, aux = gradient(trained, stats, minibatch(order, i), jax.random.fold_in(key, i), *known)
             updates, state = optimizer.update(grads, state, trained)
             return optax.apply_updates(trained, updates), aux.stats, state, jax.tree.map(jnp.add, sums, aux.sums)
 
         def epoch(e, carry):
             shuffle, steps = jax.random.split(jax.random.fold_in(key, e))
-            draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(shuffle, i), dtype=jnp.uint32))(places)
-            draws = jnp.where(places < data.size, draws, jnp.uint32(0xFFFFFFFF))
-            order = jnp.argsort(draws, stable=True)  # padding last: it ties with no real row that stands before it
-            known = before(*carry[:2], e)
+            order = shuffled(shuffle) if data.draw is None else shuffle
+            trained, stats, *_ = carry
+            known = before(trained, stats, e)
             return jax.lax.fori_loop(0, -(-data.size // b), lambda i, carry: step(i, carry, order, steps, known), carry)
 
-        first = take(data.arrays, index[:b], places[:b] < data.size)
+        first = jax.eval_shape(minibatch, places if data.draw is None else key, 0)
         known = jax.eval_shape(before, trained, net.stats, 0)
         aux = jax.eval_shape(gradient, trained, net.stats, first, key, *known)[1]
         sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), aux.sums)

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import methods
-from fedjax_core import augment, by_name, nn, parallel, training
+from fedjax_core import augment, by_name, episodes, nn, parallel, training
 from fedjax_core import cohort as cohorts
 from fedjax_core.algorithm import Examples
 from fedjax_core.checkpoint import Checkpoints
@@ -29,6 +29,7 @@ Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type c
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
 PROGRAMS = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
 STATISTICS = ("average", "local", "freeze")
+TASKS = {"classification": lambda: None, "episodes": episodes.Episodes}
 _NOT_METHODS = {"analyse", "experiment", "export", "main", "predict", "table", "tables"}
 
 
@@ -67,11 +68,18 @@ def dataset(config: Config) -> federated.FederatedData:
     )
 
 
-def network(spec: str, data: federated.FederatedData, statistics: str = "average") -> Model:
-    """A model for the data, its inputs normalised by the training set's mean and deviation per channel."""
+def network(spec: str, data: federated.FederatedData, statistics: str = "average", classes: int | None = None) -> Model:
+    """A model for the data, its inputs normalised by the training set's mean and deviation per channel.
+
+    Args:
+      spec: name and options, as in `config.models`.
+      data: to be classified.
+      statistics: as in configs.
+      classes: outputs of the head; None: as many as the data have.
+    """
     name, options = by_name.parse(spec)
     mean, std = scale(data.train)
-    return nn.build(name, data.classes, data.train.x.shape[1:], mean, std, statistics, **options)
+    return nn.build(name, classes or data.classes, data.train.x.shape[1:], mean, std, statistics, **options)
 
 
 def scale(examples: Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -102,9 +110,17 @@ def algorithm(config: Config) -> Build:
     return local_statistics(make) if config.statistics == "local" else make
 
 
+def few_shot(config: Config) -> episodes.Episodes | None:
+    """How episodes are drawn; None where the task is to classify plain examples."""
+    name, options = by_name.parse(config.task)
+    by_name.choose("task", name, TASKS)
+    return by_name.call(f"task {name!r}", TASKS[name], {}, options)
+
+
 def check(config: Config) -> None:
     """Raises what `build` would for a method, a setting of it, a model or a partition that there is not, without the data."""
     algorithm(config)
+    few_shot(config)
     for spec in config.models:
         by_name.choose("model", by_name.parse(spec)[0], nn.MODULES)
     if config.augment is not None:
@@ -127,16 +143,18 @@ def build(config: Config, data: federated.FederatedData | None = None) -> Simula
       ValueError, TypeError: the config asks for something that is not there or not possible; the message names it.
       FileNotFoundError: the data are not there; the message says where to get and put them.
     """
-    make = algorithm(config)
+    make, drawn = algorithm(config), few_shot(config)
     data = dataset(config) if data is None else data
     clients, models = np.arange(data.clients), tuple(config.models)
     if not 1 <= len(models) <= len(clients):
         raise ValueError(f"models={models} must be at least one, and no more than the {len(clients)} clients")
     groups = []
     for i, spec in enumerate(models):
-        model = network(spec, data, config.statistics)
+        model = network(spec, data, config.statistics, None if drawn is None else 1)
         if config.augment is not None:
             model = augment.augmented(model, config.augment)
+        if drawn is not None:
+            model = episodes.prototypical(model, data.classes)
         task = of_model(model, classes=data.classes, population=data.clients, shape=tuple(data.train.x.shape[1:]))
         groups.append(Group(f"{i}: {spec}", make, task, clients[i :: len(models)]))
     evaluation = config.evaluation
@@ -149,6 +167,7 @@ def build(config: Config, data: federated.FederatedData | None = None) -> Simula
         plan=_plan(config, data.clients if cohort is None else cohort, data.clients),
         evaluation=Evaluation(tuple(evaluation.scopes), evaluation.batch, evaluation.clients),
         hold=config.plan.hold,
+        episodes=drawn,
     )
 
 

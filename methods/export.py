@@ -46,6 +46,8 @@ def export(
       OSError: there is no run, its data are not there, or the file cannot be written.
     """
     config, simulation, state = experiment.load(run, done)
+    if experiment.few_shot(config) is not None:
+        raise ValueError(f"{run} was trained on {config.task}: its network has no classes of its own, and cannot be exported")
     view = simulation.view(state, client or 0)
     name = _chosen(config.method.name, view, client, model)
     data = simulation.data

@@ -325,9 +325,9 @@ def _divided(dataset: Dataset, train: np.ndarray, test: np.ndarray, name: str) -
     chosen = np.concatenate([train, test])
     label = np.full(len(dataset.class_names), -1, np.int32)
     label[chosen] = np.arange(len(chosen))
-    rows = [np.flatnonzero(np.isin(y, classes)) for classes in (train, test)]
-    arrays = [array for part in rows for array in (x[part], label[y[part]])]
-    return from_arrays(*arrays, [dataset.class_names[c] for c in chosen], name=name)
+    train_rows, test_rows = (np.flatnonzero(np.isin(y, classes)) for classes in (train, test))
+    names = [dataset.class_names[c] for c in chosen]
+    return from_arrays(x[train_rows], label[y[train_rows]], x[test_rows], label[y[test_rows]], names, name=name)
 
 
 MNIST_MD5 = {  # of the unpacked files
