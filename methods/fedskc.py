@@ -163,7 +163,7 @@ def contrast(
     positive = jnp.where(has, jnp.take_along_axis(jnp.where(known[None], s, 0), y[:, None], 1)[:, 0], 0)
     if own:
         mine = jax.lax.stop_gradient(logits)
-        positive = jnp.where(has, positive, jnp.sum(logits * mine, 1) / losses.lengths(logits) / losses.lengths(mine) / tau)
+        positive = jnp.where(has, positive, jnp.sum(losses.unit(logits) * losses.unit(mine), 1) / tau)
         has = jnp.ones_like(has)
     terms = jnp.concatenate([s, positive[:, None]], 1) if twice else s
     terms = jnp.where(has[:, None], terms, 0)  # no row of nothing but -inf

@@ -23,9 +23,15 @@ def length(v):
     return jnp.sqrt(jnp.sum(v * v))
 
 
+def cosine(a, b):
+    """0 if `a` is zero, as it is of a batch of one example and no bias."""
+    some = jnp.any(a != 0)
+    a = jnp.where(some, a, 1.0)
+    return jnp.where(some, jnp.dot(a, b) / (length(a) * length(b)), 0.0)
+
+
 def similarity(logits, j, knowledge, known):
-    c = jnp.where(known[j], knowledge[j], 1.0)
-    return jnp.dot(logits, c) / (length(logits) * length(c))
+    return cosine(logits, jnp.where(known[j], knowledge[j], 1.0))
 
 
 def lcl(logits, y, given):
@@ -33,14 +39,14 @@ def lcl(logits, y, given):
     knowledge, known, fixed = given
     total = 0.0
     for i in range(len(y)):
-        terms, positive = [], 0.0
+        denominator, positive = -1e30, 0.0
         for j in range(K):
             c = jnp.where(known[j], knowledge[j], 1.0)
             u = sum(length(jax.lax.stop_gradient(row) - c) for row in logits) / len(y) if fixed is None else fixed[j]
             s = similarity(logits[i], j, knowledge, known) / u / TAU
-            terms.append(jnp.where(known[j], jnp.exp(s), 0.0))
-            positive += jnp.where(y[i] == j, terms[-1], 0.0)
-        total += jnp.where(known[y[i]], -jnp.log(jnp.where(known[y[i]], positive, 1.0) / sum(terms)), 0.0)
+            denominator = jnp.logaddexp(denominator, jnp.where(known[j], s, -1e30))
+            positive += jnp.where(y[i] == j, s, 0.0)
+        total += jnp.where(known[y[i]], denominator - positive, 0.0)
     return total / len(y)
 
 
@@ -50,7 +56,7 @@ def released_lcl(logits, y, given):
     total = 0.0
     for i in range(len(y)):
         mine = jax.lax.stop_gradient(logits[i])
-        positive = jnp.dot(logits[i], mine) / (length(logits[i]) * length(mine))
+        positive = cosine(logits[i], jnp.where(jnp.any(mine != 0), mine, 1.0))
         for j in range(K):
             positive = jnp.where((y[i] == j) & known[j], similarity(logits[i], j, knowledge, known), positive)
         terms = [positive] + [similarity(logits[i], j, knowledge, known) for j in range(K)]
