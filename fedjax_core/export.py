@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import by_name, nn
+from fedjax_core import by_name, nn, training
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.simulation import View
 from fedjax_core.task import Model
@@ -127,6 +127,9 @@ def _networks(model: Model, held: tuple[PyTree, PyTree]) -> list[Net]:
     client = held[1]
     if isinstance(client, tuple) and len(client) == 2 and _same_form(client[1], like.stats):  # normalisation.local_statistics
         found += [net._replace(stats=client[1]) for net in found]
+    form = lambda net: jax.tree.structure(net, is_leaf=lambda leaf: leaf is None)
+    parts = [net for net in found if form(net) == jax.tree.structure(like)]  # the leaves that one lacks another may have
+    found += [training.join(a, b) for a in parts for b in parts if not _same_form(a, like)]
     return [net for net in found if _same_form(net, like)]
 
 

@@ -82,8 +82,8 @@ def fedcac(
         return Server(params, custom, mask)
 
     def broadcast(server, i):
-        critical = lambda mask, w: unpack(mask[i], w.size).reshape(w.shape)
-        return jax.tree.map(lambda w, c, m: jnp.where(critical(m, w), c[i], w), *server)
+        mixed = lambda w, custom, mask: jnp.where(unpack(mask[i], w.size).reshape(w.shape), custom[i], w)
+        return jax.tree.map(mixed, *server)
 
     def client_update(sent, stats, data, key):
         (v, stats), _, sums = train(Net(sent, stats), data, key)

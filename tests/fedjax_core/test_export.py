@@ -255,6 +255,23 @@ def test_the_network_under_local_statistics():
     equal(found.stats, {"mean": jnp.ones(toy.INPUTS)})
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_the_network_of_two_parts(local):
+    """FedPer's clients hold a head, its server the body."""
+
+    def build(task, **options):
+        make = functools.partial(toy.METHODS["fedper"], **options)
+        return (local_statistics(make) if local else make)(task)
+
+    sim = simulate(build)
+    state = sim.init(0)
+    moved = jax.tree.map(lambda x: x + jnp.arange(len(x), dtype=x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), state.clients[0])
+    found = export.network(sim.view(state._replace(clients=(moved,)), 2), "personal", X)
+    first = sim.groups[0].task.model.init(sim._key(state.key, "init", 0))
+    equal(found.params, {"body": first.params["body"], "head": jax.tree.map(lambda x: x + 2, first.params["head"])})
+    equal(found.stats, jax.tree.map(lambda x: x + 2 * local, first.stats))
+
+
 def test_the_one_that_predicts_is_taken():
     model = toy.model()
     a, b = (model.init(jax.random.key(k)) for k in (0, 1))

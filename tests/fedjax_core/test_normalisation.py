@@ -13,7 +13,9 @@ from fedjax_core import parallel, simulation, training
 from fedjax_core.algorithm import Net
 from fedjax_core.normalisation import local_statistics
 from methods.fedavg import fedavg
+from methods.fedper import fedper
 from methods.local import local
+from methods.pfedsd import pfedsd
 from methods.scaffold import scaffold
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -90,6 +92,8 @@ class LocalStatisticsTest(chex.TestCase):
         (functools.partial(fedavg, review=optax.trace(0.9)), PARAMS, PARAMS),
         (scaffold, 2 * PARAMS, 2 * PARAMS),
         (local, 0, 0),
+        (fedper, 5 * 6 + 6, 5 * 6 + 6),
+        (pfedsd, PARAMS, PARAMS),
     )
     def test_statistics_never_travel(self, method, down, up):
         shapes = simulate(local_statistics(functools.partial(method, **SETTINGS))).shapes
