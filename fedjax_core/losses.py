@@ -36,8 +36,7 @@ def lengths(x: Array) -> Array:
 
 def unit(x: Array) -> Array:
     """`x` [..., D] scaled to length 1 along the last axis; zeros stay zeros, with a zero gradient."""
-    length = lengths(x)[..., None]
-    return jnp.where(length > TINY**0.5, x / length, 0)
+    return jnp.where(jnp.sum(x * x, -1, keepdims=True) > TINY, x / lengths(x)[..., None], 0)
 
 
 def cosines(a: Array, b: Array) -> Array:

@@ -92,6 +92,12 @@ def with_term(model, term):
     return whole
 
 
+def direction(z):
+    """z / |z|; zeros for zeros."""
+    square = jnp.sum(z**2)
+    return jnp.where(square > 0, z / jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
+
+
 def nothing(logits, y, given):
     del logits, y, given
     return 0.0

@@ -83,7 +83,7 @@ METHODS: dict[str, Any] = {
     "fedproto": functools.partial(fedproto, epochs=2, batch=BATCH),
     "fedproto_g": functools.partial(fedproto_g, epochs=2, batch=BATCH),
     "fednh": functools.partial(fednh, epochs=2, batch=BATCH, rho=0.5, scale=4.0),
-    "fedrcl": functools.partial(fedrcl, epochs=2, batch=BATCH, tau=0.5, lam=0.2),
+    "fedrcl": functools.partial(fedrcl, epochs=2, batch=BATCH, tau=0.5, lam=0.2, contrast=0.8, beta=1.5),
 }
 MIXED = {"local", "fedhe_mixed"}  # these run with two architectures
 

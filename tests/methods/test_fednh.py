@@ -14,7 +14,7 @@ from fedjax_core.task import of_model
 from methods.fednh import Server, fednh
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_fedprox import one_round
+from tests.methods.test_fedprox import compiled, one_round
 
 K, D = toy.CLASSES, 6
 
@@ -22,7 +22,7 @@ K, D = toy.CLASSES, 6
 def normalised(net, x, train=False):
     """z / |z|, and the statistics."""
     z, stats = MODEL.features(net, x, train=train)
-    return jnp.stack([row / jnp.sqrt(jnp.sum(row**2)) for row in z]), stats
+    return jnp.stack([naive.direction(row) for row in z]), stats
 
 
 def cosine_loss(params, stats, x, y, given):
@@ -86,14 +86,14 @@ class FedNHTest(chex.TestCase):
     def test_no_client_trains_the_prototypes(self):
         server = build().server_init(jax.random.key(0))
         self.assertEqual(set(server.net.params), {"body", "scale"})
-        out = one_round(build(), server)
+        out = one_round(compiled(fednh), server)
         self.assertEqual(jax.tree.structure(out.uplink[0]), jax.tree.structure(server.net))
         self.assertGreater(abs(float(out.uplink[0].params["scale"])), 1e-5)
         self.assertGreater(np.abs(out.uplink[0].params["body"]["kernel"]).max(), 1e-3)
 
     def test_rho_says_what_stays(self):
         server = build().server_init(jax.random.key(0))
-        _, (means, counts) = one_round(build(), server).uplink
+        _, (means, counts) = one_round(compiled(fednh), server).uplink
         self.assertGreater(float(jnp.min(counts)), 0)
         collected = jax.tree.map(jnp.zeros_like, server.net), (2.5 * means, counts)
         for rho, expected in [(1.0, server.prototypes), (0.0, means)]:
@@ -102,7 +102,7 @@ class FedNHTest(chex.TestCase):
 
     def test_a_class_without_examples_keeps_its_prototype(self):
         server = build().server_init(jax.random.key(0))
-        delta, (means, counts) = one_round(build(), server, i=7).uplink  # client 7 has no class 0
+        delta, (means, counts) = one_round(compiled(fednh), server, i=7).uplink  # client 7 has no class 0
         self.assertEqual(float(counts[0]), 0)
         new, _ = build().server_update(server, (delta, (means, counts)), None, None)
         np.testing.assert_array_equal(new.prototypes[0], server.prototypes[0])
@@ -113,7 +113,7 @@ class FedNHTest(chex.TestCase):
         ends = []
         for scale in (1.0, 4.0):
             sent = Server(server.net._replace(params=server.net.params | {"scale": jnp.float32(scale)}), server.prototypes)
-            ends.append(one_round(build(), sent).uplink[0].params["body"]["kernel"])
+            ends.append(one_round(compiled(fednh), sent).uplink[0].params["body"]["kernel"])
         self.assertGreater(np.abs(ends[0] - ends[1]).max(), 1e-3)
         self.assertEqual(float(build(scale=7.0).server_init(jax.random.key(0)).net.params["scale"]), 7.0)
 

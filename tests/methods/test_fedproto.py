@@ -16,7 +16,7 @@ from methods.fedproto_g import Server, fedproto_g
 from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_fedprox import one_round, rows_of
+from tests.methods.test_fedprox import compiled, one_round, rows_of
 
 K, D = toy.CLASSES, 6
 
@@ -69,14 +69,6 @@ def prototypes(seed=0):
     return Prototypes(jnp.asarray(np.random.default_rng(seed).normal(size=(K, D)), jnp.float32), jnp.ones(K, bool))
 
 
-def personal(**settings):
-    return fedproto(toy.task(), optimizer=training.sgd(0.1), epochs=2, batch=toy.BATCH, **settings)
-
-
-def together(**settings):
-    return fedproto_g(toy.task(), optimizer=training.sgd(0.1), epochs=2, batch=toy.BATCH, **settings)
-
-
 class FedProtoTest(chex.TestCase):
     def test_equals_the_loops(self):
         _, _, after = toy.reference("fedproto")
@@ -94,22 +86,19 @@ class FedProtoTest(chex.TestCase):
         np.testing.assert_array_equal(after.server.prototypes.known, known)
 
     def test_lam_zero_is_local_or_fedavg(self):
-        net, settings = MODEL.init(jax.random.key(0)), dict(optimizer=training.sgd(0.1), epochs=2, batch=toy.BATCH)
-        alone = one_round(local(toy.task(), **settings), (), net).state
-        chex.assert_trees_all_close(one_round(personal(lam=0.0), prototypes(), net).state, alone, atol=1e-7)
-        averaged = one_round(fedavg(toy.task(), **settings), net).uplink
-        out = one_round(together(lam=0.0), Server(net, prototypes()))
+        net = MODEL.init(jax.random.key(0))
+        alone = one_round(compiled(local), (), net).state
+        chex.assert_trees_all_close(one_round(compiled(fedproto, lam=0.0), prototypes(), net).state, alone, atol=1e-7)
+        averaged = one_round(compiled(fedavg), net).uplink
+        out = one_round(compiled(fedproto_g, lam=0.0), Server(net, prototypes()))
         chex.assert_trees_all_close(out.uplink[0], averaged, atol=1e-7)
 
     def test_lam_and_prototypes_move_the_client(self):
-        net = MODEL.init(jax.random.key(0))
-        base = one_round(personal(), prototypes(), net).state.params["body"]["kernel"]
-        nothing = nothing_known(toy.task())
-        for algorithm, sent in [(personal(lam=3.0), prototypes()), (personal(), prototypes(1)), (personal(), nothing)]:
-            moved = one_round(algorithm, sent, net).state.params["body"]["kernel"]
-            self.assertGreater(np.abs(moved - base).max(), 1e-3)
-        moved = [one_round(together(lam=lam), Server(net, prototypes())).uplink[0].params["body"]["kernel"] for lam in (1.0, 3.0)]
-        self.assertGreater(np.abs(moved[0] - moved[1]).max(), 1e-3)
+        net, task = MODEL.init(jax.random.key(0)), toy.task()
+        base = one_round(compiled(fedproto), prototypes(), net).state.params["body"]["kernel"]
+        for lam, sent in [(0.0, prototypes()), (1.0, prototypes(1)), (1.0, nothing_known(task))]:
+            moved = one_round(compiled(fedproto, lam=lam) if lam < 1 else compiled(fedproto), sent, net).state
+            self.assertGreater(np.abs(moved.params["body"]["kernel"] - base).max(), 1e-3)
 
     def test_features_on_their_prototype_are_not_moved(self):
         net, x = MODEL.init(jax.random.key(0)), toy.data().test.x[:1]
@@ -140,8 +129,9 @@ class FedProtoTest(chex.TestCase):
 
     @parameterized.parameters("samples", "uniform")
     def test_weights_of_the_prototypes(self, weights):
-        algorithm, net = personal(weights=weights), MODEL.init(jax.random.key(0))
-        outs = [one_round(algorithm, nothing_known(toy.task()), net, i) for i in (0, 7)]
+        net, task = MODEL.init(jax.random.key(0)), toy.task()
+        algorithm = fedproto(task, optimizer=training.sgd(0.1), weights=weights)
+        outs = [one_round(compiled(fedproto), nothing_known(task), net, i) for i in (0, 7)]
         lifted = [algorithm.collect.lift(out.uplink, Cohort(i, 9)) for i, out in enumerate(outs)]
         collected = algorithm.collect.lower(jax.tree.map(jnp.add, *lifted))
         server, _ = algorithm.server_update(algorithm.server_init(None), collected, None, None)
@@ -156,10 +146,12 @@ class FedProtoTest(chex.TestCase):
 
     def test_the_nearest_prototype_predicts(self):
         net, x = MODEL.init(jax.random.key(0)), toy.data().test.x
-        sent = prototypes()._replace(known=jnp.array([True, False, True]))
-        found = np.argmax(personal().predict["nearest"](sent, net, x)["logits"], 1)
+        means = 0.1 * prototypes().means
+        sent = Prototypes(means, jnp.array([True, False, True]))
+        predict = fedproto(toy.task(), optimizer=training.sgd(0.1)).predict["nearest"]
+        found = np.argmax(predict(sent, net, x)["logits"], 1)
         z = np.asarray(MODEL.features(net, x)[0])
-        means = np.asarray(sent.means)
+        means = np.asarray(means)
         self.assertEqual(found.tolist(), [min((0, 2), key=lambda c, row=row: np.sum((row - means[c]) ** 2)) for row in z])
         self.assertLen(set(found.tolist()), 2)
 
@@ -175,7 +167,7 @@ class FedProtoTest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, "'wide'"):
             simulation.Simulation(toy.groups(make, mixed=True), toy.data(), plan=parallel.Plan(1, 1))
 
-    @parameterized.product(make=(personal, together), lam=(-0.1, float("nan")))
-    def test_lam_must_not_be_negative(self, make, lam):
+    @parameterized.product(builder=(fedproto, fedproto_g), lam=(-0.1, float("nan")))
+    def test_lam_must_not_be_negative(self, builder, lam):
         with self.assertRaisesRegex(ValueError, f"lam={lam} must not be negative"):
-            make(lam=lam)
+            builder(toy.task(), optimizer=training.sgd(0.1), lam=lam)

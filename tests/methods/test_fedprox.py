@@ -37,19 +37,24 @@ def averaged(seed, rounds, whole, given, *, weights, cohort=5):
     return w
 
 
+@functools.cache
 def rows_of(i=0):
     """Client i's view of the toy data."""
-    held = toy.reference("fedavg")[0]._held_on_host
+    held = toy.simulate("fedavg")._held_on_host
     return ClientData(held.train, held.index[i], held.size[i])
 
 
-def one_round(algorithm, sent, client=(), i=0):
+@functools.cache
+def compiled(builder, **settings):
+    """A method's client_update with plain SGD on the toy federation; compiled once for equal settings."""
+    task = settings.pop("task", None) or toy.task()
+    settings = {"optimizer": training.sgd(settings.pop("lr", 0.1)), "epochs": 2, "batch": toy.BATCH} | settings
+    return jax.jit(builder(task, **settings).client_update)
+
+
+def one_round(update, sent, client=(), i=0):
     """What client i's round leaves behind."""
-    return jax.jit(algorithm.client_update)(sent, client, rows_of(i), jax.random.key(5))
-
-
-def build(mu, lr=0.1, **settings):
-    return fedprox(toy.task(), optimizer=training.sgd(lr), mu=mu, **({"epochs": 2, "batch": toy.BATCH} | settings))
+    return update(sent, client, rows_of(i), jax.random.key(5))
 
 
 class FedProxTest(chex.TestCase):
@@ -66,9 +71,8 @@ class FedProxTest(chex.TestCase):
         chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("fedavg")[2].server.net)
 
     def test_the_first_step_is_fedavgs(self):
-        net = MODEL.init(jax.random.key(0))
-        plain = fedavg(toy.task(), optimizer=training.sgd(0.1), batch=max(toy.SIZES))
-        near = build(50.0, epochs=1, batch=max(toy.SIZES))
+        net, full = MODEL.init(jax.random.key(0)), dict(epochs=1, batch=max(toy.SIZES))
+        plain, near = compiled(fedavg, **full), compiled(fedprox, mu=50.0, **full)
         chex.assert_trees_all_close(one_round(near, net).uplink, one_round(plain, net).uplink, atol=1e-7)
 
     def test_with_lr_mu_one_every_step_starts_from_the_model_sent(self):
@@ -81,12 +85,12 @@ class FedProxTest(chex.TestCase):
                 now = np.array(places[start : start + toy.BATCH])
                 g, (stats, _, _) = naive.gradient(MODEL, naive.nothing)(y_k, stats, x[now], y[now], ())
                 y_k = naive.plus(w, g, -lr)
-        out = one_round(build(1 / lr, lr), net)
+        out = one_round(compiled(fedprox, mu=1 / lr, lr=lr), net)
         chex.assert_trees_all_close(out.uplink.params, naive.minus(y_k, w), atol=1e-6)
 
     def test_the_more_mu_the_nearer(self):
         net = MODEL.init(jax.random.key(0))
-        moved = [one_round(build(mu, 0.05), net).uplink.params for mu in (0.0, 1.0, 5.0, 20.0)]
+        moved = [one_round(compiled(fedprox, mu=mu), net).uplink.params for mu in (0.0, 1.0, 5.0)]
         lengths = [float(jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(delta)))) for delta in moved]
         for nearer, farther in zip(lengths[1:], lengths, strict=False):
             self.assertLess(nearer, 0.95 * farther)
@@ -94,4 +98,4 @@ class FedProxTest(chex.TestCase):
     @parameterized.parameters(-0.1, float("nan"))
     def test_mu_must_not_be_negative(self, mu):
         with self.assertRaisesRegex(ValueError, f"mu={mu} must not be negative"):
-            build(mu)
+            fedprox(toy.task(), optimizer=training.sgd(0.1), mu=mu)

@@ -15,14 +15,10 @@ from methods.fedavg import fedavg
 from methods.moon import Client, contrast, moon, projected
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
-from tests.methods.test_fedprox import one_round
+from tests.methods.test_fedprox import compiled, one_round
 
 SIZE, TAU = 4, 0.5
 WIDER = projected(MODEL, toy.CLASSES, SIZE)
-
-
-def cosine(a, b):
-    return jnp.sum(a * b) / (jnp.sqrt(jnp.sum(a**2)) * jnp.sqrt(jnp.sum(b**2)))
 
 
 def contrastive(params, outputs, x, y, given):
@@ -30,7 +26,7 @@ def contrastive(params, outputs, x, y, given):
     mu, tau, near, far = given
     total = 0.0
     for z, z_glob, z_prev in zip(outputs["features"], WIDER.features(near, x)[0], WIDER.features(far, x)[0], strict=True):
-        a, b = jnp.exp(cosine(z, z_glob) / tau), jnp.exp(cosine(z, z_prev) / tau)
+        a, b = (jnp.exp(jnp.sum(naive.direction(z) * naive.direction(other)) / tau) for other in (z_glob, z_prev))
         total += -jnp.log(a / (a + b))
     return mu * total / len(y)
 
@@ -54,8 +50,8 @@ def oracle(seed, rounds, *, mu):
     return w, previous
 
 
-def build(mu=1.0, tau=TAU, **settings):
-    return moon(toy.task(), optimizer=training.sgd(0.1), mu=mu, tau=tau, projection=SIZE, epochs=2, batch=toy.BATCH, **settings)
+def update(mu=1.0, tau=TAU):
+    return compiled(moon, mu=mu, tau=tau, projection=SIZE)
 
 
 def nets():
@@ -87,27 +83,25 @@ class MoonTest(chex.TestCase):
         self.assertEqual(outputs["features"].shape, (30, SIZE))
 
     def test_mu_zero_is_fedavg_on_the_same_network(self):
-        task = of_model(WIDER, classes=toy.CLASSES, population=toy.CLIENTS)
-        plain = fedavg(task, optimizer=training.sgd(0.1), epochs=2, batch=toy.BATCH)
+        plain = compiled(fedavg, task=of_model(WIDER, classes=toy.CLASSES, population=toy.CLIENTS))
         w, previous = nets()
         expected = one_round(plain, w).uplink
         for mu, trained in [(0.0, 1.0), (1.0, 0.0)]:  # nor is there a term in a client's first round
-            out = one_round(build(mu), w, Client(previous, jnp.float32(trained)))
+            out = one_round(update(mu), w, Client(previous, jnp.float32(trained)))
             chex.assert_trees_all_close(out.uplink, expected, atol=1e-7)
             chex.assert_trees_all_close(out.state.previous, naive.plus(w, expected), atol=1e-6)
             self.assertEqual(float(out.state.trained), 1.0)
 
     def test_a_previous_model_equal_to_the_global_one_pulls_nowhere(self):
         w, _ = nets()
-        plain = one_round(build(0.0), w, Client(w, jnp.float32(1)))
-        out = one_round(build(5.0), w, Client(w, jnp.float32(1)))
-        chex.assert_trees_all_close(out.uplink, plain.uplink, atol=1e-6)
+        without, with_it = (one_round(update(), w, Client(w, jnp.float32(trained))) for trained in (0, 1))
+        chex.assert_trees_all_close(without.uplink, with_it.uplink, atol=1e-6)
 
     def test_mu_tau_and_the_previous_model_move_the_client(self):
         w, previous = nets()
-        base = one_round(build(), w, Client(previous, jnp.float32(1))).uplink.params
-        for algorithm, far in [(build(2.0), previous), (build(tau=0.2), previous), (build(), WIDER.init(jax.random.key(2)))]:
-            moved = one_round(algorithm, w, Client(far, jnp.float32(1))).uplink.params
+        base = one_round(update(), w, Client(previous, jnp.float32(1))).uplink.params
+        for other, far in [(update(0.0), previous), (update(tau=0.2), previous), (update(), WIDER.init(jax.random.key(2)))]:
+            moved = one_round(other, w, Client(far, jnp.float32(1))).uplink.params
             self.assertGreater(np.abs(moved["body"]["kernel"] - base["body"]["kernel"]).max(), 1e-4)
 
     def test_contrast_lies_in_its_range_and_leaves_out_padding(self):
