@@ -170,7 +170,7 @@ def client(rows):
 
 
 class TrainingTest(chex.TestCase):
-    @parameterized.parameters(((0, 1, 2, 3, 4, 5, 6, 7, 8), 3, 2), ((0, 3, 6, 9), 3, 2), ((0, 1), 3, 2), ((4,), 2, 1))
+    @parameterized.parameters(((0, 1, 2, 3, 4, 5, 6), 3, 2), ((0, 3, 6, 9), 3, 1), ((0, 1), 3, 1), ((4,), 2, 1))
     def test_fit_equals_loops_over_episodes(self, rows, padding, epochs):
         """The second client has one class, the third two of one row each, the last a single row: none of them has a gradient."""
         x, y = client(rows)
@@ -236,24 +236,23 @@ class EngineTest(chex.TestCase):
         self.assertAlmostEqual(sim.evaluate(state)["test/global/accuracy"], accuracy, places=5)
         self.assertEqual(set(sim.evaluate(state)), {"test/global/accuracy", "test/global/loss"})
 
-    @parameterized.parameters(fedavg, scaffold)
-    def test_plans_and_places_agree(self, method):
-        build = functools.partial(method, optimizer=training.sgd(LR), batch=BATCH)
+    def test_plans_and_places_agree(self):
         ends = []
-        for settings in ({}, {"plan": (3, 2)}, {"hold": "host"}):
-            sim = simulate(build, cohort=5, **settings)
+        for settings in ({}, {"plan": (3, 2), "hold": "host"}):
+            sim = simulate(functools.partial(scaffold, optimizer=training.sgd(LR), batch=BATCH), cohort=5, **settings)
             state, _ = sim.rounds(sim.init(0), 2)
             ends.append((jax.device_get(state.server), sim.evaluate(state)))
-        for other in ends[1:]:
-            chex.assert_trees_all_close(other, ends[0], atol=1e-5, rtol=1e-5)
+        chex.assert_trees_all_close(*ends, atol=1e-5, rtol=1e-5)
 
     def test_personal_models_are_scored_on_all_test_episodes(self):
         sim = simulate(functools.partial(local, optimizer=training.sgd(LR), batch=BATCH), scopes=("all",), plan=(3, 1))
-        state, _ = sim.rounds(sim.init(0), 1)
+        state = sim.init(0)
+        noise = jax.random.normal(jax.random.key(5), (toy.CLIENTS,))
+        state = state._replace(clients=jax.tree.map(lambda a: jnp.einsum("n,n...->n...", noise, a), state.clients))
         scores = sim.client_scores(state)["all"]["personal"]["accuracy"]
         x, y = toy.data().test
         for i in (0, 7):
-            net = sim.view(state, i).holds["personal"][1]
+            net = jax.tree.map(lambda a, i=i: a[i], state.clients[0])
             self.assertAlmostEqual(scores[0][i] / scores[1][i], naive_accuracy(net, x, y, DRAWN.fixed(y)), places=5)
 
     @parameterized.parameters("own", "post_local")
@@ -307,16 +306,21 @@ def test_the_task_of_a_config_is_checked(task, error, message):
 
 def test_any_method_by_its_config():
     data = experiment.dataset(few_shot("fedavg"))
-    for method in ("fedavg", "scaffold"):
-        sim = experiment.build(few_shot(method), data)
-        state, _ = sim.rounds(sim.init(0), 1)
+    for config in (few_shot("scaffold"), few_shot("fedskc", knowledge=dict(of="features"))):
+        sim = experiment.build(config, data)
+        state, records = sim.rounds(sim.init(0), 2)
         assert sim.evaluate(state)["test/global/accuracy"] > 0.4
-        assert jax.tree.map(jnp.shape, sim.groups[0].task.model.init(jax.random.key(0)).params["head"]["kernel"]) == (16, 1)
+        assert state.server.net.params["head"]["kernel"].shape == (16, 1)  # nobody reads it
+    assert records[-1]["train/lcl"] > 0
+    assert state.server.knowledge.shape == (10, 16)
+    assert state.server.known.tolist() == [True] * 6 + [False] * 4
+    with pytest.raises(ValueError, match="the method reads logits of plain examples"):
+        experiment.build(few_shot("fedskc"), data)
 
 
 def test_augmentation_reaches_support_and_queries():
     config = few_shot("fedavg")
-    config.models, config.augment = ("cnn(widths=(4,), dense=8)",), "flip(probability=1.0)"
+    config.augment = "flip(probability=1.0)"
     data = experiment.dataset(config)
     model = experiment.build(config, data).groups[0].task.model
     config.augment = None
@@ -330,27 +334,27 @@ def test_augmentation_reaches_support_and_queries():
 
 
 def test_real_images_of_unseen_classes_are_told_apart(shared_data):
-    """Tiny-ImageNet, 16x16: 24 classes are trained on by six clients, the episodes of the test are of 16 others."""
+    """Tiny-ImageNet at 8x8: 50 classes are trained on by three clients, the episodes of the test are of 20 others."""
     with np.load(shared_data / "tiny_imagenet64_sample.npz") as file:
-        labels = file["train_labels"]
-        blob, offsets = file["train_bytes"].tobytes(), file["train_offsets"]
-    rows = np.flatnonzero(labels < 40)
-    files = (io.BytesIO(blob[offsets[i] : offsets[i + 1]]) for i in rows)
-    x = np.stack([np.asarray(Image.open(file).convert("RGB").resize((16, 16), Image.Resampling.BOX)) for file in files])
-    y = labels[rows].astype(np.int32)
-    seen = y < 24
-    tiny = sources.from_arrays(x[seen], y[seen], x[~seen], y[~seen], [str(c) for c in range(40)], name="tiny")
-    data = federated.federate(tiny, {"name": "dirichlet", "alpha": 0.5}, 6, 0)
+        labels, blob, offsets = file["train_labels"], file["train_bytes"].tobytes(), file["train_offsets"]
+    rows = np.flatnonzero(labels < 70)
+    x, y = np.empty((len(rows), 8, 8, 3), np.uint8), labels[rows].astype(np.int32)
+    for i, row in enumerate(rows):
+        image = Image.open(io.BytesIO(blob[offsets[row] : offsets[row + 1]]))
+        image.draft("RGB", (8, 8))  # the JPEG decoder's own reduction
+        x[i] = image.convert("RGB")
+    seen = y < 50
+    tiny = sources.from_arrays(x[seen], y[seen], x[~seen], y[~seen], [str(c) for c in range(70)], name="tiny")
     config = few_shot("fedavg")
-    config.task = "episodes(way=5, shot=5, query=10, tests=200)"
+    config.task = "episodes(way=5, shot=5, query=10, tests=100)"
     config.models = ("cnn(widths=(16, 32), dense=64, padding='SAME')",)
-    config.method = dict(name="fedavg", epochs=2, batch=75)
-    config.optimizer.update(lr=0.03, momentum=0.9)
+    config.method = dict(name="fedavg", epochs=1, batch=75)
+    config.optimizer.lr = 0.02
     config.cohort.fraction = 1.0
-    sim = experiment.build(config, data)
+    sim = experiment.build(config, federated.federate(tiny, {"name": "dirichlet", "alpha": 0.5}, 3, 0))
     state = sim.init(0)
     before = sim.evaluate(state)["test/global/accuracy"]
-    state, records = sim.rounds(state, 5)
+    state, records = sim.rounds(state, 8)
     after = sim.evaluate(state)["test/global/accuracy"]
     assert records[-1]["train/loss"] < records[0]["train/loss"]
-    assert after > max(0.3, before + 0.03)  # by chance 0.2; features of random kernels tell some
+    assert after > max(0.33, before + 0.03)  # by chance 0.2; random kernels tell some
