@@ -1,4 +1,4 @@
-"""Few-shot episodes and prototypical networks: another task for any method that trains a network by `training.fit`.
+"""Few-shot episodes and prototypical networks: another task for methods that train by `training.fit` and need no linear head.
 
 Snell, Swersky, Zemel. Prototypical Networks for Few-shot Learning. NeurIPS 2017. https://arxiv.org/abs/1703.05175
 
