@@ -1,13 +1,12 @@
 """Ditto in loops, and its limits."""
 
-import functools
-
 import chex
 import jax
 import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core import training
+from fedjax_core.algorithm import ClientData
 from methods.ditto import ditto
 from tests import naive, toy
 from tests.methods.test_fedamp import pulled
@@ -29,11 +28,6 @@ def oracle(rounds, lam, epochs):
     return v
 
 
-@functools.cache
-def after(**arguments):
-    return ended(made(ditto, epochs=2, **arguments))
-
-
 class DittoTest(chex.TestCase):
     def test_equals_the_loops(self):
         _, _, state = toy.reference("ditto")
@@ -44,7 +38,7 @@ class DittoTest(chex.TestCase):
         chex.assert_trees_all_close(toy.reference("ditto")[2].server.net, toy.reference("fedavg")[2].server.net, atol=1e-7)
 
     def test_without_pull_the_personal_models_are_locals(self):
-        clients = after(lam=0.0).clients[0]
+        clients = ended(made(ditto, epochs=2, lam=0.0)).clients[0]
         for i in range(0, toy.CLIENTS, 2):
             chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-7)
 
@@ -56,10 +50,15 @@ class DittoTest(chex.TestCase):
         for i in naive.cohort(0, 1, toy.CLIENTS, 5):
             chex.assert_trees_all_close(one(state.clients[0], i).params, w, atol=2e-3)
 
-    def test_lambda_moves_the_personal_models(self):
-        ends = [after(lam=lam).clients[0].params["head"]["kernel"] for lam in (0.0, 0.7, 1.0)]
+    def test_lambda_moves_the_personal_model(self):
+        held, key = toy.reference("ditto")[0]._held_on_host, jax.random.key(0)
+        data, ends = ClientData(held.train, held.index[0], held.size[0]), []
+        w, v = (MODEL.init(jax.random.key(k)) for k in (1, 2))
+        for lam in (0.0, 0.7, 1.0):
+            out = jax.jit(made(ditto, lam=lam)(toy.task()).client_update)(w, v, data, key)
+            ends.append(out.state.params["head"]["kernel"])
         for a, b in ((0, 1), (1, 2)):
-            self.assertGreater(np.abs(ends[a] - ends[b]).max(), 1e-4)
+            self.assertGreater(np.abs(ends[a] - ends[b]).max(), 1e-3)
 
     def test_both_models_are_scored(self):
         sim, _, state = toy.reference("ditto")

@@ -1,6 +1,5 @@
 """FedCAC in loops over clients, tensors and entries, and its limits."""
 
-import functools
 import itertools
 
 import chex
@@ -54,11 +53,6 @@ def oracle(rounds, tau, beta, train=plain):
     return g, [send(i) for i in range(len(clients))], stats, sizes
 
 
-@functools.cache
-def after(**arguments):
-    return ended(made(fedcac, epochs=2, **arguments))
-
-
 def sent(name):
     sim, _, state = toy.reference(name)
     algorithm = sim._algorithm(0, sim._held_on_host, 2)
@@ -76,11 +70,11 @@ class FedCACTest(chex.TestCase):
             chex.assert_trees_all_close(one(state.clients[0], i), stats[i], atol=5e-6)
 
     def test_without_critical_entries_it_is_fedavg(self):
-        state = after(tau=0.0)
-        chex.assert_trees_all_close(state.server.shared, toy.reference("fedavg")[2].server.net.params, atol=1e-6)
+        shared = ended(made(fedcac, epochs=2, tau=0.0)).server.shared
+        chex.assert_trees_all_close(shared, toy.reference("fedavg")[2].server.net.params, atol=1e-6)
 
     def test_if_all_entries_are_critical_everybody_gets_the_uniform_mean(self):
-        sim = simulate(made(fedcac, epochs=2, tau=1.0), cohort=toy.CLIENTS)
+        sim = simulate(made(fedcac, epochs=2, tau=1.0), statistics=False, cohort=toy.CLIENTS)
         state, records = sim.rounds(sim.init(0), 2)
         self.assertEqual([r["server/collaborators"] for r in records], [8, 8])
         server = jax.device_get(state.server)
@@ -123,11 +117,6 @@ class FedCACTest(chex.TestCase):
         for s in (rng.random((3, 7)), np.repeat(rng.random(5), 4), np.array([0, 0, 0, 1e-12, 0.5]), np.zeros(6)):
             s = np.asarray(s, np.float32)
             np.testing.assert_array_equal(critical(jnp.asarray(s), tau), marked(s, tau))
-
-    def test_every_coefficient_moves_somebody(self):
-        first = after(tau=0.4, beta=4).server.custom["head"]["kernel"]
-        self.assertGreater(np.abs(first - after(tau=0.6, beta=4).server.custom["head"]["kernel"]).max(), 1e-4)
-        self.assertGreater(np.abs(first - after(tau=0.4, beta=0.5).server.custom["head"]["kernel"]).max(), 1e-4)
 
     def test_what_travels(self):
         shapes = toy.reference("fedcac")[0].shapes
