@@ -78,7 +78,6 @@ METHODS: dict[str, Any] = {
     "fedavg_ft": functools.partial(fedavg_ft, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "fedprox": functools.partial(fedprox, epochs=2, batch=BATCH, mu=1.0),
     "fedopt": functools.partial(fedopt, epochs=2, batch=BATCH),
-    "fedavgm": functools.partial(fedopt, epochs=2, batch=BATCH, server="momentum"),
     "moon": functools.partial(moon, epochs=2, batch=BATCH, mu=1.0, projection=4),
     "fedproto": functools.partial(fedproto, epochs=2, batch=BATCH),
     "fedproto_g": functools.partial(fedproto_g, epochs=2, batch=BATCH),

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import nn, training
+from fedjax_core import training
 from methods.fedavg import fedavg
 from methods.fedrcl import fedrcl, pairwise, relaxed
 from tests import naive, toy
@@ -97,26 +97,25 @@ class FedRCLTest(chex.TestCase):
         scaled = x * np.linspace(0.5, 3, 7, dtype=np.float32)[:, None]
         np.testing.assert_allclose(pairwise(scaled, y, ALL, 0.5, 0.2), pairwise(x, y, ALL, 0.5, 0.2), rtol=1e-4)
 
-    def test_all_levels_of_a_resnet(self):
-        model = nn.build("resnet8", 3, (5, 4, 3), width=2, norm="none")
-        net, x = jax.jit(model.init)(jax.random.key(0)), np.random.default_rng(1).normal(size=(5, 5, 4, 3)).astype(np.float32)
+    def test_levels_are_averaged_over_the_image_and_then_over_levels(self):
+        rng = np.random.default_rng(1)
+        hidden = {name: rng.normal(size=(5, 2, 3, 4)).astype(np.float32) for name in ("stem_pre", "stem", "stage1_pre", "stage1")}
         y, mask = np.array([0, 1, 0, 2, 1]), np.array([1, 1, 1, 1, 0], bool)
-        loss = relaxed(model, tau=0.5, lam=0.2, contrast=0.3, beta=0.6)
 
-        @jax.jit
-        def both(net):
-            value, _ = loss(net, training.Batch(x, y, mask), jax.random.key(0))
-            return value, model.apply(net, x[:4], train=True, intermediates=True)[0]
+        def apply(net, x, key=None, train=False, mask=None, intermediates=False):
+            outputs, stats = MODEL.apply(net, x, key, train, mask)
+            return outputs | ({"intermediates": hidden} if intermediates else {}), stats
 
-        value, outputs = both(net)
-        levels = [
-            np.asarray(outputs["intermediates"][f"{name}_pre"]).mean((1, 2)) for name in ("stem", "stage1", "stage2", "stage3")
-        ]
-        expected = naive.cross_entropy(outputs["logits"], y[:4])
-        for level in levels:
-            scl, div = losses(level, y[:4], 0.5, 0.2)
-            expected += (0.3 * scl + 0.6 * div) / 4
-        np.testing.assert_allclose(value, expected, rtol=1e-4)
+        net, x = MODEL.init(jax.random.key(0)), toy.data().test.x[:5]
+        loss = relaxed(MODEL._replace(apply=apply), tau=0.5, lam=0.2, contrast=0.3, beta=0.6)
+        value, aux = loss(net, training.Batch(x, y, mask), jax.random.key(0))
+        ce = naive.cross_entropy(MODEL.apply(net, x, train=True, mask=mask)[0]["logits"][:4], y[:4])
+        expected = ce
+        for name in ("stem_pre", "stage1_pre"):
+            scl, div = losses(hidden[name][:4].mean((1, 2)), y[:4], 0.5, 0.2)
+            expected += (0.3 * scl + 0.6 * div) / 2
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+        np.testing.assert_allclose(aux.sums["loss"], [4 * ce, 4], rtol=1e-5)
 
     def test_without_both_terms_it_is_uniform_fedavg(self):
         net = MODEL.init(jax.random.key(0))
