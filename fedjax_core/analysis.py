@@ -5,7 +5,7 @@ Clients are looked at one after another, outside of rounds.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -93,7 +93,8 @@ def class_accuracies(
     for i in range(data.clients):
         rows = data.test_index[i] if own else np.arange(len(y))
         if len(rows):
-            logits = outputs(simulation.view(state, i), model, _take(x, rows), simulation.evaluation.batch)["logits"]
+            made = outputs(simulation.view(state, i), model, _take(x, rows), simulation.evaluation.batch)
+            logits = _output(made, "logits")
             total[i] = np.bincount(y[rows], minlength=data.classes)
             correct[i] = np.bincount(y[rows][logits.argmax(-1) == y[rows]], minlength=data.classes)
     return correct, total
@@ -220,7 +221,7 @@ def _refit(simulation: Simulation, state: State, model: str | None, key: str, pe
         f = _output(made, key)
         scale = f.mean(0), np.maximum(f.std(0), 1e-6)
         if matching:
-            logits, out, head = _matched(view.task.model.head), f.shape[1], _head(view, model, f, made["logits"])
+            logits, out, head = _matched(view.task.model.head), f.shape[1], _head(view, model, f, _output(made, "logits"))
         else:
             logits, out, head = _linear, data.classes, ()
         theta = {"kernel": jnp.zeros((f.shape[1], out)), "bias": jnp.zeros(out)}
@@ -337,7 +338,7 @@ def landscape(
 
         def score(entry):
             (x, y), mask = entry
-            logits = view.predict(model, there, x)["logits"].astype(jnp.float32)
+            logits = _output(view.predict(model, there, x), "logits").astype(jnp.float32)
             return metrics.mean_of(losses.cross_entropy_rows(logits, y), mask), metrics.accuracy(logits, y, mask)
 
         return jax.tree.map(jnp.sum, jax.lax.map(score, batches))
@@ -395,7 +396,7 @@ def _take(x: PyTree, rows: np.ndarray) -> PyTree:
     return jax.tree.map(lambda a: np.asarray(a)[rows], x)
 
 
-def _output(made: dict[str, np.ndarray], key: str) -> np.ndarray:
+def _output(made: Mapping[str, Any], key: str) -> Any:
     if key not in made:
         raise ValueError(f"the model has no output {key!r}; it has {', '.join(made)}")
     return made[key]
