@@ -65,7 +65,7 @@ def test_class_knowledge_is_drawn_as_large_dots(runs, tmp_path, capsys):
     experiment.execute(config, str(tmp_path / "fedskc"), progress=False, console=lambda text: None)
     assert call(runs["fedavg"], tmp_path / "fedskc", "--what=knowledge", f"--out={tmp_path / 'out'}", "--clients=2") == 0
     files = {Path(line).name: Path(line) for line in capsys.readouterr().err.splitlines() if line.startswith("/")}
-    assert set(files) == {"fedavg_knowledge_local.png", "fedskc_knowledge_local.png", "fedskc_knowledge_global.png"}
+    assert set(files) == {"fedavg-knowledge_local.png", "fedskc-knowledge_local.png", "fedskc-knowledge_global.png"}
     _, simulation, state = experiment.load(tmp_path / "fedskc")
     for name, file in files.items():
         found = rows(file.with_suffix(".csv"))

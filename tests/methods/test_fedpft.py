@@ -23,15 +23,16 @@ BUILD = dict(optimizer=training.sgd(LR), prompts=N_KAPPA, transform_epochs=2, mo
 
 
 def transform(tau, f, prompts):
-    """f' of one row: every token attends to every token, and the first output is kept; and what it attended with."""
-    tokens = jnp.stack([f, *prompts])
-    q, k, v = tokens @ tau["query"], tokens @ tau["key"], tokens @ tau["value"]
-    rows = []
-    for a in range(len(tokens)):
-        scores = jnp.stack([jnp.dot(q[a], k[b]) / jnp.sqrt(1.0 * len(f)) for b in range(len(tokens))])
-        weights = jnp.exp(scores) / jnp.sum(jnp.exp(scores))
-        rows.append((sum(weights[b] * v[b] for b in range(len(tokens))) @ tau["output"], weights))
-    return rows[0]
+    """f' of one row, the first of the attention's outputs, and what it attended with."""
+    tokens = [f, *prompts]
+    query = f @ tau["query"]
+    scores = jnp.stack([jnp.dot(query, token @ tau["key"]) / jnp.sqrt(1.0 * len(f)) for token in tokens])
+    weights = jnp.exp(scores) / jnp.sum(jnp.exp(scores))
+    return sum(w * (token @ tau["value"]) for w, token in zip(weights, tokens, strict=True)) @ tau["output"], weights
+
+
+def transformed(tau, f, prompts):
+    return jax.vmap(lambda row: transform(tau, row, prompts)[0])(f)
 
 
 def features(phi, stats, x, train):
@@ -40,8 +41,7 @@ def features(phi, stats, x, train):
 
 def ce(p, stats, x, y, train):
     f, stats = features(p["phi"], stats, x, train)
-    transformed = jnp.stack([transform(p["tau"], row, p["p_kappa"])[0] for row in f])
-    logits = transformed @ p["h"]["kernel"] + p["h"]["bias"][None]
+    logits = transformed(p["tau"], f, p["p_kappa"]) @ p["h"]["kernel"] + p["h"]["bias"][None]
     return naive.cross_entropy(logits, y), stats
 
 
@@ -53,15 +53,15 @@ def contrast(p, stats, x, copies, queue):
     f, stats = features(p["phi"], stats, x, True)
     phi, copy_stats, h_rho = copies
     g, copy_stats = features(phi, copy_stats, x, True)
-    total, keys = 0.0, []
-    for row, other in zip(f, g, strict=True):
-        q = unit(transform(p["tau"], row, p["p_rho"])[0] @ p["h_rho"]["kernel"] + p["h_rho"]["bias"])
-        k = unit(transform(p["tau"], other, p["p_rho"])[0] @ h_rho["kernel"] + h_rho["bias"])
+    queries = transformed(p["tau"], f, p["p_rho"]) @ p["h_rho"]["kernel"] + p["h_rho"]["bias"][None]
+    keys = transformed(p["tau"], g, p["p_rho"]) @ h_rho["kernel"] + h_rho["bias"][None]
+    total, kept = 0.0, []
+    for q, k in zip(map(unit, queries), map(unit, keys), strict=True):
         k = jax.lax.stop_gradient(k)  # "no gradient into k"
-        terms = jnp.exp(jnp.stack([jnp.dot(q, k), *(jnp.dot(q, old) for old in queue)]) / CON["temperature"])
+        terms = jnp.exp(jnp.concatenate([jnp.dot(q, k)[None], queue @ q]) / CON["temperature"])
         total -= jnp.log(terms[0] / jnp.sum(terms))
-        keys.append(k)
-    return total / len(f), (stats, copy_stats, jnp.stack(keys))
+        kept.append(k)
+    return total / len(f), (stats, copy_stats, jnp.stack(kept))
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
@@ -354,7 +354,7 @@ class FedPftTest(chex.TestCase):
         chex.assert_trees_all_close(mine, expected, atol=1e-6)
 
     def test_prompts_never_travel(self):
-        plain, contrasting = toy.reference("fedpft")[0].shapes, toy.reference("fedpft_con")[0].shapes
+        plain, contrasting = toy.simulate("fedpft").shapes, toy.simulate("fedpft_con").shapes
         body = toy.INPUTS * D + D + toy.INPUTS
         self.assertEqual(plain.up, 4 * (body + 4 * D * D + D * K + K))
         self.assertEqual(plain.down, plain.up)

@@ -338,8 +338,8 @@ class FedSkcTest(chex.TestCase):
         np.testing.assert_allclose(gradient, jax.grad(lcl)(logits, y, (knowledge, known, None)), rtol=1e-3, atol=1e-4)
 
     def test_what_travels(self):
-        shapes = toy.reference("fedskc")[0].shapes
-        weights = toy.reference("fedavg")[0].shapes.up
+        shapes = toy.simulate("fedskc").shapes
+        weights = toy.simulate("fedavg").shapes.up
         self.assertEqual(shapes.up, weights + 4 * K * K + K)
         self.assertEqual(shapes.down, weights + 4 * K * K + K)
 
