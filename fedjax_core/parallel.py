@@ -73,6 +73,11 @@ def replicated(on: Mesh) -> NamedSharding:
     return NamedSharding(on, PartitionSpec())
 
 
+def spread(on: Mesh) -> NamedSharding:
+    """The sharding of rows [n, ...] of clients: each device has its own; in several processes, all have all."""
+    return NamedSharding(on, PartitionSpec(AXIS)) if jax.process_count() == 1 else replicated(on)
+
+
 def place(tree: PyTree, on: Mesh) -> PyTree:
     """Puts host arrays whole on every device of the mesh; in several processes, each must hold the same."""
     return jax.device_put(jax.tree.map(np.asarray, tree), replicated(on))
@@ -144,8 +149,8 @@ def map_clients(
     if plan.devices == 1:
         return on_device(shared, mapped)
     everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
-    spread = jax.shard_map(on_device, mesh=on, in_specs=(everywhere, sharded), out_specs=(everywhere, sharded), check_vma=False)
-    return spread(shared, mapped)
+    of_all = jax.shard_map(on_device, mesh=on, in_specs=(everywhere, sharded), out_specs=(everywhere, sharded), check_vma=False)
+    return of_all(shared, mapped)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -274,7 +274,11 @@ class Simulation:
         self._many = jit(functools.partial(self._rounds_program, scored=False), donate_argnums=1)
         self._scored = jit(functools.partial(self._rounds_program, scored=True), donate_argnums=1)
         self._draw = jit(self._draw_program)
-        self._host_round = {s: jit(functools.partial(self._host_round_program, scored=s)) for s in (False, True)}
+        everywhere, spread = parallel.replicated(self.mesh), parallel.spread(self.mesh)
+        self._host_round = {
+            s: jax.jit(functools.partial(self._host_round_program, scored=s), out_shardings=(everywhere, spread, everywhere))
+            for s in (False, True)
+        }
         self._prepare = [jit(functools.partial(self._prepare_program, g)) for g in range(len(self.groups))]
         self._global = jit(self._global_program)
         self._clients = [jit(functools.partial(self._clients_program, g)) for g in range(len(self.groups))]
@@ -345,13 +349,17 @@ class Simulation:
             drawn.append((cohort, held.places[g][cohort.ids]))
         return drawn
 
-    def _train(self, held: Held, state: State, drawn, rows, scored: bool):
-        """One round on the cohort's client states `rows`: (server, new rows, record)."""
+    def _train(self, held: Held, state: State, drawn, rows, scored: bool, initial: PyTree = (), touched=None):
+        """One round on the cohort's client states `rows`: (server, new rows, record).
+
+        With states on the host, those that were never `touched` start from the `initial` server's.
+        """
         contributions, outputs = [], []
         for g, ((cohort, _), mine) in enumerate(zip(drawn, rows, strict=True)):
-            shared = held, state.server, state.round, state.key
+            shared = held, state.server, state.round, state.key, initial
             one = functools.partial(self._one_client, g, scored)
-            added, stacked = parallel.map_clients(one, shared, (cohort, mine), plan=self._plan(g), on=self.mesh)
+            entries = cohort, mine, () if touched is None else touched[g]
+            added, stacked = parallel.map_clients(one, shared, entries, plan=self._plan(g), on=self.mesh)
             contributions.append((added[0], stacked[0]))
             outputs.append((added[1:], stacked[1:]))
         algorithm = self._algorithm(0, held, state.round)
@@ -371,10 +379,12 @@ class Simulation:
 
     def _one_client(self, g: int, scored: bool, shared, entry):
         """One client's round: ((lifted sums, metrics), (lifted stacks, state, diverged id, post-local scores))."""
-        (held, server, round, key), (client, state) = shared, entry  # noqa: A001
+        (held, server, round, key, initial), (client, state, touched) = shared, entry  # noqa: A001
         algorithm = self._algorithm(g, held, round)
         there = client.examples > 0
         i = jnp.minimum(client.ids, self.population - 1)
+        if self.hold == "host":
+            state = self._begun(algorithm, initial, key, i, state, touched)
         sent = algorithm.broadcast(server, i)
         data = self._rows_of(held, i, client.examples)
         out = algorithm.client_update(sent, state, data, jax.random.fold_in(self._key(key, "client", round), i))
@@ -424,22 +434,17 @@ class Simulation:
 
     def _host_round_program(self, held: Held, state: State, initial: PyTree, drawn, rows, touched, scored: bool):
         """One round on states that came from the host."""
-        rows = [
-            self._first(g, held, initial, state.key, cohort.ids, mine, seen)
-            for g, ((cohort, _), mine, seen) in enumerate(zip(drawn, rows, touched, strict=True))
-        ]
-        server, rows, record = self._train(held, state, drawn, rows, scored)
+        server, rows, record = self._train(held, state, drawn, rows, scored, initial, touched)
         return State(server, state.clients, state.round + 1, state.key), rows, record
 
     def _first(self, g: int, held: Held, initial: PyTree, key: Array, ids: Array, rows: PyTree, touched: Array) -> PyTree:
         """Client states [C, ...], made anew where they were never touched."""
-        init = self._algorithm(g, held, 0).client_init
+        algorithm = self._algorithm(g, held, 0)
+        return jax.lax.map(lambda entry: self._begun(algorithm, initial, key, *entry), (ids, rows, touched))
 
-        def one(entry):
-            i, row, seen = entry
-            return jax.lax.cond(seen, lambda: row, lambda: init(self._key(key, "init", 0), initial, i))
-
-        return jax.lax.map(one, (ids, rows, touched))
+    def _begun(self, algorithm: Algorithm, initial: PyTree, key: Array, i: Array, row: PyTree, touched: Array) -> PyTree:
+        """A client's state, made anew if it was never touched."""
+        return jax.lax.cond(touched, lambda: row, lambda: algorithm.client_init(self._key(key, "init", 0), initial, i))
 
     def rounds(self, state: State, n: int, scored: bool = False) -> tuple[State, list[dict[str, float]]]:
         """Runs n rounds; the given state is consumed.
@@ -506,7 +511,7 @@ class Simulation:
         drawn = self._draw(self.held, state.key, state.round)
         places = [np.asarray(jax.device_get(p)) for _, p in drawn]
         read = [store.read(p) for store, p in zip(self._stores, places, strict=True)]
-        rows, touched = self.put([r for r, _ in read]), self.put([t for _, t in read])
+        rows, touched = jax.device_put(([r for r, _ in read], [t for _, t in read]), parallel.spread(self.mesh))
         state, rows, record = self._host_round[scored](self.held, state, self._initial_server, drawn, rows, touched)
         for store, p, new, (cohort, _) in zip(self._stores, places, jax.device_get(rows), drawn, strict=True):
             store.write(p, new, np.asarray(jax.device_get(cohort.examples)) > 0)

@@ -158,3 +158,13 @@ class EnginePlansTest(chex.TestCase):
         sim = toy.simulate("fedavg", plan=plan)
         state, _ = sim.rounds(sim.put(before), 2)
         chex.assert_trees_all_close(jax.device_get(state), after, atol=1e-5, rtol=1e-5)
+
+    @parameterized.parameters("scaffold", "fedhe_mixed")
+    def test_states_on_the_host_are_spread_over_devices(self, name):
+        _, _, after = toy.reference(name)
+        sim = toy.simulate(name, plan=(2, 2), hold="host")
+        state, _ = sim.rounds(sim.init(0), 2)
+        chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-5, rtol=1e-5)
+        for store, rows in zip(sim._stores, after.clients, strict=True):
+            for mine, theirs in zip(jax.tree.leaves(store.rows), jax.tree.leaves(rows), strict=True):
+                np.testing.assert_allclose(mine[store.touched], theirs[store.touched], atol=1e-5, rtol=1e-5)
