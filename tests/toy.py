@@ -67,7 +67,6 @@ METHODS: dict[str, Any] = {
     "fedbn": functools.partial(fedbn, epochs=2, batch=BATCH),
     "fedrod": functools.partial(fedrod, epochs=2, batch=BATCH),
     "fedamp": functools.partial(fedamp, alpha=0.1, sigma=0.5, rho=0.7, epochs=2, batch=BATCH),
-    "fedamp_cosine": functools.partial(fedamp, attention="cosine", sigma=2.0, own_weight=0.3, epochs=2, batch=BATCH),
     "pfedsd": functools.partial(pfedsd, lam=0.5, temperature=2.0, epochs=2, batch=BATCH),
     "pfedgate": functools.partial(pfedgate, sparsity=0.5, epochs=2, batch=BATCH),
     "fedcac": functools.partial(fedcac, tau=0.4, beta=4, epochs=2, batch=BATCH),

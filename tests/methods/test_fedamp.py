@@ -74,12 +74,16 @@ def after(**arguments):
 
 class FedAMPTest(chex.TestCase):
     @parameterized.named_parameters(
-        ("distance", "fedamp", 0.7, functools.partial(by_distance, alpha=0.1, sigma=0.5)),
-        ("cosine", "fedamp_cosine", 1.0, functools.partial(by_cosine, sigma=2.0, own_weight=0.3)),
+        ("distance", dict(alpha=0.1, sigma=0.5, rho=0.7), functools.partial(by_distance, alpha=0.1, sigma=0.5)),
+        (
+            "cosine",
+            dict(attention="cosine", sigma=2.0, own_weight=0.3, rho=1.0),
+            functools.partial(by_cosine, sigma=2.0, own_weight=0.3),
+        ),
     )
-    def test_equals_the_loops(self, name, rho, attention):
-        _, _, state = toy.reference(name)
-        w, u = oracle(2, rho, attention)
+    def test_equals_the_loops(self, arguments, attention):
+        state = after(**arguments) if "attention" in arguments else toy.reference("fedamp")[2]
+        w, u = oracle(2, arguments["rho"], attention)
         for i in range(toy.CLIENTS):
             chex.assert_trees_all_close(tuple(one(state.clients[0], i)), w[i], atol=5e-6)
             chex.assert_trees_all_close(one(state.server, i), u[i], atol=5e-6)
