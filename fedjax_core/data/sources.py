@@ -373,7 +373,8 @@ EMNIST_ROWS = {
 def emnist(data_dir: Path, split: str = "balanced") -> Dataset:
     """EMNIST from its IDX files, packed (.gz) or not, in `emnist/`, `gzip/` or inside `gzip.zip`; checked by exact sizes.
 
-    The files hold images transposed; here they are upright. Labels of `letters` start at 0 (in the files at 1).
+    The files hold images transposed; here they are upright (`tfds:emnist/bymerge` and its like leave them so). Labels of `letters`
+    start at 0 (in the files at 1).
 
     Args:
       data_dir: where they lie.
