@@ -25,7 +25,7 @@ class Model(NamedTuple):
     """
 
     init: Callable[[Array], Net]
-    apply: Callable[..., tuple[dict[str, Array], PyTree]]
+    apply: Callable[..., tuple[dict[str, PyTree], PyTree]]
     features: Callable[..., tuple[Array, PyTree]]
     head: Callable[[Net, Array], Array]
     name: str = "model"
@@ -75,9 +75,7 @@ class Task:
         return dataclasses.replace(self, frozen=held[0], public=held[1], round=round)
 
 
-def of_model(
-    model: Model, *, classes: int, population: int, public: PyTree = (), shape: tuple[int, ...] | None = None
-) -> Task:
+def of_model(model: Model, *, classes: int, population: int, public: PyTree = (), shape: tuple[int, ...] | None = None) -> Task:
     """A task whose network is trained whole.
 
     Args:
