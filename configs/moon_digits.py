@@ -12,7 +12,7 @@ from configs import base
 
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
-    config.method = dict(name="moon", epochs=5, batch=32, mu=5.0, tau=0.5)
+    config.method = dict(name="moon", epochs=5, batch=32, mu=5.0, tau=0.5, projection=256)
     if variant == "paper":
         base.as_in_fedskc(config)
     return config
