@@ -14,8 +14,8 @@ https://arxiv.org/abs/2007.03797
   cosine:     xi_ij = (1 - own_weight) exp(sigma cos(w_i, w_j)) / sum_h exp(sigma cos(w_i, w_h))    (HeurFedAMP)
   xi_ii = 1 - sum_j xi_ij
 
-alpha and sigma must suit the scale of the models' distances: sigma of the order of |w_i - w_j|^2 after the first rounds, and alpha
-so that xi_ii does not fall below zero.
+alpha and sigma must suit the scale of the models' distances: sigma no smaller than |w_i - w_j|^2 after the first rounds, and alpha
+at most sigma / (N - 1), so that xi_ii never falls below zero (its mean over the cohort is in the round's record).
 
 Departures: the paper lets everyone take part; here u_i is mixed of the round's models, and a client that is not among them keeps
 its own as it was. In round 1 u_i is the common initialisation. Batch statistics belong to w_i and never travel.
