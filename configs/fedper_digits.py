@@ -12,7 +12,7 @@ from configs import base
 
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
-    config.method = dict(name="fedper", epochs=5, batch=32)
+    config.method = dict(name="fedper", personal=("head",), epochs=5, batch=32)
     config.cohort.fraction = 1.0
     if variant == "paper":
         base.as_in_fedpft(config)

@@ -265,7 +265,7 @@ def part(name: str) -> Callable[[tuple], bool] | None:
       ValueError: another name.
     """
     if name not in PARTS:
-        raise ValueError(f"part={name!r} is not one of {', '.join(map(repr, PARTS))}")
+        raise ValueError(f"finetune_part={name!r} is not one of {', '.join(map(repr, PARTS))}")
     return PARTS[name]
 
 
@@ -281,10 +281,10 @@ def finetune(
     """`fit` before a client's model is scored, with steps of `rate` times the optimiser's; None for 0 epochs.
 
     Raises:
-      ValueError: as `fit`; rate is not positive.
+      ValueError: as `fit`; epochs is negative or rate not positive.
     """
-    if not rate > 0:
-        raise ValueError(f"finetune_rate={rate} must be positive")
+    if not (epochs >= 0 and rate > 0):
+        raise ValueError(f"finetune_epochs={epochs} must be at least 0, finetune_rate={rate} positive")
     slower = optax.chain(optimizer, optax.scale(rate))
     return fit(loss, slower, epochs=epochs, batch=batch, trainable=trainable) if epochs else None
 

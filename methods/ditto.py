@@ -48,11 +48,11 @@ def ditto(
     Raises:
       ValueError: lam is negative, or another argument is out of range.
     """
-    if not lam >= 0:
-        raise ValueError(f"lam={lam} must not be negative")
+    own = epochs if personal_epochs is None else personal_epochs
+    if not (lam >= 0 and own >= 0):
+        raise ValueError(f"lam={lam}, personal_epochs={own} must not be negative")
     model = task.model
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
-    own = epochs if personal_epochs is None else personal_epochs
 
     def client_update(w, v_k, data, key):
         out = base.client_update(w, (), data, key)

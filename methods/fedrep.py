@@ -56,6 +56,8 @@ def fedrep(
     Raises:
       ValueError: an argument is out of range.
     """
+    if head_epochs < 0 or body_epochs < 0:
+        raise ValueError(f"head_epochs={head_epochs}, body_epochs={body_epochs} must be at least 0")
     is_head, loss = training.under(*personal), training.cross_entropy(task.model)
 
     def phase(epochs, trainable):

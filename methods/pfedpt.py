@@ -61,6 +61,8 @@ def pfedpt(
     """
     if task.shape is None:
         raise ValueError("task.shape=None: pfedpt must know the shape of an example to frame it; pass of_model(..., shape=...)")
+    if prompt_epochs < 0:
+        raise ValueError(f"prompt_epochs={prompt_epochs} must be at least 0")
     if not (prompt_lr > 0 and 0 <= prompt_momentum < 1):
         raise ValueError(f"prompt_lr={prompt_lr} must be positive, prompt_momentum={prompt_momentum} lie in [0, 1)")
     model, place = task.model, frame(task.shape, pad)

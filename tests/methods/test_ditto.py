@@ -72,7 +72,9 @@ class DittoTest(chex.TestCase):
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 
-    @parameterized.parameters((dict(lam=-1.0), "lam=-1.0 must not be negative"), (dict(personal_epochs=-1), "epochs=-1"))
+    @parameterized.parameters(
+        (dict(lam=-1.0), "lam=-1.0, personal_epochs=1 must not be negative"), (dict(personal_epochs=-1), "personal_epochs=-1")
+    )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
             simulate(made(ditto, **arguments))

@@ -43,8 +43,8 @@ class FedAvgFTTest(chex.TestCase):
         self.assertFalse(np.allclose(scores["global"]["loss"][0], scores["personal"]["loss"][0]))
 
     @parameterized.parameters(
-        (dict(finetune_rate=-1.0), "finetune_rate=-1.0 must be positive"),
-        (dict(finetune_part="none"), "part='none' is not one of 'all', 'head', 'body'"),
+        (dict(finetune_rate=-1.0), "finetune_rate=-1.0 positive"),
+        (dict(finetune_part="none"), "finetune_part='none' is not one of 'all', 'head', 'body'"),
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -56,9 +56,9 @@ class FedBABUTest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * (36 + 5), 4 * (36 + 5)))
 
     @parameterized.parameters(
-        (dict(finetune_rate=0.0), "finetune_rate=0.0 must be positive"),
-        (dict(finetune_part="heads"), "part='heads' is not one of 'all', 'head', 'body'"),
-        (dict(finetune_epochs=-1), "epochs=-1"),
+        (dict(finetune_rate=0.0), "finetune_rate=0.0 positive"),
+        (dict(finetune_part="heads"), "finetune_part='heads' is not one of 'all', 'head', 'body'"),
+        (dict(finetune_epochs=-1), "finetune_epochs=-1"),
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
