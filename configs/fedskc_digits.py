@@ -16,15 +16,23 @@ from configs import base
 
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
-    config.method = dict(name="fedskc", epochs=5, batch=32, variant="default", weights="samples")
-    config.method.lcl = dict(on=True, tau=0.08, scale=placeholder(str), twice=placeholder(bool), own=placeholder(bool))
-    config.method.lcl.ramp = placeholder(int)
-    config.method.knowledge = dict(
-        neighbours=1, of="logits", silu=placeholder(bool), source=placeholder(str), keep=placeholder(bool)
-    )
-    config.method.gda = dict(on=placeholder(bool), size=placeholder(str))
-    config.method.gpr = dict(
-        on=True, form=placeholder(str), beta=placeholder(float), ddof=placeholder(int), entries=placeholder(str)
+    config.method = dict(
+        name="fedskc",
+        epochs=5,
+        batch=32,
+        variant="default",
+        weights="samples",
+        lcl=dict(
+            on=True,
+            tau=0.08,
+            scale=placeholder(str),
+            twice=placeholder(bool),
+            own=placeholder(bool),
+            ramp=placeholder(int),
+        ),
+        knowledge=dict(of="logits", neighbours=1, silu=placeholder(bool), source=placeholder(str), keep=placeholder(bool)),
+        gda=dict(on=placeholder(bool), size=placeholder(str)),
+        gpr=dict(on=True, form=placeholder(str), beta=placeholder(float), ddof=placeholder(int), entries=placeholder(str)),
     )
     if variant == "paper":
         base.as_in_fedskc(config)

@@ -247,7 +247,8 @@ def period_review(
         del params
         return PeriodReview(jnp.zeros(classes), jnp.zeros(classes, bool))
 
-    def update(updates: PyTree, state: PeriodReview, params: PyTree = None, *, knowledge: Array, known: Array, **_: PyTree):
+    def update(updates, state, params=None, **context):
+        knowledge, known = context["knowledge"], context["known"]
         variance = jnp.where(known, jnp.var(knowledge, -1, ddof=ddof), 0)
         both = known & state.known
         before = jnp.sum(jnp.where(both, state.variance, 0))

@@ -71,7 +71,7 @@ class Moco(NamedTuple):
     """What a client keeps for its contrast.
 
     Attributes:
-      prompts: p_rho, [n_rho, D].
+      prompts: p_rho, [n_rho, D]; () while they are trained among the parameters.
       extractor: the momentum copy of phi.
       projection: that of h_rho.
       transform: that of tau; () if the keys use tau itself.
@@ -79,7 +79,7 @@ class Moco(NamedTuple):
       place: [] where the next one goes.
     """
 
-    prompts: Array
+    prompts: PyTree
     extractor: Net
     projection: PyTree
     transform: PyTree
