@@ -1,6 +1,6 @@
 """Measures whole rounds of the engine beside other ways to do the same work, in turns, and reports ratios.
 
-python -m tests.benchmarks                                        # workloads a, b4, c, c10, d, e*, f*, g; peers that are there
+python -m tests.benchmarks                                        # workloads a, b4, c, c10, d, d5, dpft, e*, f*, g; peers that are there
 sh tests/benchmarks/peers/make.sh                                 # makes the peers' environments, under build/peers
 python -m tests.benchmarks --workloads=a,c --repeats=9 --json=build/benchmarks/ac.json
 python -m tests.benchmarks --workloads=b --peers=torch --ours='(chunk=4)' --ours='(conv_form=native, dtype=bfloat16)'
@@ -41,7 +41,7 @@ PEERS = {  # name: (environment, module, variants)
     "flower": ("flower", "flower_simulation", {"Flower simulation engine": {}}),
 }
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # torch's idle threads would spin, and take the cores from whoever's turn it is
-DEFAULT = "a,b4,c,c10,d,e10,e100,e1000,e10000,f1000,f100000,g"
+DEFAULT = "a,b4,c,c10,d,d5,dpft,e10,e100,e1000,e10000,f1000,f100000,g"
 
 
 def contenders(workload: Workload, peers: Sequence[str], variants: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:

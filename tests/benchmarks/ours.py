@@ -73,8 +73,9 @@ def build(
 ) -> simulation.Simulation:
     """The workload as a simulation."""
     task = task_of(workload, dtype=dtype, conv_form=conv_form) if task is None else task
+    arguments = workload.arguments or {"epochs": workload.epochs}
     make = functools.partial(
-        experiment.method(workload.method), optimizer=training.sgd(workload.lr), epochs=workload.epochs, batch=workload.batch
+        experiment.method(workload.method), optimizer=training.sgd(workload.lr), batch=workload.batch, **arguments
     )
     return simulation.Simulation(
         simulation.one_group(make, task, workload.population),

@@ -28,6 +28,7 @@ class Workload:
       lr: of plain SGD.
       rounds: in one measurement.
       options: of the model.
+      arguments: of the method, in place of `epochs`.
       method: a file of `methods/`.
       hold: where client states are kept.
       rows: of the data set; clients share rows if it has fewer than population * examples. None: each has its own.
@@ -47,6 +48,7 @@ class Workload:
     lr: float = 0.05
     rounds: int = 1
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
     method: str = "fedavg"
     hold: str = "device"
     rows: int | None = None
@@ -64,7 +66,14 @@ class Workload:
 
     @property
     def flop(self) -> float:
-        """Of one round's training: forward, and backward twice that (once where nothing behind it is trained)."""
+        """Of one round's training: forward, and backward twice that (once where nothing behind it is trained).
+
+        FedPFT's first phase computes the features once, and trains the four matrices of its transformation on them.
+        """
+        if self.method == "fedpft":
+            first, second, width = self.arguments["transform_epochs"], self.arguments["model_epochs"], 512
+            matrices = 3 * (first + second) * 8 * width**2
+            return self.cohort * self.examples * (forward_flop(self) * (1 + 3 * second) + matrices)
         return self.seen * forward_flop(self) * (2 if self.model == "prompts" else 3)
 
     def index(self) -> np.ndarray:
@@ -141,6 +150,28 @@ WORKLOADS = {
             examples=500,
             batch=100,
             options={"stem": "imagenet"},
+        ),
+        *(
+            Workload(
+                name,
+                f"{title} on the ResNet-10 of d, 2 of 40 clients x 500, batch 100",
+                model="resnet10",
+                shape=(32, 32, 3),
+                classes=100,
+                population=40,
+                cohort=2,
+                examples=500,
+                batch=100,
+                epochs=5,
+                options={"stem": "imagenet"},
+                method=method,
+                arguments=arguments,
+                peers=(),
+            )
+            for name, title, method, arguments in (
+                ("d5", "FedAvg, 5 epochs,", "fedavg", {}),
+                ("dpft", "FedPFT, 4 + 1 epochs,", "fedpft", {"transform_epochs": 4, "model_epochs": 1}),
+            )
         ),
         *(
             Workload(
