@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from configs import base, fedavg_digits
-from configs.tables import first
+from configs.tables import fedpft, first
 from configs.tables.base import Column, Measure, Paper, Row, Table
 from fedjax_core import report
 from fedjax_core.workdir import read_json, read_jsonl
@@ -308,6 +308,47 @@ def test_tables_of_one_paper_share_their_runs():
         {cell.name for cell in tables.cells(tables.read(f"configs/tables/fedskc_table{n}.py", "paper"), "paper")} for n in (1, 3)
     )
     assert third < first
+    large, small, both = (
+        {cell.name for cell in tables.cells(tables.read(f"configs/tables/fedpft_table{n}.py", "paper"), "paper")} for n in (2, 8, 9)
+    )
+    assert {name for name in both if not name.startswith("fedavg-linear")} < large | small
+
+
+def test_epochs_of_fedpft():
+    """4 + 1, but 3 + 2 of FedPFT+Con at alpha 0.1; the others have five as well."""
+    for cell in tables.cells(tables.read("configs/tables/fedpft_table8.py", "paper"), "paper", [0]):
+        method = cell.config.method
+        if cell.row.startswith("FedPFT"):
+            early = (cell.row, cell.column) == ("FedPFT+Con", "CIFAR-10, alpha 0.1")
+            assert (method.transform_epochs, method.model_epochs) == ((3, 2) if early else (4, 1))
+            assert method.transform_rate == (0.1 if cell.row == "FedPFT+Con" else 0.5)
+        elif cell.row != "FedRep":
+            assert method.epochs + method.get("prompt_epochs", 0) == 5, cell.row
+        assert (cell.config.rounds, cell.config.evaluation.every, cell.config.optimizer.lr, method.batch) == (1000, 1, 0.1, 100)
+
+
+def test_a_row_of_the_paper_that_is_too_short_is_refused():
+    columns = [Column("a", {}), Column("b", {})]
+    assert fedpft.published({"x": "1.5±0.5 2.5"}, "Table 1", columns) == {
+        "x": {
+            "a": {"best round": Paper(1.5, 0.5, "FedPFT, Table 1"), "last round": None},
+            "b": {"best round": Paper(2.5, None, "FedPFT, Table 1"), "last round": None},
+        }
+    }
+    with pytest.raises(ValueError, match="shorter"):
+        fedpft.published({"x": "1.5±0.5"}, "Table 1", columns)
+
+
+def test_pacs_is_a_domain_per_client(shared_data):
+    """As the paper has it, 4 clients with 1000 + 500 images, of the file that we have."""
+    of_file = ["data.source=npz(path='pacs64.npz', test_fraction=0.32)", f"data.dir={shared_data}"]
+    table = tables.changed(tables.read("configs/tables/fedpft_table10.py", "paper"), of_file)
+    (cell,) = tables.choose(tables.cells(table, "paper", [0]), ["FedPFT/PACS"])
+    data = experiment.dataset(cell.config)
+    assert data.label_table.sum(1).tolist() == [1000] * 4
+    assert data.test_label_table.sum(1).tolist() == [500] * 4
+    cell.config.plan.devices = 1
+    assert experiment.build(cell.config, data).population == 4
 
 
 def test_a_setting_on_the_command_line_is_of_all_runs():
