@@ -155,7 +155,8 @@ def prototypical(model: Model, classes: int) -> Model:
 
     Returns:
       The Model: of an `Episode`, `apply` gives {"logits": [Q, K], "features": [Q, D]} of the queries, and `features` the latter; of
-      plain examples, `apply` gives {"features"} alone. Normalisation sees support and queries together. `head` is a ValueError.
+      plain examples, `apply` gives {"features"} alone. Normalisation sees support and queries together. There are no
+      intermediates. `head` is a ValueError.
     """
 
     def embed(net, x, key, train, mask):
@@ -172,15 +173,16 @@ def prototypical(model: Model, classes: int) -> Model:
         _, query, stats = embed(net, x, key, train, mask)
         return query, stats
 
-    def apply(net, x, key=None, train=False, mask=None):
+    def apply(net, x, key=None, train=False, mask=None, intermediates=False):
+        hidden = {"intermediates": {}} if intermediates else {}
         if not isinstance(x, Episode):
             z, stats = model.features(net, x, key, train=train, mask=mask)
-            return {"features": z}, stats
+            return {"features": z} | hidden, stats
         support, query, stats = embed(net, x, key, train, mask)
         near = -distances(query, prototypes(support, x.held))  # Eq. 2
         where = jnp.where(jnp.any(x.held, 1), x.classes, classes)  # K, which nothing is written to: no such class here
         logits = jnp.full((len(query), classes), LOWEST, near.dtype).at[:, where].set(near, mode="drop")
-        return {"logits": logits, "features": query}, stats
+        return {"logits": logits, "features": query} | hidden, stats
 
     def head(net: Net, features: Array) -> Array:
         raise ValueError(
