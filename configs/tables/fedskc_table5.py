@@ -2,7 +2,8 @@
 
 Command:  python -m methods.table --table=configs/tables/fedskc_table5.py --workdir=runs/fedskc --variant=paper
 Variants: see `fedskc.py`. The check marks of the paper's rows are lost in the text that we have; this is how we read them.
-          Parts alone and LCL without its normalisation U (Eq. 2) follow, which the paper does not have; then its rows as printed, where GDA's weights are uniform and GPR shrinks the weights.
+          Parts alone, and LCL without its normalisation U (Eq. 2), follow: the paper does not have them. Then its rows as printed,
+          where GDA's weights are uniform and GPR shrinks the weights.
 """
 
 from configs import fedskc_digits
