@@ -133,8 +133,7 @@ def features(
     found, data = [], simulation.data
     (x, y), index = (data.test, data.test_index) if part == "test" else (data.train, data.train_index)
     for i in range(data.clients) if clients is None else clients:
-        rows = index[i]
-        rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))]
+        rows = _spaced(index[i], most)
         if len(rows):
             made = outputs(simulation.view(state, i), model, _take(x, rows), simulation.evaluation.batch)
             found.append(Points(_output(made, key), y[rows], np.full(len(rows), i)))
@@ -142,6 +141,33 @@ def features(
     if len(widths) != 1:
         raise ValueError(f"features of lengths {sorted(widths)} cannot be drawn together; choose clients of one architecture")
     return Points(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def attention(
+    simulation: Simulation, state: State, model: str | None = None, client: int = 0, most: int = 20
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Weights with which a client's model attends to the feature of an example and to its prompts.
+
+    Args:
+      simulation: of the run.
+      state: to look at.
+      model: a predictor with outputs named "attention" or "..._attention", such as FedPFT's.
+      client: whose model and test examples.
+      most: examples, evenly spaced over its own.
+
+    Returns:
+      ({output's name: [n, 1 + prompts]}, [n] labels); rows add up to 1.
+
+    Raises:
+      ValueError: the model attends to nothing, or the client has no test examples.
+    """
+    model, view = model_of(simulation, state, model), simulation.view(state, client)
+    rows, (x, y) = _spaced(simulation.data.test_index[client], most), simulation.data.test
+    if not len(rows):
+        raise ValueError(f"client {client} has no test examples")
+    made = outputs(view, model, _take(x, rows), simulation.evaluation.batch)
+    found = {name: weights for name, weights in made.items() if name.split("_")[-1] == "attention"}
+    return found or {"attention": _output(made, "attention")}, y[rows]
 
 
 def class_knowledge(
@@ -272,10 +298,15 @@ def _nets(tree: PyTree) -> list[Net]:
 
 def _head(view: View, model: str, f: np.ndarray, logits: np.ndarray) -> PyTree:
     """Parameters of the head that makes a client's features its logits."""
-    width = f.shape[1]
-    for net in _nets(view.holds[model]):
-        head = net.params.get("head") if isinstance(net.params, dict) else None
-        if head is not None and any(a.ndim == 2 and a.shape[0] == width for a in jax.tree.leaves(head)):
+    width, heads = f.shape[1], []
+
+    def look(x):
+        heads.append(x.get("head") if isinstance(x, dict) else getattr(x, "head", None))
+        return False
+
+    jax.tree.leaves(view.holds[model], is_leaf=look)  # wherever an entry or a field has this name
+    for head in heads:
+        if any(a.ndim == 2 and a.shape[0] == width for a in jax.tree.leaves(head)):
             made = view.task.model.head(Net({"head": head}), jnp.asarray(f))
             if made.shape == logits.shape and np.allclose(made, logits, rtol=1e-3, atol=1e-3):
                 return head
@@ -369,8 +400,8 @@ def communication(simulation: Simulation) -> list[dict[str, Any]]:
     """What one client receives and sends in a round, array by array, from shapes alone.
 
     Returns:
-      Rows with "group" (an architecture), "way" ("down", "up"), "part" (the path's beginning), "array" (the whole path), "shape",
-      "dtype", "numbers", "bytes".
+      Rows with "group" (an architecture), "way" ("down", "up"), "part" (a network's "body" and "head", else the path's first name),
+      "layer" (the path's beginning), "array" (the whole path), "shape", "dtype", "numbers", "bytes".
     """
     rows = []
     for group, shape in zip(simulation.groups, simulation.shapes.groups, strict=True):
@@ -381,7 +412,8 @@ def communication(simulation: Simulation) -> list[dict[str, Any]]:
                     {
                         "group": group.name,
                         "way": way,
-                        "part": "/".join(names[:-1][:3] or names),
+                        "part": _part(names),
+                        "layer": "/".join(names[:-1][:3] or names),
                         "array": "/".join(names),
                         "shape": "x".join(map(str, leaf.shape)) or "1",
                         "dtype": str(leaf.dtype),
@@ -390,6 +422,17 @@ def communication(simulation: Simulation) -> list[dict[str, Any]]:
                     }
                 )
     return rows
+
+
+def _part(names: Sequence[str]) -> str:
+    """Of "net/params/conv1/kernel" "net/body", of "net/params/head/bias" "net/head", of "transform/key" "transform"."""
+    at = next((i for i, name in enumerate(names[:-1]) if name in Net._fields), None)
+    return names[0] if at is None else "/".join([*names[:at], "head" if names[at + 1] == "head" else "body"])
+
+
+def _spaced(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most so many of some rows, evenly spaced."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))]
 
 
 def _take(x: PyTree, rows: np.ndarray) -> PyTree:

@@ -352,6 +352,44 @@ def landmarks(
     return figure
 
 
+def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | None = None) -> Figure:
+    """Draws with which weights examples attend to their feature f and to each prompt, as shades of blue, a row per example.
+
+    Args:
+      weights: [n, 1 + prompts].
+      path: where the figure goes; the suffix says the format. Its CSV has a line per example: its label, f, p1, p2, ...
+      labels: of the examples, such as their classes; by default their numbers.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+      ValueError: if the weights are not a matrix, or the labels are not one per example.
+    """
+    table = np.asarray(weights, float)
+    if table.ndim != 2 or not table.size:
+        raise ValueError(f"the weights must be a matrix [examples, 1 + prompts], found shape {table.shape}")
+    labels = list(map(str, range(len(table)) if labels is None else labels))
+    if len(labels) != len(table):
+        raise ValueError(f"{len(labels)} labels for {len(table)} examples; give one per example")
+    tokens = ["f", *(f"p{i}" for i in range(1, table.shape[1]))]
+    rows = [{"example": label, **dict(zip(tokens, row.tolist(), strict=True))} for label, row in zip(labels, table, strict=True)]
+    with matplotlib.rc_context(STYLE):
+        wide = COLUMN if len(tokens) <= 25 else PAGE
+        figure = Figure(figsize=(wide, min(0.9 + 0.13 * len(table), 8.0)), layout="constrained")
+        axes = figure.add_subplot()
+        image = axes.imshow(table, cmap="Blues", vmin=0, aspect="auto")
+        across, down = _step(0.22 * len(tokens) / (wide - 1.2)), _step(len(table) / 60)
+        axes.set_xticks(range(0, len(tokens), across), tokens[::across])
+        axes.set_yticks(range(0, len(table), down), labels[::down])
+        axes.set(xlabel="feature, then prompts", ylabel="test example")
+        axes.grid(visible=False)
+        figure.colorbar(image, ax=axes, label="attention", pad=0.02).outline.set_linewidth(0.6)
+        _save(figure, path, rows)
+    return figure
+
+
 def contours(steps: Any, loss: Any, path: str | os.PathLike, accuracy: Any = None) -> Figure:
     """Draws a loss over a plane, with lines of equal loss, and a cross where the model is.
 

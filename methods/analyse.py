@@ -2,6 +2,7 @@
 
   python -m methods.analyse runs/fedavg runs/scaffold --what=curves --out=analysis
   python -m methods.analyse runs/fedavg --what=partition,clients,classes,communication,probe,match,tsne,landscape
+  python -m methods.analyse runs/fedpft --what=attention,probe,tsne --features=extractor
 
 What is read from a run is its directory alone; several runs share a figure where that says something.
 """
@@ -22,6 +23,7 @@ from fedjax_core.simulation import Simulation, State
 from fedjax_core.workdir import CHECKPOINTS, METRICS, RUN, read_json, read_jsonl, write_csv, write_json, write_text
 from methods import experiment
 
+EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map of its attention
 KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
 NUMBERS = "analysis.json"  # in a run's directory: what `number` has found
 
@@ -36,7 +38,7 @@ class Asked(NamedTuple):
       model: a predictor; None: see `analysis.model_of`.
       features: which of the model's outputs.
       clients: whose features; None: all.
-      rows: examples per client in the embedding.
+      rows: examples per client, in the plane and in attention; None: `EMBEDDED`, `ATTENDED`.
       span, points: of the landscape.
       seed: of the embedding and of the landscape's directions.
     """
@@ -47,7 +49,7 @@ class Asked(NamedTuple):
     model: str | None = None
     features: str = "features"
     clients: Sequence[int] | None = None
-    rows: int = 50
+    rows: int | None = None
     span: float = 1.0
     points: int = 21
     seed: int = 0
@@ -95,10 +97,25 @@ def tsne(asked: Asked, loaded: _Loaded) -> list[Path]:
     files = []
     for run, name in _named(asked):
         simulation, state = loaded(run)
-        points = analysis.features(simulation, state, asked.model, asked.features, clients=asked.clients, most=asked.rows)
+        most = EMBEDDED if asked.rows is None else asked.rows
+        points = analysis.features(simulation, state, asked.model, asked.features, clients=asked.clients, most=most)
         places = analysis.tsne(points.features, asked.seed)
-        files.append(asked.out / f"{name}tsne.png")
+        files.append(asked.out / f"{name}tsne{_of_features(asked)}.png")
         plots.embedding(places, points.classes, points.clients, files[-1], simulation.data.class_names)
+    return files
+
+
+def attention(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """What a client's test examples attend to: the feature and each prompt."""
+    files = []
+    for run, name in _named(asked):
+        simulation, state = loaded(run)
+        client = asked.clients[0] if asked.clients else 0
+        most = ATTENDED if asked.rows is None else asked.rows
+        found, classes = analysis.attention(simulation, state, asked.model, client, most)
+        for what, weights in found.items():
+            files.append(asked.out / f"{name}{what}.png")
+            plots.attention(weights, files[-1], [simulation.data.class_names[k] for k in classes])
     return files
 
 
@@ -136,9 +153,10 @@ def _refits(what: str, asked: Asked, loaded: _Loaded) -> list[Path]:
         rows += [{"run": label, "client": i, "origin": b, what: a} for i, (b, a) in enumerate(zip(before, after, strict=True))]
         there = np.isfinite(after) & np.isfinite(before)
         means.append({"run": label, "clients": int(there.sum()), "origin": before[there].mean(), what: after[there].mean()})
-    write_csv(asked.out / f"{what}.csv", rows)
+    name = f"{what}{_of_features(asked)}"
+    write_csv(asked.out / f"{name}.csv", rows)
     shown = [{key: f"{100 * v:.2f} %" if isinstance(v, float) else str(v) for key, v in row.items()} for row in means]
-    return [asked.out / f"{what}.csv", _table(asked.out / f"{what}.md", shown)]
+    return [asked.out / f"{name}.csv", _table(asked.out / f"{name}.md", shown)]
 
 
 def probe(asked: Asked, loaded: _Loaded) -> list[Path]:
@@ -156,7 +174,8 @@ def communication(asked: Asked, loaded: _Loaded) -> list[Path]:
     rows = []
     for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
         rows += [{"run": label} | row for row in analysis.communication(loaded(run)[0])]
-    write_csv(asked.out / "communication.csv", rows, ["run", "group", "way", "part", "array", "shape", "dtype", "numbers", "bytes"])
+    columns = ["run", "group", "way", "part", "layer", "array", "shape", "dtype", "numbers", "bytes"]
+    write_csv(asked.out / "communication.csv", rows, columns)
     sums: dict[tuple[str, ...], list[int]] = {}
     for row in rows:
         for part in (row["part"], "all"):
@@ -211,7 +230,7 @@ def landscape(asked: Asked, loaded: _Loaded) -> list[Path]:
 
 WHAT: dict[str, Callable[[Asked, _Loaded], list[Path]]] = {
     function.__name__: function
-    for function in (curves, partition, tsne, knowledge, probe, match, communication, clients, classes, landscape)
+    for function in (curves, partition, tsne, attention, knowledge, probe, match, communication, clients, classes, landscape)
 }
 
 
@@ -235,6 +254,11 @@ def _named(asked: Asked) -> list[tuple[Path, str]]:
     """Runs, each with the beginning of its files' names: nothing if there is one."""
     labels = plots.labels_of(asked.runs) if len(asked.runs) > 1 else [""]
     return [(run, f"{label.replace('/', '-')}-" if label else "") for run, label in zip(asked.runs, labels, strict=True)]
+
+
+def _of_features(asked: Asked) -> str:
+    """The end of a file's name, where other features than the head's are looked at."""
+    return "" if asked.features == "features" else f"_{asked.features}"
 
 
 def _table(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
@@ -307,7 +331,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="which of the method's models: global, personal")
     parser.add_argument("--features", default="features", help="which of the model's outputs")
     parser.add_argument("--clients", help="ids, with commas between")
-    parser.add_argument("--rows", type=int, default=50, help="examples per client in the embedding")
+    parser.add_argument("--rows", type=int, help=f"examples per client, in the plane ({EMBEDDED}) and in attention ({ATTENDED})")
     parser.add_argument("--span", type=float, default=1.0, help="of the landscape, in units of the filters' norms")
     parser.add_argument("--points", type=int, default=21, help="of the landscape, along each direction")
     parser.add_argument("--seed", type=int, default=0)

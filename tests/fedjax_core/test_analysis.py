@@ -1,6 +1,8 @@
 """Analyses on the toy federation, held against scikit-learn, against the engine's own scores, and against what the shapes say."""
 
+import dataclasses
 import functools
+from unittest import mock
 
 import chex
 import jax
@@ -12,6 +14,7 @@ from fedjax_core import analysis, losses, parallel, simulation, training
 from fedjax_core.algorithm import Net
 from fedjax_core.simulation import Evaluation
 from methods.fedavg import fedavg
+from methods.fedpft import fedpft
 from tests import toy
 
 
@@ -157,6 +160,19 @@ class RefitTest(chex.TestCase):
         for slope, steepest in zip(*(jax.tree.leaves(jax.grad(loss)(at)) for at in (best, theta)), strict=True):
             self.assertLess(jnp.abs(slope).max(), 0.02 * jnp.abs(steepest).max() + 0.02)
 
+    def test_heads_are_found_wherever_they_are(self):
+        """FedPFT's in a net; FedCAC's clients hold no net; a personal classifier of FedPFT's lies beside the prompts."""
+        personal = functools.partial(fedpft, optimizer=training.sgd(0.1), prompts=2, batch=toy.BATCH, classifier="personal")
+        own = simulation.Simulation(toy.groups(personal), toy.data(), plan=parallel.Plan(1, 1))
+        for sim, state in (drawn("fedpft"), drawn("fedcac"), (own, own.init(0))):
+            view = sim.view(state, 4)
+            made = analysis.outputs(view, "personal", sim.data.test.x)
+            head = analysis._head(view, "personal", made["features"], made["logits"])
+            wanted = made["features"] @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
+            np.testing.assert_allclose(wanted, made["logits"], atol=1e-5)
+        with self.assertRaisesRegex(ValueError, "none of the nets that client 0 holds has a head"):
+            analysis.match(*drawn("fedpft"), key="extractor")
+
     def test_a_model_without_its_head_cannot_match(self):
         def twice(task, **options):
             base = fedavg(task, **options)
@@ -190,7 +206,43 @@ class LandscapeTest(chex.TestCase):
         np.testing.assert_array_equal(d["b"], 0)
 
 
+class AttentionTest(chex.TestCase):
+    def test_weights_are_those_of_the_clients_own_prompts(self):
+        sim, state = drawn("fedpft_con")
+        found, labels = analysis.attention(sim, state, client=4, most=3)
+        rows = sim.data.test_index[4]
+        rows = rows[np.linspace(0, len(rows) - 1, 3).round().astype(int)]
+        np.testing.assert_array_equal(labels, sim.data.test.y[rows])
+        f = analysis.outputs(sim.view(state, 4), "personal", sim.data.test.x[rows])["extractor"]
+        client = jax.tree.map(lambda leaf: leaf[4], state.clients[0])
+        tau = state.server.transform
+        for name, prompts in (("attention", client.prompts), ("contrast_attention", client.contrast.prompts)):
+            for row, weights in zip(f, found[name], strict=True):
+                scores = np.array([(row @ tau["query"]) @ (token @ tau["key"]) / len(row) ** 0.5 for token in (row, *prompts)])
+                wanted = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+                np.testing.assert_allclose(weights, wanted, atol=1e-5)
+
+    def test_what_cannot_be_shown_is_named(self):
+        with self.assertRaisesRegex(ValueError, "no output 'attention'; it has features, logits"):
+            analysis.attention(*drawn("fedavg"))
+        sim, state = drawn("fedpft")
+        empty = dataclasses.replace(sim.data, test_index=(np.zeros(0, np.int32), *sim.data.test_index[1:]))
+        with mock.patch.object(sim, "data", empty), self.assertRaisesRegex(ValueError, "client 0 has no test examples"):
+            analysis.attention(sim, state)
+
+
 class CommunicationTest(chex.TestCase):
+    def test_parts_of_a_network_and_beside_it(self):
+        rows = [row for row in analysis.communication(drawn("fedpft_con")[0]) if row["way"] == "up"]
+        sums = {part: sum(row["numbers"] for row in rows if row["part"] == part) for part in {row["part"] for row in rows}}
+        d, classes, size = drawn("fedpft_con")[1].server.transform["key"].shape[0], toy.CLASSES, 4
+        wanted = {"transform": 4 * d * d, "net/head": (d + 1) * classes, "projection": (d + 1) * size}
+        self.assertEqual({part: n for part, n in sums.items() if part != "net/body"}, wanted)
+        self.assertGreater(sums["net/body"], 0)
+        self.assertEqual(analysis._part(["params", "head", "bias"]), "head")
+        self.assertEqual(analysis._part(["net", "stats", "norm1", "mean"]), "net/body")
+        self.assertEqual(analysis._part(["control", "head", "bias"]), "control")
+
     def test_sums_are_the_engines(self):
         for name in ("fedavg", "scaffold", "local", "fedhe_mixed"):
             sim = toy.simulate(name)

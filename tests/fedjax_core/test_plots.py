@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_core.plots import contact_sheet, curves, partition_bubbles, run_plots
+from fedjax_core.plots import attention, contact_sheet, curves, partition_bubbles, run_plots
 from fedjax_core.workdir import JsonLines, WorkDir
 
 
@@ -172,3 +172,18 @@ def test_in_a_thread_without_pyplot(tmp_path):
     thread.join()
     assert (folder / "accuracy.png").exists()
     assert ("matplotlib.pyplot" in sys.modules) == before
+
+
+def test_attention_has_a_row_per_example_and_a_column_per_token(tmp_path):
+    weights = np.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
+    figure = attention(weights, tmp_path / "x.png", ["cat", "dog"])
+    axes = figure.axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array(), weights)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["f", "p1", "p2"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cat", "dog"]
+    assert rows(tmp_path / "x.csv") == [["example", "f", "p1", "p2"], ["cat", "0.5", "0.25", "0.25"], ["dog", "0.0", "1.0", "0.0"]]
+    assert ink(tmp_path / "x.png") > 0.05
+    attention(np.full((30, 41), 1 / 41), tmp_path / "many.png")
+    for wrong, labels, said in ((np.zeros(3), None, "found shape \\(3,\\)"), (weights, ["cat"], "1 labels for 2 examples")):
+        with pytest.raises(ValueError, match=said):
+            attention(wrong, tmp_path / "y.png", labels)

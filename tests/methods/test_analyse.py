@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs import fedavg_digits, fedhe_digits, fedskc_digits
+from configs import fedavg_digits, fedhe_digits, fedpft_digits, fedskc_digits
+from fedjax_core import analysis
 from fedjax_core.workdir import read_json, write_json
 from methods import analyse, experiment
 
@@ -76,6 +77,48 @@ def test_class_knowledge_is_drawn_as_large_dots(runs, tmp_path, capsys):
         assert len(found) - len(marks) == len(own.data.test.y)
 
 
+@pytest.fixture(scope="module")
+def contrasted(tmp_path_factory) -> Path:
+    """FedPFT+Con, two rounds."""
+    config = fedpft_digits.get_config("smoke")
+    config.models, config.rounds, config.evaluation.every, config.plan.devices = ("mlp(widths=(8,))",), 2, 2, 1
+    config.data.clients, config.data.partition, config.method.contrast.on, config.method.contrast.augment = 3, "iid", True, ""
+    place = tmp_path_factory.mktemp("fedpft") / "run"
+    experiment.execute(config, str(place), progress=False, console=lambda text: None)
+    return place
+
+
+def test_attention_is_drawn_for_either_prompts(contrasted, tmp_path, capsys):
+    assert call(contrasted, "--what=attention", f"--out={tmp_path}", "--clients=1") == 0
+    files = [Path(line) for line in capsys.readouterr().err.splitlines() if line.startswith("/")]
+    assert [file.name for file in files] == ["attention.png", "contrast_attention.png"]
+    for file, prompts in zip(files, (10, 20), strict=True):
+        found = rows(file.with_suffix(".csv"))
+        assert len(found) == 20
+        for row in found:
+            assert list(row) == ["example", "f", *(f"p{i}" for i in range(1, prompts + 1))]
+            assert sum(float(v) for name, v in row.items() if name != "example") == pytest.approx(1, abs=1e-5)
+
+
+def test_features_before_the_transformation_have_files_of_their_own(contrasted, tmp_path):
+    """Of either prompts' too; a probe of them is another number."""
+    assert call(contrasted, "--what=tsne,probe", f"--out={tmp_path}", "--features=extractor", "--rows=4") == 0
+    assert {"tsne_extractor.png", "tsne_extractor.csv", "probe_extractor.csv"} <= {file.name for file in tmp_path.iterdir()}
+    _, simulation, state = experiment.load(contrasted)
+    found = [float(row["probe"]) for row in rows(tmp_path / "probe_extractor.csv")]
+    np.testing.assert_allclose(found, analysis.probe(simulation, state, key="extractor"))
+    points = {key: analysis.features(simulation, state, key=key, most=4).features for key in ("extractor", "features", "contrast")}
+    assert {f.shape for f in points.values()} == {(12, 8)}
+    assert not np.allclose(points["features"], points["contrast"])
+
+
+def test_traffic_of_fedpft_by_part(contrasted, tmp_path):
+    assert call(contrasted, "--what=communication", f"--out={tmp_path}") == 0
+    text = (tmp_path / "communication.md").read_text()
+    for part, numbers in (("net/body", 65 * 8), ("net/head", 9 * 10), ("transform", 4 * 8 * 8), ("projection", "1,152")):
+        assert re.search(rf"\| up \| {part} \| {numbers} \|", text), part
+
+
 def test_their_numbers_are_the_runs(runs, tmp_path):
     assert call(*runs.values(), "--what=clients,classes,communication,curves", f"--out={tmp_path}", "--score=x,train/loss") == 0
     for name, score in (("fedavg", "test/global/own"), ("fedhe", "test/personal/own")):
@@ -115,6 +158,7 @@ def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
         (["--what=curves", "--score=test/accuracy"], 1, "has no score test/accuracy; it has"),
         (["--what=clients", "--model=personal"], 1, "model 'personal' is not one that the method has: global"),
         (["--what=tsne", "--features=prompts"], 1, "no output 'prompts'"),
+        (["--what=attention"], 1, "no output 'attention'"),
     ],
 )
 def test_a_wrong_command_line_gets_one_line(runs, tmp_path, capsys, flags, status, said):
