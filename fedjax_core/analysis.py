@@ -198,9 +198,11 @@ def class_knowledge(
 def tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
     """[n, D] -> [n, 2] by t-SNE from a start by principal components; the perplexity is lowered where there are few points."""
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     lowered = min(perplexity, max(1.0, (len(points) - 1) / 3))
-    return TSNE(perplexity=lowered, init="pca", random_state=seed).fit_transform(np.asarray(points, np.float32))
+    with threadpool_limits(1):  # on a busy machine threads that wait for each other take thirty times as long
+        return TSNE(perplexity=lowered, init="pca", random_state=seed).fit_transform(np.asarray(points, np.float32))
 
 
 def probe(
