@@ -48,11 +48,8 @@ def test_what_is_imported_is_required():
     """At any depth of the code. Names differ between import and index for few."""
     index = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint", "ml_collections": "ml-collections", "PIL": "pillow"}
     index |= {"tensorflow_datasets": "tensorflow-datasets", "array_record": "array-record", "tensorboardX": "tensorboardx"}
-    through = {
-        "absl": "ml-collections",
-        "jaxlib": "jax",
-        "threadpoolctl": "scikit-learn",
-    }  # requirements of a requirement, which cannot do without
+    # requirements of a requirement, which cannot do without
+    through = {"absl": "ml-collections", "jaxlib": "jax", "threadpoolctl": "scikit-learn"}
     required = {r.name.lower() for r in CORE}
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
