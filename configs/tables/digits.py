@@ -1,0 +1,42 @@
+"""Every method on digits, each as its config has it: whether it learns what it should.
+
+Command:  python -m methods.table --table=configs/tables/digits.py --workdir=runs/digits
+Expect:   see configs/RESULTS.md.
+Variants: small (the default); smoke (two rounds); paper: as small.
+
+A method with one model for all should come within 3 points of FedAvg, one with a model per client to at least Local less one point,
+on the clients' own test rows. Settings are the configs': published coefficients where there are any, none of them tuned here.
+"""
+
+import importlib
+from pathlib import Path
+
+from configs.tables.base import Column, Measure, Row, Table
+
+OWN = ("test/personal/own/accuracy/mean", "test/global/own/accuracy/mean")
+WHOLE = ("test/global/accuracy", "test/personal/all/accuracy/mean")
+NAMES = sorted(path.stem for path in Path(__file__).parents[1].glob("*_digits.py"))
+
+
+def get_table(variant: str = "small"):
+    def as_small(name):
+        get_config = importlib.import_module(f"configs.{name}").get_config
+        return lambda variant: get_config("small" if variant == "paper" else variant)
+
+    rows = [Row(name.removesuffix("_digits"), as_small(name)) for name in NAMES]
+    contrast = {"method.contrast.on": True, "method.transform_rate": 0.1}
+    rows.append(Row("fedpft with contrast", as_small("fedpft_digits"), contrast))
+    for change, values in {"method.server": ("yogi", "adagrad", "momentum")}.items():
+        rows += [Row(f"fedopt {value}", as_small("fedopt_digits"), {change: value}) for value in values]
+    rows += [Row(f"fedskc {v}", as_small("fedskc_digits"), {"method.variant": v}) for v in ("printed", "released")]
+    return Table(
+        title="Every method on digits",
+        rows=tuple(rows),
+        columns=(Column("Dirichlet(0.5)", {"data.partition": "dirichlet(alpha=0.5)"}),),
+        measures=(Measure("own test rows", OWN), Measure("whole test set", WHOLE)),
+        seeds=(0,),
+        changes={"evaluation.scopes": ("global", "own", "all")}
+        | ({"rounds": 2, "evaluation.every": 2} if variant == "smoke" else {}),
+        note="own test rows: the mean over the clients of the accuracy on their own test rows, of the model that each uses. whole "
+        "test set: of a global model, or the mean over the clients' models.",
+    )
