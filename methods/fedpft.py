@@ -1,7 +1,7 @@
 """FedPFT and FedPFT+Con: prompts of each client turn its features into what the shared classifier understands.
 
-Wu, Niu, Wang, Liu, et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation.
-arXiv 2024, https://arxiv.org/abs/2407.16139, and its later version with FedPFT+Con as an option.
+Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation.
+2024, https://arxiv.org/abs/2407.16139, and its later version with FedPFT+Con as an option.
 
   paper          here                     meaning
   phi            "extractor"              feature extractor, shared
@@ -29,7 +29,8 @@ contrast.prompts=0; VII alternate=False and contrast.prompts=0; VIII alternate=F
 contrast.first rounds of L_Con alone, then CE alone.
 
 Departures and what the papers leave open: tau has 4 D^2 weights and no bias, as their counts say, one head and no residual; only
-its first output is used, so only that is computed; it starts as PyTorch's does. Prompts start at N(0, 0.02^2), each client's own.
+its first output is used, so only that is computed; it starts as PyTorch's does. Prompts start at N(0, prompt_scale^2), each client's
+own: where they are much shorter than the features, the attention soon settles on f alone and they learn no more (`configs/` take 1).
 Eq. 3 prints a second logarithm. CE sees the plain images. In phase 1 of FedPFT nothing of phi moves and its batch
 normalisation runs in evaluation mode, so that its features are computed once (statistics="train" is the other reading). The
 momentum copies, their batch statistics and the queue stay with the client between rounds; the keys use the current tau (a copy
@@ -179,6 +180,7 @@ def fedpft(
     *,
     optimizer: training.Optimizer,
     prompts: int = 10,
+    prompt_scale: float = 0.02,
     transform_epochs: int = 4,
     model_epochs: int = 1,
     batch: int = 100,
@@ -197,6 +199,7 @@ def fedpft(
       task: network and population.
       optimizer: local optimiser, its state made anew in each phase.
       prompts: n_kappa; 0: none.
+      prompt_scale: standard deviation of the numbers in p_kappa and p_rho at first.
       transform_epochs: R_f.
       model_epochs: R_a.
       batch: B.
@@ -229,8 +232,9 @@ def fedpft(
     ):
         if found < least:
             raise ValueError(f"{name}={found} must be at least {least}")
-    if not transform_rate > 0:
-        raise ValueError(f"transform_rate={transform_rate} must be positive")
+    for name, found in (("transform_rate", transform_rate), ("prompt_scale", prompt_scale)):
+        if not found > 0:
+            raise ValueError(f"{name}={found} must be positive")
     model, own_head = task.model, classifier == "personal"
     d = width(model)
     if d % heads:
@@ -374,7 +378,7 @@ def fedpft(
     def client_init(key, server, client_id):
         own = jax.random.fold_in(jax.random.fold_in(key, _PROMPTS), client_id)
         p_kappa, p_rho = (
-            0.02 * jax.random.normal(jax.random.fold_in(own, i), (n, d)) for i, n in enumerate((prompts, con.prompts))
+            prompt_scale * jax.random.normal(jax.random.fold_in(own, i), (n, d)) for i, n in enumerate((prompts, con.prompts))
         )
         moco = ()
         if con.on:

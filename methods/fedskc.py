@@ -1,6 +1,7 @@
 """FedSKC: class-wise structural knowledge regulates local training, aggregation, and the step from round to round.
 
-Wang, Li, Xu, Huang, Chen, Yang, Li. Federated Learning with Structural Knowledge Collaboration on heterogeneous data. ICWS 2025.
+Wang, Li, Chen, Yan, Wang, Shi, Chen, Shen. FedSKC: Federated Learning with Non-IID Data via Structural Knowledge Collaboration.
+ICWS 2025.
 
   paper         here               meaning
   w_g           server.net         global model

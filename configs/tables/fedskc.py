@@ -8,6 +8,9 @@ Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 10,000 of its trainin
 The paper's are `fedskc_table1.py` to `fedskc_table5.py` and `fedskc_figure3*.py`. In one --workdir they share the runs that they
 have in common. FedSKC stands there as it is by default and as printed; the other methods have their authors' coefficients. The
 paper does not name the member of FedOPT: it is FedAdam here. CIFAR-10 as a prepared tfds set: --set=data.source=tfds:cifar10.
+
+Figures 4a to 4c are `python -m methods.analyse RUN ... --what=knowledge` of runs of FedSKC, FedAvg, and FedSKC with M = 0 (without
+Eq. 1; `fedskc_figure3ab.py`); Figure 1b is `--what=landscape`.
 """
 
 from typing import Any
