@@ -371,6 +371,14 @@ class FedPftTest(chex.TestCase):
         self.assertGreater(moved(a.contrast.queue, b.contrast.queue), 1e-2)
         np.testing.assert_allclose(np.linalg.norm(a.contrast.queue, axis=1), 1, atol=1e-5)
 
+    def test_prompts_start_at_their_scale(self):
+        for scale in (0.02, 1.0):
+            algorithm = build(contrast=CON | {"prompts": 200}, prompts=100, prompt_scale=scale)
+            server = algorithm.server_init(jax.random.key(0))
+            client = algorithm.client_init(jax.random.key(0), server, 0)
+            for p in (client.prompts, client.contrast.prompts):
+                self.assertAlmostEqual(float(jnp.std(p)), scale, delta=0.1 * scale)
+
     def test_counts_of_the_communication_table(self):
         """In numbers: extractor with the 7x7 stem, batch statistics counted; module; head and projection."""
         for name, d, extractor, head, projection in (
@@ -406,6 +414,7 @@ class FedPftTest(chex.TestCase):
 
     @parameterized.parameters(
         ({"prompts": -1}, "prompts=-1 must be at least 0"),
+        ({"prompt_scale": 0.0}, "prompt_scale=0.0 must be positive"),
         ({"heads": 4}, "heads=4 must divide the 6 features"),
         ({"classifier": "own"}, "unknown classifier 'own'; allowed: shared, personal"),
         ({"statistics": "x"}, "unknown statistics of phase 1 'x'"),
