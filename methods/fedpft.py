@@ -29,10 +29,10 @@ contrast.prompts=0; VII alternate=False and contrast.prompts=0; VIII alternate=F
 contrast.first rounds of L_Con alone, then CE alone.
 
 Departures and what the papers leave open: tau has 4 D^2 weights and no bias, as their counts say, one head and no residual; only
-its first output is used, so only that is computed; it starts as PyTorch's does. Prompts start at N(0, prompt_scale^2), each client's
-own: where they are much shorter than the features, the attention soon settles on f alone and they learn no more (`configs/` take 1).
-Eq. 3 prints a second logarithm. CE sees the plain images. In phase 1 of FedPFT nothing of phi moves and its batch
-normalisation runs in evaluation mode, so that its features are computed once (statistics="train" is the other reading). The
+its first output is used, so only that is computed; it starts as PyTorch's does. Prompts start at N(0, prompt_scale^2), each
+client's own, as PyTorch's randn: where they are much shorter than the features, at 0.02, the attention soon settles on f alone, and
+they learn no more. Eq. 3 prints a second logarithm. CE sees the plain images. In phase 1 of FedPFT nothing of phi moves and its
+batch normalisation runs in evaluation mode, so that its features are computed once (statistics="train" is the other reading). The
 momentum copies, their batch statistics and the queue stay with the client between rounds; the keys use the current tau (a copy
 of its own with contrast.momentum_transform). Rows of a short batch that are padding never enter the queue.
 """
@@ -180,7 +180,7 @@ def fedpft(
     *,
     optimizer: training.Optimizer,
     prompts: int = 10,
-    prompt_scale: float = 0.02,
+    prompt_scale: float = 1.0,
     transform_epochs: int = 4,
     model_epochs: int = 1,
     batch: int = 100,
