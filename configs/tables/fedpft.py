@@ -3,7 +3,7 @@
 Command:  python -m methods.table --table=configs/tables/fedpft.py --workdir=runs/fedpft --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
 Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 10 clients with 200 + 100 images each, networks with a quarter of the
-          channels, batches of 50, 40 rounds; smoke (two rounds on digits, seconds); paper: the published setting, 40 clients with
+          channels, batches of 20, 40 rounds; smoke (two rounds on digits, seconds); paper: the published setting, 40 clients with
           500 + 100 images (200 of Tiny-ImageNet), batches of 100, 1000 rounds.
 
 The paper's are `fedpft_table*.py` and `fedpft_figure*.py`, numbered as in its ICLR version. In one --workdir they share the runs
@@ -84,7 +84,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "data.clients": 10,
         "data.size": 16,
         "data.examples": 10_000,
-        "method.batch": 50,
+        "method.batch": 20,
         "rounds": 40,
         "evaluation.every": 2,
     },
