@@ -18,6 +18,7 @@ def get_config(variant: str = "small"):
     config.method = dict(
         name="fedpft",
         prompts=10,
+        prompt_scale=1.0,
         transform_epochs=4,
         model_epochs=1,
         batch=32,
