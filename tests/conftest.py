@@ -1,5 +1,6 @@
 """One setting for all tests: eight simulated devices, strict broadcasting, warnings are errors, nothing implicit on a GPU."""
 
+import gc
 import os
 import warnings
 from pathlib import Path
@@ -32,12 +33,24 @@ def shared_data() -> Path:
     return path
 
 
-def pytest_collection_modifyitems(items):
-    """With `--dist loadgroup`, tests that share compiled rounds go to one worker: by file, in the contract suite by method."""
+def _group(item) -> str:
+    """Tests that share compiled rounds: those of a file, in the contract suite those of a method."""
     from tests import toy
 
+    group = item.nodeid.partition("::")[0]
+    if group.endswith("test_every_method.py"):
+        return max((name for name in toy.METHODS if f"_{name}" in item.name), key=len, default=group)
+    return group
+
+
+def pytest_collection_modifyitems(items):
+    """With `--dist loadgroup`, a group goes to one worker."""
     for item in items:
-        group = item.nodeid.partition("::")[0]
-        if group.endswith("test_every_method.py"):
-            group = max((name for name in toy.METHODS if f"_{name}" in item.name), key=len, default=group)
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """After a group its compiled programs are dropped: of the whole suite they would take many gigabytes."""
+    if nextitem is None or _group(item) != _group(nextitem):
+        jax.clear_caches()
+        gc.collect()

@@ -1,6 +1,6 @@
 """Measures whole rounds of the engine beside other ways to do the same work, in turns, and reports ratios.
 
-python -m tests.benchmarks                                        # workloads a, b4, c, c10, d, d5, dpft, e*, f*, g; peers that are there
+python -m tests.benchmarks                                        # all workloads but b; peers that are there
 sh tests/benchmarks/peers/make.sh                                 # makes the peers' environments, under build/peers
 python -m tests.benchmarks --workloads=a,c --repeats=9 --json=build/benchmarks/ac.json
 python -m tests.benchmarks --workloads=b --peers=torch --ours='(chunk=4)' --ours='(conv_form=native, dtype=bfloat16)'
