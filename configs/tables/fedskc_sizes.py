@@ -5,7 +5,7 @@ Expect:   see configs/RESULTS.md.
 Variants: see `fedskc.py`.
 
 The paper's split divides each class over the clients, so their sizes differ; its released code cuts them to one size afterwards.
-Here that is "equal sizes": 500 examples a client, of a label distribution that each draws for itself, so clients may share examples.
+Here that is "equal sizes": 500 examples a client, of a label distribution that each draws for itself; clients may share examples.
 """
 
 import dataclasses
