@@ -51,7 +51,11 @@ def model_of(simulation: Simulation, state: State, model: str | None = None) -> 
     Raises:
       ValueError: the method has no such predictor.
     """
-    names = list(simulation.view(state, 0).holds)
+    return _chosen(simulation.view(state, 0), model)
+
+
+def _chosen(view: View, model: str | None) -> str:
+    names = list(view.holds)
     if model is None:
         return "personal" if "personal" in names else names[0]
     if model not in names:
@@ -185,8 +189,7 @@ def class_knowledge(
     Returns:
       ([k, D], [k]): of the k classes that the client has, and which they are.
     """
-    names = list(view.holds)
-    model = ("personal" if "personal" in names else names[0]) if model is None else model
+    model = _chosen(view, model)
     rows = simulation.data.train_index[view.client]
     x, y = simulation.data.train
     made = _output(outputs(view, model, _take(x, rows), simulation.evaluation.batch), key)

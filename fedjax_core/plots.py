@@ -284,20 +284,13 @@ def embedding(
         for place, (what, values) in enumerate((("class", classes), ("client", clients)), 1):
             axes = figure.add_subplot(1, 2, place)
             found = np.unique(values)
-            colours = matplotlib.colormaps["tab10" if len(found) <= 10 else "tab20" if len(found) <= 20 else "turbo"]
-            spread = np.linspace(0, 1, len(found)) if len(found) > 20 else np.arange(len(found))
-            for i, value in enumerate(found.tolist()):
+            for i, (value, colour) in enumerate(zip(found.tolist(), _colours(len(found)), strict=True)):
                 mine = values == value
                 marker = MARKERS[i % len(MARKERS)] if what == "client" else "o"
                 label = names[value] if what == "class" else str(value)
-                colour = colours(spread[i].item())
                 axes.scatter(*places[mine].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
             axes.set_title(f"by {what}")
-            axes.set(xticks=[], yticks=[])
-            axes.grid(visible=False)
-            if len(found) <= 20:
-                columns = 1 if len(found) <= 12 else 2
-                axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1, ncols=columns, markerscale=1.6)
+            _bare(axes, len(found), 1.6)
         _save(figure, path, rows)
     return figure
 
@@ -338,16 +331,10 @@ def landmarks(
         figure = Figure(figsize=(COLUMN, 3.4), layout="constrained")
         axes = figure.add_subplot()
         found = np.unique(np.concatenate([classes, mark_classes])).tolist()
-        colours = matplotlib.colormaps["tab10" if len(found) <= 10 else "tab20" if len(found) <= 20 else "turbo"]
-        for i, value in enumerate(found):
-            colour = colours(i if len(found) <= 20 else i / (len(found) - 1))
+        for value, colour in zip(found, _colours(len(found)), strict=True):
             axes.scatter(*places[classes == value].T, s=5, color=colour, linewidths=0, label=names[value])
             axes.scatter(*marks[mark_classes == value].T, s=90, color=colour, edgecolors="black", linewidths=1.2, zorder=3)
-        axes.set(xticks=[], yticks=[])
-        axes.grid(visible=False)
-        if len(found) <= 20:
-            columns = 1 if len(found) <= 12 else 2
-            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1, ncols=columns, markerscale=1.8)
+        _bare(axes, len(found), 1.8)
         _save(figure, path, rows)
     return figure
 
@@ -464,6 +451,21 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
         partition_bubbles(partition["label_table"], path, partition.get("class_names") or None)
         written += [path, path.with_suffix(".csv")]
     return written
+
+
+def _colours(n: int) -> list[Any]:
+    """n colours, as far apart as they can be."""
+    colours = matplotlib.colormaps["tab10" if n <= 10 else "tab20" if n <= 20 else "turbo"]
+    return [colours(i) if n <= 20 else colours(i / (n - 1)) for i in range(n)]
+
+
+def _bare(axes: Axes, labels: int, scale: float) -> None:
+    """No ticks and no grid; the legend beside the axes, if it is not too long."""
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    if labels <= 20:
+        columns = 1 if labels <= 12 else 2
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1, ncols=columns, markerscale=scale)
 
 
 def _class_names(classes: int, names: Sequence[str] | None) -> list[str]:

@@ -155,6 +155,19 @@ def fit(
     return run
 
 
+def _in_order(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batch]]:
+    """B, and the minibatch number i of one client's rows in the order in which they lie."""
+    rows = data.index.shape[0]
+    b = max(1, min(batch, rows))
+    index = jnp.pad(data.index, (0, -rows % b))
+
+    def minibatch(i):
+        here = i * b + jnp.arange(b)
+        return take(data.arrays, index[here], here < data.size)
+
+    return b, minibatch
+
+
 def accumulate(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
     """Sums over one client's rows, in minibatches and in the order in which they lie; nothing is trained.
 
@@ -166,15 +179,8 @@ def accumulate(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -
     Returns:
       The total of `of`; zeros for a client without rows.
     """
-    rows = data.index.shape[0]
-    b = max(1, min(batch, rows))
-    places = jnp.arange(-(-rows // b) * b)
-    index = jnp.pad(data.index, (0, len(places) - rows))
-
-    def part(i):
-        here = i * b + jnp.arange(b)
-        return of(take(data.arrays, index[here], here < data.size))
-
+    b, minibatch = _in_order(data, batch)
+    part = lambda i: of(minibatch(i))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(part, jnp.int32(0)))
     return jax.lax.fori_loop(0, -(-data.size // b), lambda i, total: jax.tree.map(jnp.add, total, part(i)), zeros)
 
@@ -190,15 +196,9 @@ def each(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTr
     Returns:
       Leaves [M, ...], in the order of `data.index`; the rows past `data.size` hold anything.
     """
-    rows = data.index.shape[0]
-    b = max(1, min(batch, rows))
+    rows, (b, minibatch) = data.index.shape[0], _in_order(data, batch)
+    part = lambda i: of(minibatch(i))
     places = -(-rows // b) * b
-    index = jnp.pad(data.index, (0, places - rows))
-
-    def part(i):
-        here = i * b + jnp.arange(b)
-        return of(take(data.arrays, index[here], here < data.size))
-
     out = jax.tree.map(lambda s: jnp.zeros((places, *s.shape[1:]), s.dtype), jax.eval_shape(part, jnp.int32(0)))
     write = lambda i, out: jax.tree.map(lambda o, p: jax.lax.dynamic_update_slice_in_dim(o, p, i * b, 0), out, part(i))
     out = jax.lax.fori_loop(0, -(-data.size // b), write, out)

@@ -47,7 +47,7 @@ import optax
 
 from fedjax_core import aggregators, by_name, losses, training
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.task import Task
+from fedjax_core.task import Task, width
 
 LEAST = 1e-6  # U below which logits count as equal to the knowledge
 
@@ -234,12 +234,10 @@ def fedskc(
         review,
     )
 
-    def width(net):
-        return classes if made.of == "logits" else net.params["head"]["kernel"].shape[0]
-
     def server_init(key):
         net = model.init(key)
-        return Server(net, jnp.zeros((classes, width(net))), jnp.zeros(classes, bool), aggregator.init(net))
+        numbers = classes if made.of == "logits" else width(model)
+        return Server(net, jnp.zeros((classes, numbers)), jnp.zeros(classes, bool), aggregator.init(net))
 
     def outputs(net, batch, **mode):
         return model.apply(net, batch.x, mask=batch.mask, **mode)
