@@ -15,6 +15,7 @@ from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.nn.cnn import CNN
 from fedjax_core.nn.mlp import MLP
 from fedjax_core.nn.resnet import Bottleneck, ResNet
+from fedjax_core.nn.vit import ViT
 from fedjax_core.task import Model
 
 STATS_MODES = ("average", "local", "freeze")
@@ -107,7 +108,7 @@ def _normalise(x: Array, mean: Scale, std: Scale, dtype: jax.typing.DTypeLike | 
     return ((x.astype(jnp.float32) / unit - spread(mean)) / spread(std)).astype(dtype or jnp.float32)
 
 
-MODULES: dict[str, type[nnx.Module]] = {"mlp": MLP, "cnn": CNN}
+MODULES: dict[str, type[nnx.Module]] = {"mlp": MLP, "cnn": CNN, "vit": ViT}
 RESNETS = {
     "resnet8": {"blocks": (1, 1, 1)},
     "resnet10": {"blocks": (1, 1, 1, 1)},
@@ -115,7 +116,13 @@ RESNETS = {
     "resnet34": {"blocks": (3, 4, 6, 3)},
     "resnet50": {"blocks": (3, 4, 6, 3), "block": Bottleneck},
 }
-MODULES |= dict.fromkeys(RESNETS, ResNet)
+VITS = {
+    "vit_s16": {"patch": 16, "width": 384, "depth": 12, "heads": 6},
+    "vit_b16": {"patch": 16, "width": 768, "depth": 12, "heads": 12},
+    "vit_l16": {"patch": 16, "width": 1024, "depth": 24, "heads": 16},
+}
+FIXED = RESNETS | VITS
+MODULES |= dict.fromkeys(RESNETS, ResNet) | dict.fromkeys(VITS, ViT)
 
 
 def build(
@@ -148,8 +155,8 @@ def build(
     """
     module = MODULES[_known("model", name, MODULES)]
     own = {p.name for p in inspect.signature(module.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    fixed = RESNETS.get(name, {})
-    allowed = own - {"rngs", "dtype", "blocks", "block"}
+    fixed = FIXED.get(name, {})
+    allowed = own - {"rngs", "dtype", "blocks", "block", *fixed}
     for option in options:
         _known(f"option of {name}", option, allowed)
     make = functools.partial(module, classes, tuple(input_shape), dtype=dtype, **fixed, **options)

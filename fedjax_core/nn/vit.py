@@ -1,0 +1,193 @@
+"""Vision transformers, with visual prompts: ViT-S/B/L of public checkpoints and any smaller one.
+
+Dosovitskiy et al. An image is worth 16x16 words. ICLR 2021. https://arxiv.org/abs/2010.11929
+Jia, Tang, Chen, Cardie, Belongie, Hariharan, Lim. Visual prompt tuning. ECCV 2022. https://arxiv.org/abs/2203.12119
+
+  name       patch   width   depth   heads   parameters at 224 px without the head
+  vit_s16    16      384     12      6       21,665,664
+  vit_b16    16      768     12      12      85,798,656
+  vit_l16    16      1024    24      16      303,301,632
+
+Blocks normalise first; the GELU is the exact one; the features are the final [cls] after the last norm. Weights of all blocks are
+stacked on a leading axis [depth], over which the network is a scan: it compiles in the time of one block. Products with weights are
+plain ones, so under a map over clients that share the weights they stay single large matrix products.
+
+Prompts stand between [cls] and the patches, after positions have been added. Shallow ones [n, width] go through the network with
+the other tokens; of deep ones [depth, n, width] each block gets its own, in place of what the previous block made of its. They are
+the entry "prompts" of `params`, drawn last: without them a network is the same in all else.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+Array = jax.Array
+
+
+class Leaves(nnx.Module):
+    """Parameters by name, and nothing else."""
+
+    kernel: nnx.Param
+    scale: nnx.Param
+    bias: nnx.Param
+
+    def __init__(self, **arrays: Array):
+        for name, array in arrays.items():
+            setattr(self, name, nnx.Param(array))
+
+
+class Blocks(nnx.Module):
+    """The weights of all blocks, leaves [depth, ...]; `block` is what one does."""
+
+    def __init__(self, depth: int, width: int, heads: int, hidden: int, rngs: nnx.Rngs):
+        one, zero = jnp.ones((depth, width)), jnp.zeros
+        each, draw = width // heads, lambda *shape: _draw(rngs, depth, *shape)
+        self.norm1 = Leaves(scale=one, bias=zero((depth, width)))
+        self.qkv = Leaves(kernel=draw(width, 3, heads, each), bias=zero((depth, 3, heads, each)))
+        self.out = Leaves(kernel=draw(heads, each, width), bias=zero((depth, width)))
+        self.norm2 = Leaves(scale=one, bias=zero((depth, width)))
+        self.mlp1 = Leaves(kernel=draw(width, hidden), bias=zero((depth, hidden)))
+        self.mlp2 = Leaves(kernel=draw(hidden, width), bias=zero((depth, width)))
+
+
+class ViT(nnx.Module):
+    """Patches, [cls] and positions, blocks, a norm, a linear head on the final [cls]."""
+
+    def __init__(
+        self,
+        classes: int,
+        input_shape: tuple[int, int, int],
+        *,
+        patch: int = 16,
+        width: int = 384,
+        depth: int = 12,
+        heads: int = 6,
+        mlp: float = 4,
+        prompts: int = 0,
+        deep: bool = True,
+        epsilon: float = 1e-6,
+        dtype: jax.typing.DTypeLike | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the weights: N(0, 0.02^2), biases zero; prompts uniform within sqrt(6 / (3 patch^2 + width)), as VPT's code has it.
+
+        Args:
+          classes: outputs of the head.
+          input_shape: [H, W, C] of one image.
+          patch: height and width of a patch; it divides H and W.
+          width: of a token, the features' number D.
+          depth: number of blocks.
+          heads: of the attention; they divide the width.
+          mlp: width of a block's hidden layer, in widths of a token.
+          prompts: n, in the first block or in each; 0: none.
+          deep: whether each block has its own prompts.
+          epsilon: of the norms: 1e-6 as in the first release and timm; what transformers wrote has 1e-12 unless its config differs.
+          dtype: of the computation; parameters stay float32.
+          rngs: its `params` stream.
+
+        Raises:
+          ValueError: a size out of range, or one that does not divide.
+        """
+        for name, size in {"patch": patch, "width": width, "depth": depth, "heads": heads}.items():
+            if size < 1:
+                raise ValueError(f"{name}={size} of a vit must be at least 1")
+        if prompts < 0:
+            raise ValueError(f"prompts={prompts} of a vit must be 0 (none) or more")
+        if width % heads:
+            raise ValueError(f"heads={heads} of a vit do not divide its width={width}")
+        rows, columns, channels = input_shape
+        if rows % patch or columns % patch:
+            raise ValueError(f"patch={patch} of a vit does not divide images of {rows} x {columns}")
+        self.patch, self.deep, self.epsilon = patch, deep, epsilon
+        self.patches = Leaves(kernel=_draw(rngs, patch, patch, channels, width), bias=jnp.zeros(width))
+        self.cls = nnx.Param(_draw(rngs, width))
+        self.positions = nnx.Param(_draw(rngs, 1 + (rows // patch) * (columns // patch), width))
+        self.blocks = Blocks(depth, width, heads, int(width * mlp), rngs)
+        self.norm = Leaves(scale=jnp.ones(width), bias=jnp.zeros(width))
+        self.head = nnx.Linear(width, classes, dtype=dtype, rngs=rngs)
+        if prompts:
+            bound = (6 / (3 * patch**2 + width)) ** 0.5
+            shape = (depth, prompts, width) if deep else (prompts, width)
+            self.prompts = nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound))
+
+    def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
+        """Features.
+
+        Args:
+          x: [B, H, W, C].
+          key: unused.
+          train: unused.
+          batch: unused.
+          mask: unused; rows are independent.
+
+        Returns:
+          features [B, D] and the tokens [B, T, D] by name: "embedding" (before prompts), "block1", ... (with what became of them),
+          "final" (normalised; without deep prompts).
+        """
+        del key, train, batch, mask
+        tokens = x = self._embed(x)
+        own = self.prompts[...].astype(x.dtype) if hasattr(self, "prompts") else None
+        if own is not None and not self.deep:
+            x, own = _insert(x, own), None
+
+        def step(x: Array, given: tuple[dict, Array | None]) -> tuple[Array, Array]:
+            weights, own = given
+            y = block(weights, x if own is None else _insert(x, own), self.epsilon)
+            return (y if own is None else jnp.concatenate([y[:, :1], y[:, 1 + len(own) :]], 1)), y
+
+        stacked = nnx.to_pure_dict(nnx.state(self.blocks, nnx.Param))
+        x, states = lax.scan(step, x, (stacked, own))
+        final = _norm(x, self.norm.scale[...], self.norm.bias[...], self.epsilon)
+        seen = {f"block{i + 1}": states[i] for i in range(len(states))}
+        return final[:, 0], {"embedding": tokens, **seen, "final": final}
+
+    def _embed(self, x: Array) -> Array:
+        """[B, H, W, C] -> [cls] and patches with their positions [B, T, D]."""
+        b, h, w, c = x.shape
+        tiles = x.reshape(b, h // self.patch, self.patch, w // self.patch, self.patch, c)
+        embedded = jnp.einsum("bhiwjc,ijcd->bhwd", tiles, self.patches.kernel[...].astype(x.dtype))
+        embedded = embedded.reshape(b, -1, embedded.shape[-1]) + self.patches.bias[...].astype(x.dtype)[None, None]
+        cls = jnp.broadcast_to(self.cls[...].astype(x.dtype), (b, 1, embedded.shape[-1]))
+        return jnp.concatenate([cls, embedded], 1) + self.positions[...].astype(x.dtype)[None]
+
+
+def block(weights: dict[str, dict[str, Array]], x: Array, epsilon: float) -> Array:
+    """One block: attention and a two-layer perceptron, each on normalised tokens and beside a shortcut.
+
+    Args:
+      weights: `Blocks` without the leading axis.
+      x: [B, T, D].
+      epsilon: of the norms.
+
+    Returns:
+      [B, T, D].
+    """
+    w = jax.tree.map(lambda leaf: leaf.astype(x.dtype), weights)
+    y = _norm(x, **weights["norm1"], epsilon=epsilon)
+    q, k, v = jnp.einsum("btd,dshe->sbthe", y, w["qkv"]["kernel"]) + w["qkv"]["bias"][:, None, None]
+    scores = jnp.einsum("bqhe,bkhe->bhqk", q, k) * q.shape[-1] ** -0.5
+    seen = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(x.dtype)
+    y = jnp.einsum("bhqk,bkhe->bqhe", seen, v)
+    x = x + jnp.einsum("bthe,hed->btd", y, w["out"]["kernel"]) + w["out"]["bias"][None, None]
+    y = _norm(x, **weights["norm2"], epsilon=epsilon)
+    y = jax.nn.gelu(y @ w["mlp1"]["kernel"] + w["mlp1"]["bias"][None, None], approximate=False)
+    return x + y @ w["mlp2"]["kernel"] + w["mlp2"]["bias"][None, None]
+
+
+def _norm(x: Array, scale: Array, bias: Array, epsilon: float) -> Array:
+    """Layer normalisation of tokens [B, T, D], in float32."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, -1, keepdims=True)
+    slope = lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + epsilon)
+    return (centred * slope * scale[None, None] + bias[None, None]).astype(x.dtype)
+
+
+def _insert(x: Array, prompts: Array) -> Array:
+    """Tokens [B, T, D] with prompts [n, D] behind the first of each row."""
+    own = jnp.broadcast_to(prompts[None], (len(x), *prompts.shape))
+    return jnp.concatenate([x[:, :1], own, x[:, 1:]], 1)
+
+
+def _draw(rngs: nnx.Rngs, *shape: int) -> Array:
+    return 0.02 * jax.random.normal(rngs.params(), shape)
