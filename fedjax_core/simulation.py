@@ -24,7 +24,7 @@ from fedjax_core import losses, metrics, parallel, training
 from fedjax_core.algorithm import Algorithm, Array, ClientData, Cohort, Examples, PyTree, Reduce
 from fedjax_core.data.federated import FederatedData, padded, pooled
 from fedjax_core.episodes import Episodes, assemble
-from fedjax_core.task import Task
+from fedjax_core.task import Peers, Task
 
 Build = Callable[[Task], Algorithm]
 Result = TypeVar("Result")
@@ -171,12 +171,13 @@ class Simulation:
           ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
             state; a client update does not keep its state's structure, shapes and dtypes.
         """
+        groups = _acquainted(groups)
         algorithms = [group.build(group.task) for group in groups]
         if any(a.pooled for a in algorithms):
             if len(groups) > 1:
                 raise ValueError("a pooled method trains one network; it cannot have groups")
             data, cohort, dropout = pooled(data), None, 0.0
-            groups = [groups[0]._replace(clients=np.arange(1), task=_with_population(groups[0].task, 1))]
+            groups = _acquainted([groups[0]._replace(clients=np.arange(1), task=_with_population(groups[0].task, 1))])
         population = len(data.train_index)
         everyone = np.sort(np.concatenate([np.asarray(g.clients) for g in groups]))
         if not np.array_equal(everyone, np.arange(population)):
@@ -806,6 +807,12 @@ def one_group(build: Build, task: Task, population: int) -> list[Group]:
 
 def _with_population(task: Task, population: int) -> Task:
     return dataclasses.replace(task, population=population)
+
+
+def _acquainted(groups: Sequence[Group]) -> list[Group]:
+    """The groups, whose tasks know them all."""
+    peers = tuple(Peers(group.task.model, tuple(np.asarray(group.clients).tolist())) for group in groups)
+    return [group._replace(task=dataclasses.replace(group.task, groups=peers)) for group in groups]
 
 
 def _is_reduce(x: Any) -> bool:

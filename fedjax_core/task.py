@@ -1,10 +1,12 @@
 """What a method works on: a network as pure functions, and what surrounds it."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
 
@@ -22,6 +24,7 @@ class Model(NamedTuple):
       features: same arguments -> ([B, D], stats); the body alone.
       head: (net, features [B, D]) -> logits [B, K].
       name: what error messages and tables call it.
+      whole: net -> the Net of the whole network, with what is frozen (`part_of`) beside it.
     """
 
     init: Callable[[Array], Net]
@@ -29,11 +32,35 @@ class Model(NamedTuple):
     features: Callable[..., tuple[Array, PyTree]]
     head: Callable[[Net, Array], Array]
     name: str = "model"
+    whole: Callable[[Net], Net] = lambda net: net
 
 
 def width(model: Model) -> int:
     """D, the number of a model's features: the rows of its head's kernel."""
     return jax.eval_shape(model.init, jax.random.key(0)).params["head"]["kernel"].shape[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Peers:
+    """Clients with one architecture, as every method may know them.
+
+    Attributes:
+      model: their network; for its shapes only, since its arrays would become constants of a program.
+      clients: their ids.
+    """
+
+    model: Model
+    clients: tuple[int, ...]
+
+    @functools.cached_property
+    def shapes(self) -> Net:
+        """Of the network's `Net`."""
+        return jax.eval_shape(self.model.init, jax.random.key(0))
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.shapes.params["head"]["kernel"].shape[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +75,7 @@ class Task:
       public: Examples that everybody holds (FedMD's public set); `()` if none.
       shape: of one example's x; None if it is not told (few methods ask).
       round: index of the current round, from 0; a traced scalar inside a round.
+      groups: all clients by architecture, in the engine's order; empty outside of a simulation.
 
     `frozen` and `public` travel as arguments of the jitted round and are bound again inside it (`bind`): closed over, a large
     backbone would be printed into the compiled program as a constant.
@@ -60,10 +88,24 @@ class Task:
     public: PyTree = ()
     shape: tuple[int, ...] | None = None
     round: Array | int = 0
+    groups: tuple[Peers, ...] = ()
 
     @property
     def model(self) -> Model:
         return self.network(self.frozen)
+
+    @property
+    def peers(self) -> tuple[Peers, ...]:
+        """`groups`, or outside of a simulation everybody with this network."""
+        return self.groups or (Peers(self.model, tuple(range(self.population))),)
+
+    @property
+    def widths(self) -> np.ndarray:
+        """[N] each client's number of features."""
+        found = np.zeros(self.population, np.int32)
+        for peers in self.peers:
+            found[list(peers.clients)] = peers.width
+        return found
 
     @property
     def held(self) -> tuple[PyTree, PyTree]:
@@ -73,6 +115,10 @@ class Task:
     def bind(self, held: tuple[PyTree, PyTree], round: Array | int) -> "Task":  # noqa: A002
         """The same task over other (traced) arrays, at a given round."""
         return dataclasses.replace(self, frozen=held[0], public=held[1], round=round)
+
+    def wrapped(self, wrap: Callable[[Model], Model]) -> "Task":
+        """The same task over the wrapped network, such as one whose inputs are augmented."""
+        return dataclasses.replace(self, network=lambda frozen: wrap(self.network(frozen)))
 
 
 def of_model(model: Model, *, classes: int, population: int, public: PyTree = (), shape: tuple[int, ...] | None = None) -> Task:
@@ -89,3 +135,72 @@ def of_model(model: Model, *, classes: int, population: int, public: PyTree = ()
       The task, with nothing frozen.
     """
     return Task(lambda frozen: model, classes, population, public=public, shape=shape)
+
+
+PARTS: dict[str, tuple[str, ...] | None] = {"all": None, "prompts": ("prompts", "head"), "head": ("head",)}
+
+
+def part_of(
+    model: Model,
+    arrays: Net,
+    trained: str | Sequence[str],
+    *,
+    classes: int,
+    population: int,
+    public: PyTree = (),
+    shape: tuple[int, ...] | None = None,
+) -> Task:
+    """A task that begins from given arrays, and trains all of a network or some of it.
+
+    Of a network that is trained in part, the `Net` has the trained entries only: methods keep, send and average nothing else. The
+    rest is `frozen`, once in memory however many clients share it, and runs in evaluation mode: no dropout, the running statistics
+    of batch normalisation, which never move.
+
+    Args:
+      model: the whole network.
+      arrays: params by entry, and stats; a trained entry begins from here if it is there, else as `model.init` draws it.
+      trained: "all"; "prompts", which are the entries "prompts" and "head"; "head"; or names of entries.
+      classes: K.
+      population: N.
+      public: Examples that everybody holds.
+      shape: of one example's x.
+
+    Returns:
+      The task.
+
+    Raises:
+      ValueError: the network has no such entry, or `arrays` lack one that is not trained.
+    """
+    entries = PARTS.get(trained) if isinstance(trained, str) else tuple(trained)
+    if isinstance(trained, str) and trained not in PARTS:
+        raise ValueError(f"train={trained!r} is not one of {', '.join(map(repr, PARTS))}")
+    there = jax.eval_shape(model.init, jax.random.key(0))
+    for name in entries or ():
+        if name not in there.params:
+            raise ValueError(f"train={trained!r}: {model.name} has no entry {name!r}, only {', '.join(there.params)}")
+    chosen = tuple(there.params) if entries is None else entries
+    if missing := [name for name in there.params if name not in chosen and name not in arrays.params]:
+        raise ValueError(f"train={trained!r}: {model.name} needs frozen arrays for {', '.join(missing)}")
+
+    def network(frozen: Net) -> Model:
+        def init(key):
+            fresh = model.init(key)
+            params = {name: frozen.params[name] if name in frozen.params else fresh.params[name] for name in chosen}
+            return Net(params, {} if entries is not None else frozen.stats if jax.tree.leaves(frozen.stats) else fresh.stats)
+
+        def whole(net):
+            return net if entries is None else Net(dict(frozen.params) | net.params, frozen.stats)
+
+        def apply(net, x, key=None, train=False, mask=None, **more):
+            if entries is None:
+                return model.apply(net, x, key, train=train, mask=mask, **more)
+            return model.apply(whole(net), x, key, mask=mask, **more)[0], net.stats
+
+        def features(net, x, key=None, train=False, mask=None):
+            if entries is None:
+                return model.features(net, x, key, train=train, mask=mask)
+            return model.features(whole(net), x, key, mask=mask)[0], net.stats
+
+        return Model(init, apply, features, lambda net, z: model.head(whole(net), z), model.name, whole)
+
+    return Task(network, classes, population, arrays, public, shape)
