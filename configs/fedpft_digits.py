@@ -14,7 +14,6 @@ from configs import base
 
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
-    config.models = ("cnn(widths=(8, 16), dense=32)",)
     config.method = dict(
         name="fedpft",
         prompts=10,
@@ -36,7 +35,7 @@ def get_config(variant: str = "small"):
             size=128,
             momentum=0.999,
             temperature=0.07,
-            augment="resized_crop(scale=(0.2, 1.0)) | colour_jitter | flip",  # the digits are grey already
+            augment="resized_crop(scale=(0.2, 1.0)) | colour_jitter",  # digits are grey, and no digit when mirrored
             momentum_transform=False,
             first=0,
         ),
