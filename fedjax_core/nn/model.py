@@ -16,6 +16,7 @@ from fedjax_core.nn.cnn import CNN
 from fedjax_core.nn.mlp import MLP
 from fedjax_core.nn.resnet import Bottleneck, ResNet
 from fedjax_core.nn.vit import ViT
+from fedjax_core.nn.wrap import framed, resized
 from fedjax_core.task import Model
 
 STATS_MODES = ("average", "local", "freeze")
@@ -145,22 +146,38 @@ def build(
       std: see `from_module`.
       stats_mode: see `from_module`.
       dtype: see `from_module`.
-      **options: the module's own keyword arguments (`widths`, `norm`, `stem`, `conv_form`, ...).
+      **options: the module's own keyword arguments (`widths`, `norm`, `stem`, `conv_form`, ...). Any network of images also takes
+        `resize`, to which (height and width, or one number for both) images are scaled first, and `frame`, the width of a frame of
+        learnable pixels around them (`wrap.py`).
 
     Returns:
       The Model. Equal arguments give equal tree structures.
 
     Raises:
-      ValueError: unknown name or option.
+      ValueError: unknown name or option; or `resize`, `frame` is out of range, or for inputs that are no images.
     """
     module = MODULES[_known("model", name, MODULES)]
     own = {p.name for p in inspect.signature(module.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}
     fixed = FIXED.get(name, {})
     allowed = own - {"rngs", "dtype", "blocks", "block", *fixed}
     for option in options:
-        _known(f"option of {name}", option, allowed)
-    make = functools.partial(module, classes, tuple(input_shape), dtype=dtype, **fixed, **options)
-    return from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype)
+        _known(f"option of {name}", option, allowed | {"resize", "frame"})
+    image = shape = tuple(input_shape)
+    resize, frame = options.pop("resize", None), options.pop("frame", 0)
+    if resize is not None or frame:
+        if len(shape) != 3:
+            raise ValueError(f"resize={resize}, frame={frame} of {name}: inputs of shape {list(shape)} are no images [H, W, C]")
+        if frame and options.get("prompts"):
+            raise ValueError(f"frame={frame} of {name}: it has prompts={options['prompts']} tokens; a network has one or the other")
+        size = shape[:2] if resize is None else (resize, resize) if isinstance(resize, int) else tuple(resize)
+        if not (isinstance(frame, int) and frame >= 0 and len(size) == 2 and all(isinstance(n, int) and n >= 1 for n in size)):
+            raise ValueError(f"resize={resize}, frame={frame} of {name}: must be positive, one number or (height, width), and >= 0")
+        image = (*size, shape[2])
+        shape = (size[0] + 2 * frame, size[1] + 2 * frame, shape[2])
+    make = functools.partial(module, classes, shape, dtype=dtype, **fixed, **options)
+    model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype)
+    model = framed(model, image, frame) if frame else model
+    return model if resize is None else resized(model, image[:2])
 
 
 def _known(what: str, word: str, allowed: Any) -> str:
