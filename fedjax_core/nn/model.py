@@ -177,7 +177,7 @@ def build(
     make = functools.partial(module, classes, shape, dtype=dtype, **fixed, **options)
     model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype)
     model = framed(model, image, frame) if frame else model
-    return model if resize is None else resized(model, image[:2])
+    return model if resize is None else resized(model, (image[0], image[1]))
 
 
 def _known(what: str, word: str, allowed: Any) -> str:

@@ -1,4 +1,4 @@
-"""What may stand before any network of images: another size, and a frame of learnable pixels, the prompts of a network without tokens.
+"""What may stand before any network of images: another size; a frame of learnable pixels, the prompts of networks without tokens.
 
 Both are Model -> Model, and come before the network normalises its inputs.
 """
