@@ -36,6 +36,18 @@ def as_in_fedpft(config: Any) -> None:
     config.rounds = 1000
 
 
+def as_in_fedhpl(config: Any) -> None:
+    """FedHPL's protocol for CIFAR-10 at 224 px, into a config with a method: 5 clients, ResNet-18/34/50/34/18 from scratch, data that
+    may overlap, all in every one of 100 rounds, batches of 16; each scored on the whole test set. Local epochs, one, are the method's."""
+    config.data.update(source="cifar10", clients=5, partition="overlapping_dirichlet")
+    config.models = tuple(f"resnet{depth}(stem='imagenet', resize=224)" for depth in (18, 34, 50, 34, 18))
+    config.optimizer.update(lr=0.01, momentum=0.9, weight_decay=1e-4)
+    config.method.update(batch=16)
+    config.cohort.fraction = 1.0
+    config.evaluation.scopes = ("global", "all")
+    config.rounds = 100
+
+
 def get_config(variant: str = "small") -> Any:
     """Digits on 20 clients; without a method, which each config brings.
 
@@ -70,7 +82,11 @@ def get_config(variant: str = "small") -> Any:
     config.cohort.fraction = 0.4
     config.cohort.size = placeholder(int)  # a number of clients, instead of the fraction
 
-    config.models = ("mlp",)  # several: client i gets model i mod their number
+    config.models = ("mlp",)  # several: client i gets model i mod their number; of images also with resize=, frame=: fedjax_core/nn
+    config.weights = placeholder(object)  # a file that networks begin from, or a tuple with one (or None) for each model
+    config.train = "all"  # or "prompts" (and head), "head": the rest of a network stays as it began, in evaluation mode
+    config.normalise = "data"  # pixels, by mean and deviation: "data" (training set's), "imagenet", "half" (0.5); or a file's own
+    config.public = placeholder(str)  # source of a labelled set that everybody holds, named as data.source is
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
     config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/augment.py
     config.optimizer = ConfigDict()

@@ -4,7 +4,7 @@ import functools
 import importlib
 import os
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,25 @@ from ml_collections import ConfigDict
 import methods
 from fedjax_core import augment, by_name, episodes, nn, parallel, training
 from fedjax_core import cohort as cohorts
-from fedjax_core.algorithm import Examples
+from fedjax_core.algorithm import Examples, Net
 from fedjax_core.checkpoint import Checkpoints
 from fedjax_core.data import federated, partition, sources
 from fedjax_core.data.smaller import smaller
 from fedjax_core.normalisation import local_statistics
 from fedjax_core.run import Finished, restored, run
 from fedjax_core.simulation import Build, Evaluation, Group, Simulation, State
-from fedjax_core.task import Model, of_model
+from fedjax_core.task import PARTS, Model, Task, of_model, part_of
 from fedjax_core.workdir import CHECKPOINTS, CONFIG, RUN, read_json
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
 PROGRAMS = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
 STATISTICS = ("average", "local", "freeze")
+NORMALISATIONS = {  # mean and deviation by channel, where the data's own are not taken
+    "data": None,
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": ((0.5,), (0.5,)),
+}
 TASKS = {"classification": lambda: None, "episodes": episodes.Episodes}
 _NOT_METHODS = {"analyse", "experiment", "export", "main", "predict", "table", "tables"}
 
@@ -68,18 +73,67 @@ def dataset(config: Config) -> federated.FederatedData:
     )
 
 
-def network(spec: str, data: federated.FederatedData, statistics: str = "average", classes: int | None = None) -> Model:
-    """A model for the data, its inputs normalised by the training set's mean and deviation per channel.
+def network(
+    spec: str,
+    data: federated.FederatedData,
+    statistics: str = "average",
+    classes: int | None = None,
+    scaling: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> Model:
+    """A model for the data.
 
     Args:
       spec: name and options, as in `config.models`.
       data: to be classified.
       statistics: as in configs.
       classes: outputs of the head; None: as many as the data have.
+      scaling: mean and deviation per channel, by which inputs are normalised; None: the training set's.
     """
     name, options = by_name.parse(spec)
-    mean, std = scale(data.train)
+    mean, std = scaling or scale(data.train)
     return nn.build(name, classes or data.classes, data.train.x.shape[1:], mean, std, statistics, **options)
+
+
+def _weights() -> Any:
+    return importlib.import_module("fedjax_core.weights")
+
+
+def weight_files(config: Config) -> tuple[str | None, ...]:
+    """The file that each of `config.models` begins from, or None.
+
+    Raises:
+      ValueError: there are not as many as models.
+    """
+    number, given = len(config.models), config.weights
+    files = (given,) * number if given is None or isinstance(given, str) else tuple(given)
+    if len(files) != number:
+        raise ValueError(f"weights={files} must be one file, or one (or None) for each of the {number} models")
+    return files
+
+
+def scaling(config: Config, examples: Examples, file: str | None = None) -> tuple[Sequence[float], Sequence[float]]:
+    """Mean and deviation by which a network's inputs are normalised: its file's, if it says so; else as `config.normalise` asks.
+
+    Raises:
+      ValueError: an unknown normalisation, or one for other channels.
+    """
+    by_name.choose("normalise", config.normalise, NORMALISATIONS)
+    own = None if file is None else _weights().scaling(file)
+    found = own or NORMALISATIONS[config.normalise] or scale(examples)
+    channels = examples.x.shape[-1]
+    if len(found[0]) not in (1, channels):
+        origin = f"weights={file!r}" if own else f"normalise={config.normalise!r}"
+        raise ValueError(f"{origin} is for images of {len(found[0])} channels, these have {channels}")
+    return found
+
+
+def beginning(config: Config, model: Model, spec: str, file: str | None) -> Net:
+    """The arrays that a network begins from: those of its file; or if but a part is trained, random ones for the rest."""
+    like = jax.eval_shape(model.init, jax.random.key(0))
+    if file is not None:
+        return _weights().backbone(file, by_name.parse(spec)[0], like)
+    net = jax.device_get(jax.jit(model.init)(jax.random.key(config.seed)))
+    return net._replace(params={name: entry for name, entry in net.params.items() if name not in (PARTS[config.train] or ())})
 
 
 def scale(examples: Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -121,6 +175,9 @@ def check(config: Config) -> None:
     """Raises what `build` would for a method, a setting of it, a model or a partition that there is not, without the data."""
     algorithm(config)
     few_shot(config)
+    by_name.choose("train", config.train, PARTS)
+    by_name.choose("normalise", config.normalise, NORMALISATIONS)
+    weight_files(config)
     for spec in config.models:
         by_name.choose("model", by_name.parse(spec)[0], nn.MODULES)
     if config.augment is not None:
@@ -148,15 +205,13 @@ def build(config: Config, data: federated.FederatedData | None = None) -> Simula
     clients, models = np.arange(data.clients), tuple(config.models)
     if not 1 <= len(models) <= len(clients):
         raise ValueError(f"models={models} must be at least one, and no more than the {len(clients)} clients")
+    kinds: dict[tuple[str, str | None], list[int]] = {}
+    for i, kind in enumerate(zip(models, weight_files(config), strict=True)):
+        kinds.setdefault(kind, []).append(i)
     groups = []
-    for i, spec in enumerate(models):
-        model = network(spec, data, config.statistics, None if drawn is None else 1)
-        if config.augment is not None:
-            model = augment.augmented(model, config.augment)
-        if drawn is not None:
-            model = episodes.prototypical(model, data.classes)
-        task = of_model(model, classes=data.classes, population=data.clients, shape=tuple(data.train.x.shape[1:]))
-        groups.append(Group(f"{i}: {spec}", make, task, clients[i :: len(models)]))
+    for (spec, file), places in kinds.items():
+        mine = clients[np.isin(clients % len(models), places)]
+        groups.append(Group(f"{places[0]}: {spec}", make, _task(config, spec, file, data, drawn), mine))
     evaluation = config.evaluation
     cohort = config.cohort.fraction if config.cohort.size is None else config.cohort.size
     return Simulation(
@@ -169,6 +224,20 @@ def build(config: Config, data: federated.FederatedData | None = None) -> Simula
         hold=config.plan.hold,
         episodes=drawn,
     )
+
+
+def _task(config: Config, spec: str, file: str | None, data: federated.FederatedData, drawn: episodes.Episodes | None) -> Task:
+    """The network of one group, and what of it is trained."""
+
+    def wrapped(model: Model) -> Model:
+        model = model if config.augment is None else augment.augmented(model, config.augment)
+        return model if drawn is None else episodes.prototypical(model, data.classes)
+
+    model = network(spec, data, config.statistics, None if drawn is None else 1, scaling(config, data.train, file))
+    settings = {"classes": data.classes, "population": data.clients, "shape": tuple(data.train.x.shape[1:])}
+    if file is None and by_name.choose("train", config.train, PARTS) == "all":
+        return of_model(wrapped(model), **settings)
+    return part_of(model, beginning(config, model, spec, file), config.train, **settings).wrapped(wrapped)
 
 
 def _plan(config: Config, cohort: int | float, population: int) -> parallel.Plan | None:

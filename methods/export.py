@@ -52,8 +52,9 @@ def export(
     name = _chosen(config.method.name, view, client, model)
     data = simulation.data
     net = files.network(view, name, np.asarray(data.test.x[:32]))
-    (spec,) = (spec for spec, group in zip(config.models, simulation.groups, strict=False) if view.client in group.clients)
-    mean, std = experiment.scale(data.train)
+    number = view.client % len(config.models)
+    spec, file = config.models[number], experiment.weight_files(config)[number]
+    mean, std = experiment.scaling(config, data.train, file)
     description = {
         "model": spec,
         "classes": data.classes,
