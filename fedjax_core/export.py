@@ -91,7 +91,7 @@ def load_model(path: str | os.PathLike) -> tuple[Model, Net, dict[str, Any]]:
 
 
 def network(view: View, name: str, x: PyTree) -> Net:
-    """The one network that a model of a client (or "global") consists of.
+    """The one network that a model of a client (or "global") consists of, with what of it is frozen.
 
     It is looked for in what the model predicts with: a `Net` of the architecture's form whose own logits are the model's. So a
     method that keeps several (a previous one, a teacher) is no trouble, and one whose prediction takes more is refused.
@@ -117,7 +117,7 @@ def network(view: View, name: str, x: PyTree) -> Net:
     if len(found) != 1:
         what = "several networks that predict alike" if found else f"no {model.name} that predicts as it does"
         raise ValueError(f"the model {name!r} holds {what}, so there is no one network to export")
-    return found[0]
+    return model.whole(found[0])
 
 
 def _networks(model: Model, held: tuple[PyTree, PyTree]) -> list[Net]:
