@@ -29,6 +29,11 @@ def squared_error(values: Array, targets: Array, mask: Array) -> Array:
     return masked_mean(jnp.mean((values - targets) ** 2, axis=-1), mask)
 
 
+def absolute_error(values: Array, targets: Array, mask: Array) -> Array:
+    """Mean absolute difference of `values` and `targets` [B, D], over the rows in `mask`; no gradient where they agree."""
+    return masked_mean(jnp.mean(jnp.abs(values - targets), axis=-1), mask)
+
+
 def lengths(x: Array) -> Array:
     """Euclidean lengths along the last axis, [..., D] -> [...]; of zeros it is (nearly) zero, with a zero gradient."""
     return jnp.sqrt(jnp.maximum(jnp.sum(x * x, -1), TINY))

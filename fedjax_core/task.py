@@ -121,6 +121,21 @@ class Task:
         return dataclasses.replace(self, network=lambda frozen: wrap(self.network(frozen)))
 
 
+def common_width(task: Task, method: str) -> int:
+    """D, where the clients of a method exchange features and must have equally many.
+
+    Raises:
+      ValueError: they do not; says which network has how many.
+    """
+    if len({peers.width for peers in task.peers}) > 1:
+        listed = ", ".join(sorted({f"{peers.model.name} has {peers.width}" for peers in task.peers}))
+        raise ValueError(
+            f"models differ in their number of features: {listed}; {method} exchanges features, so all must have equally many "
+            "(option features=512 of ResNets, widths of others; fedgh can project them)"
+        )
+    return width(task.model)
+
+
 def of_model(model: Model, *, classes: int, population: int, public: PyTree = (), shape: tuple[int, ...] | None = None) -> Task:
     """A task whose network is trained whole.
 

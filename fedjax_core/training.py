@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core import losses, metrics
-from fedjax_core.algorithm import Array, ClientData, Net, PyTree
+from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, Net, PyTree
 from fedjax_core.task import Model
 
 
@@ -215,6 +215,26 @@ def class_means(of: Callable[[Batch], Array], data: ClientData, *, classes: int,
     """Mean of `of` (Batch -> [B, D]) over each class of one client's rows: [K, D], and their numbers [K]; zero for no rows."""
     total, count = accumulate(lambda batch: class_sums(of(batch), batch.y, batch.mask, classes), data, batch=batch)
     return total / jnp.maximum(count, 1)[:, None], count
+
+
+def received(cohort: Cohort, means: Array, counts: Array) -> ClientData:
+    """What a cohort sent for each class, as examples of these classes to train on at the server.
+
+    They stand in the order of the clients' ids, so that `fit` on them notices neither the cohort's order nor its empty places.
+
+    Args:
+      cohort: leaves [C].
+      means: [C, K, D] an example of each class; those of absent clients and of classes with count 0 may hold anything.
+      counts: [C, K], 0 for a class that a client does not have.
+
+    Returns:
+      Data with arrays of C * K rows.
+    """
+    c, k, d = means.shape
+    sent = (cohort.examples > 0)[:, None] & (counts > 0)
+    order = jnp.argsort(jnp.where(sent, cohort.ids[:, None], jnp.iinfo(jnp.int32).max).reshape(-1), stable=True)
+    x = jnp.where(sent[..., None], means, 0).reshape(c * k, d)
+    return ClientData(Examples(x, jnp.tile(jnp.arange(k), c)), order, jnp.sum(sent))
 
 
 def take(arrays: PyTree, rows: Array, mask: Array) -> Batch:

@@ -21,7 +21,8 @@ import optax
 
 from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
-from fedjax_core.task import Model, Task, width
+from fedjax_core.nn.project import projected
+from fedjax_core.task import Task
 
 
 class Client(NamedTuple):
@@ -32,48 +33,6 @@ class Client(NamedTuple):
 
     previous: Net
     trained: Array
-
-
-def _layer(key, rows, columns):
-    return {"kernel": jax.nn.initializers.lecun_normal()(key, (rows, columns)), "bias": jnp.zeros(columns)}
-
-
-def _linear(layer, x):
-    return x @ layer["kernel"] + layer["bias"][None]
-
-
-def projected(model: Model, classes: int, size: int) -> Model:
-    """The model with a projection between its body and a new head: linear D -> D, ReLU, linear D -> size.
-
-    Args:
-      model: whose body it is.
-      classes: K.
-      size: of the projected features.
-
-    Returns:
-      A model whose `params` have the entry "projection" besides; its features are the projected ones.
-    """
-
-    def init(key):
-        net, d = model.init(key), width(model)
-        hidden, out, head = jax.random.split(jax.random.fold_in(key, 1), 3)
-        projection = {"hidden": _layer(hidden, d, d), "out": _layer(out, d, size)}
-        return net._replace(params=net.params | {"projection": projection, "head": _layer(head, size, classes)})
-
-    def features(net, x, key=None, train=False, mask=None):
-        body = {name: entry for name, entry in net.params.items() if name not in ("projection", "head")}
-        z, stats = model.features(Net(body, net.stats), x, key, train, mask)
-        projection = net.params["projection"]
-        return _linear(projection["out"], jax.nn.relu(_linear(projection["hidden"], z))), stats
-
-    def head(net, features):
-        return _linear(net.params["head"], features)
-
-    def apply(net, x, key=None, train=False, mask=None):
-        z, stats = features(net, x, key, train, mask)
-        return {"logits": head(net, z), "features": z}, stats
-
-    return Model(init, apply, features, head, f"projected {model.name}")
 
 
 def contrast(z: Array, near: Array, far: Array, mask: Array, tau: float) -> Array:

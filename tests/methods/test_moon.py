@@ -9,10 +9,11 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core import parallel, simulation, training
+from fedjax_core.nn.project import projected
 from fedjax_core.normalisation import local_statistics
 from fedjax_core.task import of_model
 from methods.fedavg import fedavg
-from methods.moon import Client, contrast, moon, projected
+from methods.moon import Client, contrast, moon
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedprox import compiled, one_round
