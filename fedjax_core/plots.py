@@ -257,6 +257,7 @@ def embedding(
     clients: Any,
     path: str | os.PathLike,
     class_names: Sequence[str] | None = None,
+    centres: Any = None,
 ) -> Figure:
     """Draws points in the plane twice: coloured by class, and by client (each with a marker of its own as well).
 
@@ -266,6 +267,7 @@ def embedding(
       clients: [n] ids.
       path: where the figure goes; the suffix says the format. Its CSV has a line per point.
       class_names: by default their numbers.
+      centres: [n] bool, which of the points stand for many: they are larger, and have their client's marker on both sides.
 
     Returns:
       The figure.
@@ -274,21 +276,26 @@ def embedding(
       OSError: if the files cannot be written.
     """
     places, classes, clients = np.asarray(places), np.asarray(classes), np.asarray(clients)
+    large = np.zeros(len(places), bool) if centres is None else np.asarray(centres, bool)
     names = _class_names(int(classes.max()) + 1, class_names) if class_names is None else list(map(str, class_names))
     rows = [
-        {"x": x, "y": y, "class": names[k], "client": i}
-        for (x, y), k, i in zip(places.tolist(), classes.tolist(), clients.tolist(), strict=True)
+        {"x": x, "y": y, "class": names[k], "client": i, "what": "centroid" if c else "example"}
+        for (x, y), k, i, c in zip(places.tolist(), classes.tolist(), clients.tolist(), large.tolist(), strict=True)
     ]
+    markers = {client: MARKERS[i % len(MARKERS)] for i, client in enumerate(np.unique(clients).tolist())}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(PAGE, 3.6), layout="constrained")
         for place, (what, values) in enumerate((("class", classes), ("client", clients)), 1):
             axes = figure.add_subplot(1, 2, place)
             found = np.unique(values)
-            for i, (value, colour) in enumerate(zip(found.tolist(), _colours(len(found)), strict=True)):
+            for value, colour in zip(found.tolist(), _colours(len(found)), strict=True):
                 mine = values == value
-                marker = MARKERS[i % len(MARKERS)] if what == "client" else "o"
+                marker = markers[value] if what == "client" else "o"
                 label = names[value] if what == "class" else str(value)
-                axes.scatter(*places[mine].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
+                axes.scatter(*places[mine & ~large].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
+                for client in np.unique(clients[mine & large]).tolist():
+                    at = places[mine & large & (clients == client)].T
+                    axes.scatter(*at, s=60, color=colour, marker=markers[client], edgecolors="black", linewidths=0.8, zorder=3)
             axes.set_title(f"by {what}")
             _bare(axes, len(found), 1.6)
         _save(figure, path, rows)

@@ -112,6 +112,22 @@ def test_features_before_the_transformation_have_files_of_their_own(contrasted, 
     assert not np.allclose(points["features"], points["contrast"])
 
 
+def test_centroids_are_the_means_of_each_clients_classes(contrasted, tmp_path):
+    """In the plane beside the examples, as Figure 5 of FedPFT's paper has them."""
+    assert call(contrasted, "--what=tsne", "--features=contrast", f"--out={tmp_path}", "--rows=6", "--centroids") == 0
+    _, simulation, state = experiment.load(contrasted)
+    points = analysis.features(simulation, state, key="contrast", most=6)
+    shown = analysis.with_centroids(points)
+    n, found = len(points.classes), rows(tmp_path / "tsne_contrast.csv")
+    assert [row["what"] for row in found] == ["example"] * n + ["centroid"] * (len(found) - n)
+    pairs = sorted({*zip(points.clients.tolist(), points.classes.tolist(), strict=True)})
+    assert len(pairs) < n  # some class is there twice
+    assert list(zip(shown.clients[n:].tolist(), shown.classes[n:].tolist(), strict=True)) == pairs
+    for (client, k), centre in zip(pairs, shown.features[n:], strict=True):
+        mine = [f for f, c, y in zip(points.features, points.clients, points.classes, strict=True) if (c, y) == (client, k)]
+        np.testing.assert_allclose(centre, sum(mine) / len(mine), rtol=1e-5, atol=1e-6)
+
+
 def test_traffic_of_fedpft_by_part(contrasted, tmp_path):
     assert call(contrasted, "--what=communication", f"--out={tmp_path}") == 0
     text = (tmp_path / "communication.md").read_text()
