@@ -40,6 +40,7 @@ from methods.pfedsd import pfedsd
 from methods.scaffold import scaffold
 
 CLIENTS, CLASSES, INPUTS, BATCH = 8, 3, 5, 4
+PUBLIC, PROMPTS = 7, 2  # rows of a public set; prompts of a network that has them
 SIZES = (9, 4, 1, 7, 6, 2, 8, 5)  # unequal, some short last batches, one with a single example
 
 # Every method, with arguments that make each of its terms count. A newcomer adds a line.
@@ -86,14 +87,14 @@ METHODS: dict[str, Any] = {
 MIXED = {"local", "fedhe_mixed"}  # these run with two architectures
 
 
-def model(hidden: int = 6, statistics: bool = True) -> Model:
+def model(hidden: int = 6, statistics: bool = True, outputs: int = CLASSES) -> Model:
     """tanh(x A + a) B + b, behind a normalisation whose running mean is carried along (`statistics`)."""
 
     def init(key):
         a, b = jax.random.split(key)
         params = {
             "body": {"kernel": jax.random.normal(a, (INPUTS, hidden)) * 0.5, "bias": jnp.zeros(hidden)},
-            "head": {"kernel": jax.random.normal(b, (hidden, CLASSES)) * 0.5, "bias": jnp.zeros(CLASSES)},
+            "head": {"kernel": jax.random.normal(b, (hidden, outputs)) * 0.5, "bias": jnp.zeros(outputs)},
         }
         return Net(params, {"mean": jnp.zeros(INPUTS)} if statistics else {})
 
@@ -140,7 +141,43 @@ def task(hidden: int = 6, statistics: bool = True) -> Task:
     return of_model(model(hidden, statistics), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
-def groups(build, mixed: bool = False, statistics: bool = True) -> list[simulation.Group]:
+def task_with_public(hidden: int = 6, statistics: bool = True) -> Task:
+    """With a public set of PUBLIC rows in two classes of its own, which the network has outputs for."""
+    rng = np.random.default_rng(8)
+    y = (np.arange(PUBLIC) % 2).astype(np.int32)
+    x = (rng.normal(size=(PUBLIC, INPUTS)) - np.eye(2, INPUTS)[y] * 2).astype(np.float32)
+    both = model(hidden, statistics, CLASSES + 2)
+    return of_model(both, classes=CLASSES, population=CLIENTS, public=Examples(x, y), shape=(INPUTS,))
+
+
+def prompted(hidden: int = 6, statistics: bool = True) -> Model:
+    """The network with prompts: features are the mean of those of x and of x + p for each of PROMPTS prompts p."""
+    plain = model(hidden, statistics)
+
+    def init(key):
+        net = plain.init(key)
+        return net._replace(params=net.params | {"prompts": jax.random.normal(jax.random.fold_in(key, 1), (PROMPTS, INPUTS)) * 0.5})
+
+    def features(net, x, key=None, train=False, mask=None):
+        stats = plain.features(net, x, key, train, mask)[1]
+        each = [plain.features(net, x + p[None], key, train, mask)[0] for p in net.params["prompts"]]
+        return sum(each, plain.features(net, x, key, train, mask)[0]) / (1 + PROMPTS), stats
+
+    def apply(net, x, key=None, train=False, mask=None):
+        z, stats = features(net, x, key, train, mask)
+        return {"logits": plain.head(net, z), "features": z}, stats
+
+    return Model(init, apply, features, plain.head, f"prompted{hidden}")
+
+
+def task_with_prompts(hidden: int = 6, statistics: bool = True) -> Task:
+    return of_model(prompted(hidden, statistics), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
+
+
+TASKS = {"fedmd": task_with_public, "pfedpg": task_with_prompts}  # of methods that need another one
+
+
+def groups(build, mixed: bool = False, statistics: bool = True, task=task) -> list[simulation.Group]:
     if not mixed:
         return simulation.one_group(build, task(statistics=statistics), CLIENTS)
     return [
@@ -155,7 +192,7 @@ def simulate(name: str, *, plan=(1, 1), optimizer=None, mixed=None, statistics=T
     mixed = name in MIXED if mixed is None else mixed
     settings = {"cohort": 5, "dispatch": 2} | settings
     return simulation.Simulation(
-        groups(build, mixed, statistics), settings.pop("data", data()), plan=parallel.Plan(*plan), **settings
+        groups(build, mixed, statistics, TASKS.get(name, task)), settings.pop("data", data()), plan=parallel.Plan(*plan), **settings
     )
 
 
