@@ -5,12 +5,13 @@ Weights found in what came back need the stack. What needs a memory (server mome
 the mean delta, so `optax.chain`, clipping, masking and schedules come for free.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from fedjax_core import losses
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
@@ -61,6 +62,33 @@ def mean(weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
     return Reduce(lift, "add", lambda total: jax.tree.map(lambda s: s / jnp.maximum(total[1], TINY).astype(s.dtype), total[0]))
 
 
+def mean_by_form(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
+    """Means over those clients alone whose parts have the same form, where architectures differ; streamed.
+
+    For uplinks that are tuples of trees, of which the i-th has the shapes of form places[i].
+
+    Args:
+      shapes: of every form that there is among the groups.
+      places: this group's.
+      weigh: as in `mean`.
+
+    Returns:
+      A Reduce whose `lower` gives, for every form, (mean, weight); both zero where nobody came.
+    """
+
+    def lift(part, client):
+        w = weigh(client)
+        total = [(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.zeros_like(w)) for shape in shapes]
+        for place, mine in zip(places, part, strict=True):
+            total[place] = jax.tree.map(lambda x: w.astype(x.dtype) * x, mine), w
+        return tuple(total)
+
+    def lower(total):
+        return tuple((jax.tree.map(lambda x, w=w: x / jnp.maximum(w, TINY).astype(x.dtype), form), w) for form, w in total)
+
+    return Reduce(lift, "add", lower)
+
+
 def class_mean(weights: str = "uniform") -> Reduce:
     """For uplinks (values [K, ...], counts [K]): per class, the mean over the clients that have it.
 
@@ -89,6 +117,30 @@ def class_mean(weights: str = "uniform") -> Reduce:
         return values / _like(jnp.maximum(weight, 1), values), weight
 
     return Reduce(lift, "add", lower)
+
+
+def weighted_logits(beta: ArrayLike) -> Reduce:
+    """FedHPL's global logits, for every kind of receiver (Eq. 8); streamed, and in whatever order the clients come.
+
+        logits_rc = sum_j beta_rj n_jc mean_jc / (1 + sum_j beta_rj m_jc)
+
+    For uplinks (mean [K, K] the mean logits of each class, n [K] how many they are of), m being n; or (mean, n, m) with m [K].
+
+    Args:
+      beta: [R, N] what client j counts for receivers of kind r.
+
+    Returns:
+      A Reduce whose `lower` gives (logits [R, K, K], counts [K] sum_j n_jc); zero for a class that nobody sent.
+    """
+    table = jnp.asarray(beta, jnp.float32)
+
+    def lift(part, client):
+        mean, n, *m = part
+        w = table[:, client.ids]
+        total = jnp.where(n[:, None] > 0, n[:, None] * mean, 0)
+        return w[:, None, None] * total[None], w[:, None] * (m[0] if m else n)[None], n
+
+    return Reduce(lift, "add", lambda total: (total[0] / (1 + total[1])[..., None], total[2]))
 
 
 def _like(per_class: Array, values: Array) -> Array:

@@ -108,10 +108,12 @@ def network(view: View, name: str, x: PyTree) -> Net:
     held = view.holds[name]
     model = view.task.model
     wanted = np.asarray(view.predict(name, held, x)["logits"], np.float64)
-    apply = jax.jit(lambda net: model.apply(net, x)[0]["logits"])
+    apply = jax.jit(lambda frozen, net: view.task.network(frozen).apply(net, x)[0]["logits"])
     found: list[Net] = []
     for net in _networks(model, held):
-        close = np.allclose(np.asarray(apply(net), np.float64), wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max())
+        close = np.allclose(
+            np.asarray(apply(view.task.frozen, net), np.float64), wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max()
+        )
         if close and not any(_equal(net, other) for other in found):
             found.append(net)
     if len(found) != 1:

@@ -49,8 +49,13 @@ def cosines(a: Array, b: Array) -> Array:
     return unit(a) @ unit(b).T
 
 
-def distillation(logits: Array, teacher: Array, mask: Array, temperature: float = 1.0) -> Array:
-    """Mean KL(softmax(teacher / temperature) || softmax(logits / temperature)) over the rows [B, K] in `mask`; no gradient to the
+def distillation_rows(logits: Array, teacher: Array, temperature: float = 1.0) -> Array:
+    """KL(softmax(teacher / temperature) || softmax(logits / temperature)) for each row: [B, K], [B, K] -> [B]; no gradient to the
     teacher, and no factor temperature^2."""
     p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher) / temperature)
-    return masked_mean(jnp.sum(jnp.exp(p) * (p - jax.nn.log_softmax(logits / temperature)), -1), mask)
+    return jnp.sum(jnp.exp(p) * (p - jax.nn.log_softmax(logits / temperature)), -1)
+
+
+def distillation(logits: Array, teacher: Array, mask: Array, temperature: float = 1.0) -> Array:
+    """Mean of `distillation_rows` over the rows in `mask`."""
+    return masked_mean(distillation_rows(logits, teacher, temperature), mask)

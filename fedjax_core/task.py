@@ -76,6 +76,7 @@ class Task:
       shape: of one example's x; None if it is not told (few methods ask).
       round: index of the current round, from 0; a traced scalar inside a round.
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
+      group: the place of this network's clients among them.
 
     `frozen` and `public` travel as arguments of the jitted round and are bound again inside it (`bind`): closed over, a large
     backbone would be printed into the compiled program as a constant.
@@ -89,6 +90,7 @@ class Task:
     shape: tuple[int, ...] | None = None
     round: Array | int = 0
     groups: tuple[Peers, ...] = ()
+    group: int = 0
 
     @property
     def model(self) -> Model:
