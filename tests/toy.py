@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_core import parallel, simulation, training
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
-from fedjax_core.task import Model, Task, of_model
+from fedjax_core.task import Model, Task, of_model, part_of
 from methods.centralized import centralized
 from methods.ditto import ditto
 from methods.fedamp import fedamp
@@ -21,6 +21,7 @@ from methods.fedbabu import fedbabu
 from methods.fedbn import fedbn
 from methods.fedcac import fedcac
 from methods.fedhe import fedhe
+from methods.fedhpl import fedhpl
 from methods.fednh import fednh
 from methods.fedopt import fedopt
 from methods.fedper import fedper
@@ -52,6 +53,10 @@ METHODS: dict[str, Any] = {
     "centralized": functools.partial(centralized, epochs=2, batch=BATCH),
     "fedhe": functools.partial(fedhe, epochs=2, batch=BATCH),
     "fedhe_mixed": functools.partial(fedhe, epochs=2, batch=BATCH),
+    "fedhpl": functools.partial(fedhpl, temperature=2.0, epochs=2, batch=BATCH),
+    "fedhpl_mixed": functools.partial(
+        fedhpl, average=("prompts", "head"), denominator="local", compress=False, temperature=2.0, epochs=2, batch=BATCH
+    ),
     "fedpft": functools.partial(fedpft, prompts=3, transform_epochs=2, batch=BATCH),
     "fedpft_con": functools.partial(
         fedpft,
@@ -84,7 +89,7 @@ METHODS: dict[str, Any] = {
     "fednh": functools.partial(fednh, epochs=2, batch=BATCH, rho=0.5, scale=4.0),
     "fedrcl": functools.partial(fedrcl, epochs=2, batch=BATCH, tau=0.5, lam=0.2, contrast=0.8, beta=1.5),
 }
-MIXED = {"local", "fedhe_mixed"}  # these run with two architectures
+MIXED = {"local", "fedhe_mixed", "fedhpl_mixed"}  # these run with two architectures
 
 
 def model(hidden: int = 6, statistics: bool = True, outputs: int = CLASSES) -> Model:
@@ -174,7 +179,19 @@ def task_with_prompts(hidden: int = 6, statistics: bool = True) -> Task:
     return of_model(prompted(hidden, statistics), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
-TASKS = {"fedmd": task_with_public, "pfedpg": task_with_prompts}  # of methods that need another one
+def task_in_part(hidden: int = 6, statistics: bool = True) -> Task:
+    """Prompts and head over a frozen body, whose normalisation has seen something."""
+    net = model(hidden, statistics).init(jax.random.key(3))
+    frozen = Net({"body": net.params["body"]}, jax.tree.map(lambda x: x + 0.5, net.stats))
+    return part_of(prompted(hidden, statistics), frozen, "prompts", classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
+
+
+TASKS = {  # of methods that need another one
+    "fedhpl": task_in_part,
+    "fedhpl_mixed": task_in_part,
+    "fedmd": task_with_public,
+    "pfedpg": task_with_prompts,
+}
 
 
 def groups(build, mixed: bool = False, statistics: bool = True, task=task) -> list[simulation.Group]:

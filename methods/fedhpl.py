@@ -1,0 +1,198 @@
+"""FedHPL: clients of any architecture tune prompts and heads, and learn from each other's correct logits, weighed by width.
+
+Ma, Cheng, Wang, Zhong, Xu, Wang. FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation.
+2024. https://arxiv.org/abs/2405.17267
+
+  paper            here                      meaning
+  P_k, theta_k     w_k.params                prompts and head of client k, its own; the rest is frozen (`config.train`)
+  d_k              task.widths[k]            number of its features
+  p_bar_kc, n_kc   mean, n                   mean of its correct logits of class c, and how many they are (Eq. 10)
+  beta_kj          beta                      min(d_k / d_j, d_j / d_k) (Eq. 7); weighting="uniform": 1
+  p~_kc            server.teacher            global logits of class c, for every width that there is [R, K, K] (Eq. 8)
+  gamma, T         gamma, temperature        of L_k = CE + gamma KL(softmax(p~_ky / T) || softmax(p / T)), without T^2 (Eq. 2, 9)
+  |D_jc|           denominator="uploaded"    n_jc, as the text has it; "local": client j's examples of class c, as Eq. 8 prints it
+  +P, +H           average=("prompts",) ...  entries that are also averaged among clients of one width
+
+A correct logit is one that the client predicts rightly after its training, in evaluation mode. A teacher is made of what came up in
+the last round; an example whose class nobody sent has none, and a KL term of 0. compress=False sends every correct logit with its
+label instead of means, to the same effect; `logits_sent` counts them, K + 1 numbers each.
+
+Departures: under partial participation a round's teacher is of its cohort alone (in the paper all clients come); a round to which
+nobody came leaves it as it was. +P and +H are not weighed in the paper: here as FedAvg does, and only among entries of one shape.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import aggregators, losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
+from fedjax_core.task import Peers, Task
+
+CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "denominator": ("uploaded", "local")}
+
+
+class Server(NamedTuple):
+    """Attributes:
+    teacher: [R, K, K] global logits of each class, by the receiver's width.
+    known: [K] bool, classes that somebody sent in the last round.
+    shared: averages of the entries that travel, one per entry, width and shape; and whether any client ever sent it.
+    """
+
+    teacher: Array
+    known: Array
+    shared: tuple[tuple[PyTree, Array], ...]
+
+
+class Sent(NamedTuple):
+    """Attributes:
+    teacher: [K, K] global logits of each class, for this client's width.
+    known: [K] bool.
+    shared: the server's of this client's entries, in the order of `average`.
+    """
+
+    teacher: Array
+    known: Array
+    shared: tuple[tuple[PyTree, Array], ...]
+
+
+def fedhpl(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    gamma: float = 1.0,
+    temperature: float = 4.5,
+    weighting: str = "dims",
+    denominator: str = "uploaded",
+    logits: str = "correct",
+    compress: bool = True,
+    average: Sequence[str] = (),
+    weights: str = "samples",
+    epochs: int = 1,
+    batch: int = 64,
+) -> Algorithm:
+    """Builds FedHPL (Algorithm 1).
+
+    Args:
+      task: networks and population; groups may differ in architecture.
+      optimizer: local optimiser, its state made anew every round.
+      gamma: weight of the distillation term; 0 is local training.
+      temperature: T.
+      weighting: "dims", or "uniform" for the plain average.
+      denominator: "uploaded" or "local".
+      logits: "correct", or "all" to send the wrong ones too.
+      compress: whether means are sent, K (K + 1) numbers, or each logit.
+      average: entries of the networks' params that are averaged too: "prompts" (+P), "head" (+H).
+      weights: of that average, "samples" or "uniform".
+      epochs: local epochs.
+      batch: B.
+
+    Returns:
+      The algorithm; a client keeps its network.
+
+    Raises:
+      ValueError: an argument is out of range, or a network has no entry to be averaged.
+    """
+    if not (gamma >= 0 and temperature > 0):
+        raise ValueError(f"gamma={gamma} must not be negative, temperature={temperature} must be positive")
+    for name, value in (("weighting", weighting), ("denominator", denominator), ("logits", logits)):
+        if value not in CHOICES[name]:
+            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, CHOICES[name]))}")
+    model, classes = task.model, task.classes
+    d = task.widths
+    kinds, kind = np.unique(d, return_inverse=True)
+    beta = np.minimum(kinds[:, None] / d, d / kinds[:, None]) if weighting == "dims" else np.ones((len(kinds), len(d)))  # Eq. 7
+    forms = [[_form(entry, peers) for entry in average] for peers in task.peers]
+    shapes = dict(form for of_group in forms for form in of_group)
+    places = [list(shapes).index(name) for name, _ in forms[task.group]]
+    averaged = aggregators.mean_by_form(list(shapes.values()), places, aggregators.weights(weights))
+
+    def begun(sent, w_k):
+        """The client's network, with the averages that there are."""
+        shared = zip(average, sent.shared, strict=True)
+        new = {
+            e: jax.tree.map(lambda a, b, there=there: jnp.where(there, a, b), mean, w_k.params[e]) for e, (mean, there) in shared
+        }
+        return w_k._replace(params=w_k.params | new)
+
+    def client_update(sent, w_k, data, key):
+        def loss(net, batch, key):
+            outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
+            p = outputs["logits"]
+            ce = losses.cross_entropy(p, batch.y, batch.mask)
+            apart = losses.distillation_rows(p, sent.teacher[batch.y], temperature)
+            kl = losses.masked_mean(jnp.where(sent.known[batch.y], apart, 0), batch.mask)  # Eq. 9
+            examples = jnp.sum(batch.mask, dtype=jnp.float32)
+            sums = training.classified(ce, p, batch) | {"distillation": (kl * examples, examples)}
+            return ce + gamma * kl, training.Aux(stats, sums)  # Eq. 2
+
+        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(begun(sent, w_k), data, key)
+
+        def produced(batch):
+            p = model.apply(trained.net, batch.x, mask=batch.mask)[0]["logits"]
+            return p, (jnp.argmax(p, -1) == batch.y) | (logits == "all")
+
+        def by_class(batch):
+            p, chosen = produced(batch)
+            sums = lambda rows: training.class_sums(p, batch.y, rows, classes)
+            return *sums(batch.mask & chosen), sums(batch.mask)[1]
+
+        if compress:
+            total, n, examples = training.accumulate(by_class, data, batch=batch)
+            knowledge = (total / jnp.maximum(n, 1)[:, None], n)  # Eq. 10
+        else:
+            p, chosen, y = training.each(lambda batch: (*produced(batch), batch.y), data, batch=batch)
+            there = jnp.arange(len(y)) < data.size
+            n, examples = (jnp.sum(jax.nn.one_hot(y, classes) * rows[:, None], 0) for rows in (there & chosen, there))
+            knowledge = (p, jnp.where(there & chosen, y, classes))
+        uplink = knowledge + ((examples,) if denominator == "local" else ())
+        sums = trained.sums | {"logits_sent": (jnp.sum(n), jnp.float32(1))}
+        return ClientOutput(trained.net, (uplink, tuple(trained.net.params[entry] for entry in average)), sums)
+
+    taught = aggregators.weighted_logits(beta)
+
+    def lift(part, client):
+        if not compress:  # [M, K] and [M] labels, of which K stands for none
+            total, n = training.class_sums(part[0], part[1], part[1] < classes, classes)
+            part = (total / jnp.maximum(n, 1)[:, None], n, *part[2:])
+        return taught.lift(part, client)
+
+    def server_init(key):
+        empty = tuple((jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.bool(False)) for shape in shapes.values())
+        return Server(jnp.zeros((len(kinds), classes, classes)), jnp.zeros(classes, bool), empty)
+
+    def server_update(server, collected, cohort, key):
+        (teacher, counts), means = collected
+        new = Server(teacher, counts > 0, server.shared)
+        shared = tuple(
+            (jax.tree.map(lambda a, b, w=w: jnp.where(w > 0, a, b), mean, before), heard | (w > 0))
+            for (mean, w), (before, heard) in zip(means, server.shared, strict=True)
+        )
+        came = jnp.any(cohort.examples > 0)
+        return jax.tree.map(lambda a, b: jnp.where(came, a, b), new, server)._replace(shared=shared), {}
+
+    def broadcast(server, client_id):
+        row = jnp.asarray(kind)[client_id]
+        return Sent(server.teacher[row], server.known, tuple(server.shared[place] for place in places))
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=(taught._replace(lift=lift), averaged),
+        predict={"personal": lambda sent, w_k, x: model.apply(begun(sent, w_k), x)[0]},
+        client_init=lambda key, server, client_id: model.init(key),
+        broadcast=broadcast,
+    )
+
+
+def _form(entry: str, peers: Peers) -> tuple[tuple, PyTree]:
+    """What must be alike for an entry to be averaged (itself, the width, shapes); and its shapes."""
+    params = peers.shapes.params
+    if entry not in params:
+        raise ValueError(f"average={entry!r} is not an entry of what {peers.model.name} trains, which is {', '.join(params)}")
+    leaves, structure = jax.tree.flatten(params[entry])
+    return (entry, peers.width, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)), params[entry]
