@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
-from fedjax_core.task import Model, Task, width
+from fedjax_core.task import Model, Task, common_width, width
 
 FAR = -1e9  # the logit of a class without a prototype
 
@@ -85,10 +85,11 @@ def fedproto(
       The algorithm; a client keeps its model and sends K * (D + 1) numbers.
 
     Raises:
-      ValueError: lam is negative, or another argument out of range.
+      ValueError: lam is negative, another argument out of range, or the numbers of features differ.
     """
     if not lam >= 0:
         raise ValueError(f"lam={lam} must not be negative")
+    common_width(task, "fedproto")
     model = task.model
 
     def client_update(sent, w_i, data, key):

@@ -164,7 +164,7 @@ class FedProtoTest(chex.TestCase):
 
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedproto, optimizer=training.sgd(0.1), batch=toy.BATCH)
-        with self.assertRaisesRegex(ValueError, "'wide'"):
+        with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedproto exchanges features"):
             simulation.Simulation(toy.groups(make, mixed=True), toy.data(), plan=parallel.Plan(1, 1))
 
     @parameterized.product(builder=(fedproto, fedproto_g), lam=(-0.1, float("nan")))

@@ -1,0 +1,97 @@
+"""FedGH: bodies of any kind under one head, which the server trains on the clients' mean features.
+
+Yi, Wang, Liu, Shi, Yu. FedGH: Heterogeneous Federated Learning with Generalized Global Header. ACM MM 2023.
+https://arxiv.org/abs/2303.13137
+
+  paper          here             meaning
+  F_k(phi_k)     w_i              client's body, which never travels, and the head that it last trained
+  H(theta)       server           global head
+  R_k^s          own(...)         client k's mean feature of class s, [K, D]
+  eta_theta      server_lr
+
+A client trains its body and the head that it was sent together, then sends its mean features; what it made of the head is dropped.
+The server takes a step of the head for each mean that came in. Scores: "personal" is the client's body under the newest head,
+"own_head" under the one that it trained.
+
+Departures: the means come in shuffled order; server_batch and server_epochs make more of them than the paper's one step each. In
+the authors' code the server's optimiser holds other parameters and the head never moves; here it does. `projection` puts a linear
+layer between a body and the head, so that models may differ in D too.
+"""
+
+import optax
+
+from fedjax_core import aggregators, losses, training
+from fedjax_core.algorithm import Algorithm, ClientOutput, Net
+from fedjax_core.nn.project import projected
+from fedjax_core.task import Task, common_width
+from methods.fedproto import own
+
+
+def fedgh(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    epochs: int = 1,
+    batch: int = 64,
+    projection: int | None = None,
+    server_lr: float = 0.01,
+    server_epochs: int = 1,
+    server_batch: int = 1,
+) -> Algorithm:
+    """Builds FedGH (Algorithm 1).
+
+    Args:
+      task: network and population; groups may differ in architecture, but not in the number of features unless they are projected.
+      optimizer: local optimiser, its state made anew every round.
+      epochs: local epochs.
+      batch: B.
+      projection: D, to which every client maps its features by a linear layer of its own; None: no such layer.
+      server_lr: of the head, by plain SGD; 0: it stays as it was initialised.
+      server_epochs: passes over the means that came in.
+      server_batch: its minibatches.
+
+    Returns:
+      The algorithm; a client keeps its model and sends K * (D + 1) numbers.
+
+    Raises:
+      ValueError: the numbers of features differ, or an argument is out of range.
+    """
+    if not server_lr >= 0:
+        raise ValueError(f"server_lr={server_lr} must not be negative")
+    if projection is None:
+        common_width(task, "fedgh")
+    elif projection < 1:
+        raise ValueError(f"projection={projection} must be at least 1")
+    classes = task.classes
+    model = task.model if projection is None else projected(task.model, classes, projection, hidden=False)
+    train = training.fit(training.cross_entropy(model), optimizer(task.round), epochs=epochs, batch=batch)
+
+    def under(head, w_i):
+        return w_i._replace(params=w_i.params | {"head": head})
+
+    def client_update(head, w_i, data, key):
+        trained = train(under(head, w_i), data, key)
+        uplink = own(model, trained.net, data, classes=classes, batch=batch)
+        return ClientOutput(trained.net, uplink, trained.sums, local=(trained.net.params["head"], trained.net))
+
+    def loss(net, batch, key):
+        logits = model.head(net, batch.x)
+        value = losses.cross_entropy(logits, batch.y, batch.mask)
+        return value, training.Aux(net.stats, training.classified(value, logits, batch))
+
+    def server_update(head, collected, cohort, key):
+        learn = training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
+        learnt = learn(Net({"head": head}), training.received(cohort, *collected), key)
+        return learnt.net.params["head"], learnt.sums
+
+    return Algorithm(
+        server_init=lambda key: model.init(key).params["head"],
+        client_update=client_update,
+        server_update=server_update,
+        collect=aggregators.stack,
+        predict={
+            "personal": lambda head, w_i, x: model.apply(under(head, w_i), x)[0],
+            "own_head": lambda head, w_i, x: model.apply(w_i, x)[0],
+        },
+        client_init=lambda key, server, client_id: model.init(key),
+    )

@@ -1,0 +1,149 @@
+"""FedMD: clients of any architecture agree on the logits of public examples.
+
+Li, Wang. FedMD: Heterogenous Federated Learning via Model Distillation. 2019. https://arxiv.org/abs/1910.03581
+
+  paper      here               meaning
+  D_0        task.public        public labelled set, which everybody holds
+  D_k        data               private set of client k
+  f_k        w_k                client k's model, which never travels; outputs for the private classes, then for the public ones
+  f~(x_0)    server.logits      consensus: mean of the logits of public examples
+  d_j        server.rows        which they are: `align` of them, drawn anew every round
+
+  before:    every model trains on the public set, then on its private one
+  a round:   digest, towards the consensus (mean absolute difference of logits); revisit, on the private set; send logits
+
+Departures: a round digests what the cohort of the round before sent after its training, so the first round has nothing to digest;
+in the paper the same logits are sent when the round begins. Both first trainings last a fixed number of epochs; the authors stop
+early. The example's classes are alike in the draw, up to one of them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import aggregators, losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples
+from fedjax_core.task import Task
+
+DIGEST, REVISIT = 0x646967, 0x726576  # draws of the digest; and, before the rounds, of the private training
+
+
+class Server(NamedTuple):
+    """Attributes:
+    logits: [A, O] the consensus.
+    rows: [A] the public examples that it is about.
+    known: [] bool, whether anybody sent any.
+    asked: [A] the public examples whose logits the clients send next.
+    """
+
+    logits: Array
+    rows: Array
+    known: Array
+    asked: Array
+
+
+def stratified(key: Array, y: Array, number: int) -> Array:
+    """Rows [number] drawn from labels `y` [P] without replacement, of each class in proportion to its size (to one row)."""
+    by_class = jnp.lexsort((jax.random.uniform(key, y.shape), y))  # shuffled within classes
+    ordered = y[by_class]
+    first, last = jnp.searchsorted(ordered, ordered, side="left"), jnp.searchsorted(ordered, ordered, side="right")
+    place = (jnp.arange(len(y)) - first + 0.5) / (last - first)  # of a row in its class, in (0, 1)
+    return by_class[jnp.argsort(place, stable=True)[:number]]
+
+
+def fedmd(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    align: int | None = None,
+    digest_epochs: int = 1,
+    digest_batch: int = 256,
+    epochs: int = 4,
+    batch: int = 64,
+    public_epochs: int = 20,
+    private_epochs: int = 25,
+) -> Algorithm:
+    """Builds FedMD (Algorithm 1).
+
+    Args:
+      task: network with more outputs than classes, population and public set; groups may differ in architecture.
+      optimizer: local optimiser, its state made anew for every training.
+      align: A, public examples a round; None: all.
+      digest_epochs: over them.
+      digest_batch: their minibatches.
+      epochs: over the private set.
+      batch: B.
+      public_epochs: over the public set, before the first round.
+      private_epochs: over the private set, after that.
+
+    Returns:
+      The algorithm; a client keeps its model and sends A * (O + 1) numbers, O the network's outputs.
+
+    Raises:
+      ValueError: there is no public set or no output for its classes, or an argument is out of range.
+    """
+    if not isinstance(task.public, Examples):
+        raise ValueError("task.public=(): fedmd needs a public labelled set; name one by config.public, such as public='mnist'")
+    model, public = task.model, task.public
+    outputs = jax.eval_shape(model.init, jax.random.key(0)).params["head"]["kernel"].shape[1]
+    least = task.classes + 1 + (int(public.y.max()) if isinstance(public.y, np.ndarray) else 0)  # traced labels are not known
+    if outputs < least:
+        raise ValueError(f"the network has {outputs} outputs; fedmd needs {least}, for private and public classes")
+    total = len(public.y)
+    number = total if align is None else align
+    if not 1 <= number <= total:
+        raise ValueError(f"align={align} must lie between 1 and the {total} public examples")
+    if digest_batch < 1:
+        raise ValueError(f"digest_batch={digest_batch} must be at least 1")
+    for name, found in (("digest_epochs", digest_epochs), ("public_epochs", public_epochs), ("private_epochs", private_epochs)):
+        if found < 0:
+            raise ValueError(f"{name}={found} must not be negative")
+
+    def fit(loss, epochs, batch=batch, round=task.round):  # noqa: A002
+        return training.fit(loss, optimizer(round), epochs=epochs, batch=batch)
+
+    def towards(net, rows, key):
+        out, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
+        return losses.absolute_error(out["logits"], rows.y, rows.mask), training.Aux(stats, ())
+
+    ce = training.cross_entropy(model)
+
+    def prepare(sent, w_k, data, key):
+        labelled = ClientData(Examples(public.x, public.y + task.classes), jnp.arange(total), jnp.int32(total))
+        w_k = fit(ce, public_epochs, round=0)(w_k, labelled, key).net
+        return fit(ce, private_epochs, round=0)(w_k, data, jax.random.fold_in(key, REVISIT)).net
+
+    def client_update(sent, w_k, data, key):
+        aligned = Examples(jax.tree.map(lambda x: x[sent.rows], public.x), sent.logits)
+        aligned = ClientData(aligned, jnp.arange(number), jnp.where(sent.known, number, 0))
+        digested = fit(towards, digest_epochs, digest_batch)(w_k, aligned, jax.random.fold_in(key, DIGEST))
+        revisited = fit(ce, epochs)(digested.net, data, key)
+        asked = ClientData(public, sent.asked, jnp.int32(number))
+        logits = lambda rows: model.apply(revisited.net, rows.x, mask=rows.mask)[0]["logits"]
+        uplink = training.each(logits, asked, batch=digest_batch), jnp.ones(number)
+        return ClientOutput(revisited.net, uplink, revisited.sums)
+
+    def asking(key):
+        return jnp.arange(total) if align is None else stratified(key, public.y, number)
+
+    def server_init(key):
+        nothing = jnp.zeros((number, outputs))
+        return Server(nothing, jnp.arange(number), jnp.bool(False), asking(jax.random.fold_in(key, DIGEST)))
+
+    def server_update(server, collected, cohort, key):
+        mean, holders = collected
+        came = jnp.any(holders > 0)
+        logits, rows = jnp.where(came, mean, server.logits), jnp.where(came, server.asked, server.rows)
+        return Server(logits, rows, server.known | came, asking(key)), {}
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=aggregators.class_mean(),
+        predict={"personal": lambda sent, w_k, x: model.apply(w_k, x)[0]},
+        client_init=lambda key, server, client_id: model.init(key),
+        prepare=prepare,
+    )

@@ -1,0 +1,120 @@
+"""pFedPG: the server generates prompts for each client, and learns how from where the clients move them.
+
+Yang, Wang, Wang. Efficient Model Personalization in Federated Learning via Client-Specific Prompt Generation. ICCV 2023.
+https://arxiv.org/abs/2308.15367
+
+  paper      here           meaning
+  P_b        "basis"        prompt basis, [n, D]
+  d_i        "clients"      descriptor of client i, a row of [N, D]
+  G          prompts_of     P_i = P_b + attention of d_i over P_b (H heads), through a linear map
+  P_i        sent           prompts of client i, [n, D], which stand once, after the class token
+  h_i        mine           client i's head, which never travels
+  alpha      server_lr
+
+  G <- G - alpha sum_i (dP_i/dG)^T (P_i - P~_i),   P~_i what client i made of P_i
+
+A client trains its prompts and its head, and sends the prompts' delta. All else of its network stays as it was initialised or
+loaded. Right after local training it predicts by P~_i, later by the prompts that are newly generated for it.
+
+Departures: none known; there is no official code. Sizes are those that FedHPL's parameter counts tell: eight heads of 64, one
+descriptor a client (so that all of its prompts are shifted alike), no biases but the last. The basis starts as the network's own
+prompts, the descriptors from N(0, 1).
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import aggregators, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
+from fedjax_core.nn.project import layer, linear
+from fedjax_core.task import Task
+
+_STREAM = 0x7067  # of the generator's initialisation
+
+
+def generator(key: Array, basis: Array, clients: int, inner: int) -> PyTree:
+    """(n + N) D + 4 D I + D numbers, I the inner width."""
+    d = basis.shape[1]
+    descriptors, q, k, v, out = jax.random.split(key, 5)
+    maps = {"query": layer(q, d, inner, bias=False), "key": layer(k, d, inner, bias=False), "value": layer(v, d, inner, bias=False)}
+    return maps | {"out": layer(out, inner, d), "basis": basis, "clients": jax.random.normal(descriptors, (clients, d))}
+
+
+def prompts_of(psi: PyTree, i: Array, heads: int) -> Array:
+    """P_i, [n, D]."""
+    basis = psi["basis"]
+    split = lambda x: x.reshape(len(x), heads, -1)
+    q = split(linear(psi["query"], psi["clients"][i][None]))  # [1, H, I / H]
+    k, v = split(linear(psi["key"], basis)), split(linear(psi["value"], basis))
+    scores = jnp.einsum("qhe,khe->hqk", q, k) / jnp.sqrt(jnp.float32(q.shape[-1]))
+    seen = jnp.einsum("hqk,khe->qhe", jax.nn.softmax(scores), v)
+    return basis + linear(psi["out"], seen.reshape(1, -1))
+
+
+def pfedpg(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    heads: int = 8,
+    inner: int = 512,
+    server_lr: float = 1e-3,
+    epochs: int = 5,
+    batch: int = 64,
+) -> Algorithm:
+    """Builds pFedPG (Algorithm 1).
+
+    Args:
+      task: population, and a network whose `params` have "prompts" [n, D]; all of it but these and the head stays fixed.
+      optimizer: local optimiser of prompts and head, its state made anew every round.
+      heads: H.
+      inner: I, divided among the heads.
+      server_lr: alpha, by plain gradient steps; 0: the generator stays.
+      epochs: local epochs.
+      batch: B.
+
+    Returns:
+      The algorithm; a client keeps its head, and sends n * D numbers.
+
+    Raises:
+      ValueError: the network has no such prompts, or an argument is out of range.
+    """
+    model = task.model
+    params = jax.eval_shape(model.init, jax.random.key(0)).params
+    found = jax.tree.map(lambda leaf: leaf.shape, params.get("prompts"))
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise ValueError(f"params['prompts'] of {model.name} is {found}; pfedpg needs prompts [n, D]: vit(prompts=10, deep=False)")
+    if heads < 1 or inner < 1 or inner % heads:
+        raise ValueError(f"heads={heads} must divide inner={inner}, and both be at least 1")
+    if not server_lr >= 0:
+        raise ValueError(f"server_lr={server_lr} must not be negative")
+    loss, trained = training.cross_entropy(model), training.under("prompts", "head")
+    train = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trained)
+
+    def apart(net):
+        return net.params["prompts"], net._replace(params={name: p for name, p in net.params.items() if name != "prompts"})
+
+    def together(p_i, mine):
+        return mine._replace(params=mine.params | {"prompts": p_i})
+
+    def client_update(p_i, mine, data, key):
+        fitted = train(together(p_i, mine), data, key)
+        moved, mine = apart(fitted.net)
+        return ClientOutput(mine, moved - p_i, fitted.sums, local=(moved, mine))
+
+    def server_update(psi, deltas, cohort, key):
+        there = (cohort.examples > 0)[:, None, None]
+        ids = jnp.minimum(cohort.ids, task.population - 1)
+        _, back = jax.vjp(lambda psi: jax.vmap(lambda i: prompts_of(psi, i, heads))(ids), psi)
+        (gradient,) = back(jnp.where(there, -deltas, 0))
+        return optax.tree.add_scale(psi, -server_lr, gradient), {}
+
+    return Algorithm(
+        server_init=lambda key: generator(jax.random.fold_in(key, _STREAM), apart(model.init(key))[0], task.population, inner),
+        client_update=client_update,
+        server_update=server_update,
+        collect=aggregators.stack,
+        predict={"personal": lambda p_i, mine, x: model.apply(together(p_i, mine), x)[0]},
+        client_init=lambda key, server, client_id: apart(model.init(key))[1],
+        broadcast=lambda psi, client_id: prompts_of(psi, client_id, heads),
+    )
