@@ -169,15 +169,27 @@ def build(
             raise ValueError(f"resize={resize}, frame={frame} of {name}: inputs of shape {list(shape)} are no images [H, W, C]")
         if frame and options.get("prompts"):
             raise ValueError(f"frame={frame} of {name}: it has prompts={options['prompts']} tokens; a network has one or the other")
-        size = shape[:2] if resize is None else (resize, resize) if isinstance(resize, int) else tuple(resize)
-        if not (isinstance(frame, int) and frame >= 0 and len(size) == 2 and all(isinstance(n, int) and n >= 1 for n in size)):
+        sizes = () if resize is None else (resize,) if isinstance(resize, int) else tuple(resize)
+        if not (isinstance(frame, int) and frame >= 0 and len(sizes) < 3 and all(isinstance(n, int) and n >= 1 for n in sizes)):
             raise ValueError(f"resize={resize}, frame={frame} of {name}: must be positive, one number or (height, width), and >= 0")
-        image = (*size, shape[2])
-        shape = (size[0] + 2 * frame, size[1] + 2 * frame, shape[2])
+        size = image_size(shape, resize=resize)
+        assert size is not None
+        image, shape = (*size, shape[2]), (size[0] + 2 * frame, size[1] + 2 * frame, shape[2])
     make = functools.partial(module, classes, shape, dtype=dtype, **fixed, **options)
     model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype)
     model = framed(model, image, frame) if frame else model
     return model if resize is None else resized(model, (image[0], image[1]))
+
+
+def image_size(
+    input_shape: Sequence[int], *, resize: int | Sequence[int] | None = None, frame: int = 0, **others: Any
+) -> tuple[int, int] | None:
+    """Height and width of the images that a network with these options sees; None for inputs that are no images."""
+    del others
+    if len(input_shape) != 3:
+        return None
+    height, width = input_shape[:2] if resize is None else (resize, resize) if isinstance(resize, int) else resize
+    return height + 2 * frame, width + 2 * frame
 
 
 def _known(what: str, word: str, allowed: Any) -> str:
