@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_core import parallel, simulation, training
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
+from fedjax_core.nn.project import projected
 from fedjax_core.task import Model, Task, of_model, part_of
 from methods.centralized import centralized
 from methods.ditto import ditto
@@ -20,8 +21,11 @@ from methods.fedavg_linear import fedavg_linear
 from methods.fedbabu import fedbabu
 from methods.fedbn import fedbn
 from methods.fedcac import fedcac
+from methods.fedgen import fedgen
+from methods.fedgh import fedgh
 from methods.fedhe import fedhe
 from methods.fedhpl import fedhpl
+from methods.fedmd import fedmd
 from methods.fednh import fednh
 from methods.fedopt import fedopt
 from methods.fedper import fedper
@@ -33,9 +37,11 @@ from methods.fedrcl import fedrcl
 from methods.fedrep import fedrep
 from methods.fedrod import fedrod
 from methods.fedskc import fedskc
+from methods.fedtgp import fedtgp
 from methods.local import local
 from methods.moon import moon
 from methods.pfedgate import pfedgate
+from methods.pfedpg import pfedpg
 from methods.pfedpt import pfedpt
 from methods.pfedsd import pfedsd
 from methods.scaffold import scaffold
@@ -88,8 +94,18 @@ METHODS: dict[str, Any] = {
     "fedproto_g": functools.partial(fedproto_g, epochs=2, batch=BATCH),
     "fednh": functools.partial(fednh, epochs=2, batch=BATCH, rho=0.5, scale=4.0),
     "fedrcl": functools.partial(fedrcl, epochs=2, batch=BATCH, tau=0.5, lam=0.2, contrast=0.8, beta=1.5),
+    "fedtgp": functools.partial(fedtgp, lam=1.0, margin=0.5, server_epochs=3, server_batch=4, epochs=2, batch=BATCH),
+    "fedgh": functools.partial(fedgh, projection=4, server_lr=0.1, server_epochs=2, server_batch=4, epochs=2, batch=BATCH),
+    "fedgen": functools.partial(fedgen, noise=3, hidden=4, generator_batch=6, generator_steps=3, epochs=2, batch=BATCH),
+    "fedgen_official": functools.partial(
+        fedgen, variant="official", noise=3, hidden=4, generator_batch=6, generator_steps=3, epochs=2, batch=BATCH
+    ),
+    "fedmd": functools.partial(
+        fedmd, align=4, digest_epochs=2, digest_batch=3, epochs=2, batch=BATCH, public_epochs=1, private_epochs=1
+    ),
+    "pfedpg": functools.partial(pfedpg, heads=2, inner=4, server_lr=0.5, epochs=2, batch=BATCH),
 }
-MIXED = {"local", "fedhe_mixed", "fedhpl_mixed"}  # these run with two architectures
+MIXED = {"local", "fedhe_mixed", "fedhpl_mixed", "fedtgp", "fedgh", "fedgen", "fedmd"}  # these run with two architectures
 
 
 def model(hidden: int = 6, statistics: bool = True, outputs: int = CLASSES) -> Model:
@@ -186,7 +202,16 @@ def task_in_part(hidden: int = 6, statistics: bool = True) -> Task:
     return part_of(prompted(hidden, statistics), frozen, "prompts", classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
+def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
+    """Whatever the network, with six features: those of the wide one are projected."""
+    made = model(hidden, statistics)
+    made = made if hidden == 6 else projected(made, CLASSES, 6, hidden=False)
+    return of_model(made, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
+
+
 TASKS = {  # of methods that need another one
+    "fedtgp": task_alike,
+    "fedgen": task_alike,
     "fedhpl": task_in_part,
     "fedhpl_mixed": task_in_part,
     "fedmd": task_with_public,
