@@ -16,9 +16,7 @@ def get_config(variant: str = "small"):
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "paper":
-        config.data.update(source="cifar10", clients=5, partition="overlapping_dirichlet")
-        config.models = tuple(f"resnet{depth}(stem='imagenet')" for depth in (18, 34, 50, 34, 18))
-        config.optimizer.update(lr=0.01, momentum=0.9, weight_decay=1e-4)
-        config.method = dict(name="fedhe", alpha=0.5, epochs=1, batch=16)
-        config.rounds = 100
+        base.as_in_fedhpl(config)
+        config.models = tuple(f"resnet{depth}" for depth in (18, 34, 50, 34, 18))
+        config.method.epochs = 1
     return config

@@ -2,7 +2,7 @@
 
 Command:  python -m methods.main --config=configs/fedproto_digits.py --workdir=runs/fedproto
 Expect:   see configs/RESULTS.md.
-Variants: small (the default); smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients with ResNet-18/34/50/18/34 on
+Variants: small (the default); smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients with ResNet-18/34/50/34/18 on
           CIFAR-10 at 32 px, features averaged in groups to 512, SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 1 local
           epoch, 100 rounds.
 """
@@ -17,9 +17,7 @@ def get_config(variant: str = "small"):
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "paper":
-        config.data.update(source="cifar10", clients=5, partition="overlapping_dirichlet")
-        config.models = tuple(f"resnet{depth}(stem='imagenet', features=512)" for depth in (18, 34, 50))
-        config.optimizer.update(lr=0.01, momentum=0.9, weight_decay=1e-4)
-        config.method = dict(name="fedproto", lam=1.0, epochs=1, batch=16)
-        config.rounds = 100
+        base.as_in_fedhpl(config)
+        config.models = tuple(f"resnet{depth}(stem='imagenet', features=512)" for depth in (18, 34, 50, 34, 18))
+        config.method.epochs = 1
     return config
