@@ -14,14 +14,22 @@ def masked_mean(values: Array, mask: Array) -> Array:
 
 
 def cross_entropy_rows(logits: Array, y: Array) -> Array:
-    """-log softmax(logits)[y] for each row: [B, K], [B] -> [B]."""
-    picked = jnp.take_along_axis(logits, y[:, None], axis=-1)[:, 0]
+    """-log softmax(logits)[y] for each row: [B, K], [B] -> [B]; or for each token, [B, T, V], [B, T] -> [B, T]."""
+    picked = jnp.take_along_axis(logits, y[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - picked
 
 
+def counted(y: Array, mask: Array) -> Array:
+    """Which targets count: `mask` [B] for classes [B]; of sequences [B, T] also not the tokens that are negative numbers, [B, T]."""
+    return mask if y.ndim == 1 else mask[:, None] & (y >= 0)
+
+
 def cross_entropy(logits: Array, y: Array, mask: Array) -> Array:
-    """Mean cross-entropy of `logits` [B, K] with class indices `y` [B]."""
-    return masked_mean(cross_entropy_rows(logits, y), mask)
+    """Mean cross-entropy of `logits` [B, K] with class indices `y` [B].
+
+    Of sequences, [B, T, V] with [B, T], the mean over all tokens of the rows in `mask` but those whose target is negative.
+    """
+    return masked_mean(cross_entropy_rows(logits, jnp.maximum(y, 0)), counted(y, mask))
 
 
 def squared_error(values: Array, targets: Array, mask: Array) -> Array:

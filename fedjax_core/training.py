@@ -20,11 +20,15 @@ from fedjax_core.task import Model
 
 
 class Batch(NamedTuple):
-    """One minibatch. `x`: leaves [B, ...]; `y`: [B]; `mask`: [B], False for the padding of a short last batch."""
+    """One minibatch. `x`: leaves [B, ...]; `y`: [B]; `mask`: [B], False for the padding of a short last batch.
+
+    `beside`: leaves [B, ...], what `fit` was given beside the rows; `()` if nothing.
+    """
 
     x: PyTree
     y: PyTree
     mask: Array
+    beside: PyTree = ()
 
 
 class Aux(NamedTuple):
@@ -57,10 +61,20 @@ def cross_entropy(model: Model) -> Loss:
 
     def loss(net: Net, batch: Batch, key: Array) -> tuple[Array, Aux]:
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        value = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
-        return value, Aux(stats, classified(value, outputs["logits"], batch))
+        value, sums = risk(outputs, batch)
+        return value, Aux(stats, sums)
 
     return loss
+
+
+def risk(outputs: dict[str, PyTree], batch: Batch) -> tuple[Array, dict[str, metrics.Pair]]:
+    """Mean cross-entropy of a model's outputs, and the sums that go with it.
+
+    The targets are `batch.y`, or the outputs' own "targets" where a model reads them from its inputs, as one that writes text does.
+    """
+    batch = batch._replace(y=outputs.get("targets", batch.y))
+    value = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+    return value, classified(value, outputs["logits"], batch)
 
 
 def classified(value: Array, logits: Array, batch: Batch) -> dict[str, metrics.Pair]:
@@ -77,7 +91,7 @@ def fit(
     batch: int,
     trainable: Callable[[tuple], bool] | None = None,
     each_epoch: Callable[[Net, ClientData, Array | int], PyTree] | None = None,
-) -> Callable[[Net, ClientData, Array], Fitted]:
+) -> Callable[..., Fitted]:
     """Epochs of shuffled minibatches over one client's data.
 
     A short last batch is kept and weighed as it is. The shuffle draws one number per row from (key, epoch, row's place), so
@@ -94,15 +108,20 @@ def fit(
       each_epoch: (net, data, epoch from 0) -> arrays that the loss gets as its fourth argument, made before each epoch.
 
     Returns:
-      (net, data, key) -> Fitted.
+      (net, data, key, beside=()) -> Fitted. `beside`: leaves [M, ...], one for each of the client's rows as they lie, such as what
+      `each` gives; minibatches have theirs. The optimiser is told `progress`, the part of all its steps that is done.
 
     Raises:
-      ValueError: epochs < 0 or batch < 1, or nothing is trainable.
+      ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) something beside rows that are drawn.
     """
     if epochs < 0 or batch < 1:
         raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
 
-    def run(net: Net, data: ClientData, key: Array) -> Fitted:
+    stepped = optax.with_extra_args_support(optimizer)
+
+    def run(net: Net, data: ClientData, key: Array, beside: PyTree = ()) -> Fitted:
+        if data.draw is not None and jax.tree.leaves(beside):
+            raise ValueError("beside: minibatches that are drawn (episodes) have nothing beside their rows")
         trained, frozen = split(net.params, trainable)
         rows = data.index.shape[0]
         b = max(1, min(batch, rows))
@@ -127,21 +146,22 @@ def fit(
             if data.draw is not None:
                 return data.draw(data, jax.random.fold_in(order, i))
             start = i * b
-            chosen = index[jax.lax.dynamic_slice_in_dim(order, start, b)]
-            return take(data.arrays, chosen, start + jnp.arange(b) < data.size)
+            places = jax.lax.dynamic_slice_in_dim(order, start, b)
+            found = take(data.arrays, index[places], start + jnp.arange(b) < data.size)
+            return found._replace(beside=jax.tree.map(lambda a: a[places], beside))
 
-        def step(i, carry, order, key, known):
+        def step(i, carry, e, order, key, known):
             trained, stats, state, sums = carry
             grads, aux = gradient(trained, stats, minibatch(order, i), jax.random.fold_in(key, i), *known)
-            updates, state = optimizer.update(grads, state, trained)
+            updates, state = stepped.update(grads, state, trained, progress=(e + i / steps(data, batch)) / epochs)
             return optax.apply_updates(trained, updates), aux.stats, state, jax.tree.map(jnp.add, sums, aux.sums)
 
         def epoch(e, carry):
-            shuffle, steps = jax.random.split(jax.random.fold_in(key, e))
+            shuffle, draws = jax.random.split(jax.random.fold_in(key, e))
             order = shuffled(shuffle) if data.draw is None else shuffle
             trained, stats, *_ = carry
             known = before(trained, stats, e)
-            return jax.lax.fori_loop(0, -(-data.size // b), lambda i, carry: step(i, carry, order, steps, known), carry)
+            return jax.lax.fori_loop(0, steps(data, batch), lambda i, carry: step(i, carry, e, order, draws, known), carry)
 
         first = jax.eval_shape(minibatch, places if data.draw is None else key, 0)
         known = jax.eval_shape(before, trained, net.stats, 0)
@@ -153,6 +173,12 @@ def fit(
         return Fitted(Net(join(trained, frozen), stats), state, sums)
 
     return run
+
+
+def steps(data: ClientData, batch: int) -> Array:
+    """[] local steps in an epoch, as `fit` does them."""
+    b = max(1, min(batch, data.index.shape[0]))
+    return -(-data.size // b)
 
 
 def _in_order(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batch]]:
@@ -349,18 +375,40 @@ def proximal(mu: float, centre: PyTree = None) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
+ANNEALS: dict[str, Callable[[Array], Array]] = {
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + jnp.cos(jnp.pi * progress)) / 2,
+}
+
+
+def annealed(form: str) -> optax.GradientTransformationExtraArgs:
+    """Scales updates by what goes from 1 to 0 within one `fit`: "linear" or "cosine". The first step is a whole one.
+
+    Raises:
+      ValueError: another form.
+    """
+    if form not in ANNEALS:
+        raise ValueError(f"optimizer.anneal={form!r} is not one of {', '.join(map(repr, ANNEALS))}")
+
+    def update(updates, state, params=None, *, progress, **_):
+        del params
+        return jax.tree.map(lambda u: u * ANNEALS[form](jnp.asarray(progress, jnp.float32)).astype(u.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
 def _positive(**values: float) -> None:
     for name, found in values.items():
         if not found > 0:
             raise ValueError(f"optimizer.{name}={found} must be positive")
 
 
-def _around(lr, decay, round, core, weight_decay, clip):  # noqa: A002
+def _around(lr, decay, round, core, weight_decay, clip, anneal):  # noqa: A002
     links = [] if clip is None else [optax.clip_by_global_norm(clip)]
     if weight_decay:
         links.append(optax.add_decayed_weights(weight_decay))
     rate = lr if decay == 1 else lr * jnp.asarray(decay, jnp.float32) ** round
-    return optax.chain(*links, core, optax.scale_by_learning_rate(rate))
+    return optax.chain(*links, core, optax.scale_by_learning_rate(rate), *([] if anneal is None else [annealed(anneal)]))
 
 
 def sgd(
@@ -371,6 +419,7 @@ def sgd(
     weight_decay: float = 0.0,
     clip: float | None = None,
     decay: float = 1.0,
+    anneal: str | None = None,
 ) -> Optimizer:
     """Stochastic gradient descent, as torch defines its momentum and (coupled) weight decay.
 
@@ -381,16 +430,19 @@ def sgd(
       weight_decay: added to the gradient as weight_decay * w, before momentum.
       clip: largest global norm of the raw gradient; None: no clipping.
       decay: the learning rate of round r is lr * decay ** r.
+      anneal: "linear" or "cosine": from there to 0 within each local training; None: constant.
 
     Returns:
       round -> optax transformation.
 
     Raises:
-      ValueError: lr, clip or decay is not positive.
+      ValueError: lr, clip or decay is not positive; another form of annealing.
     """
     _positive(lr=lr, decay=decay, **({} if clip is None else {"clip": clip}))
+    if anneal is not None:
+        annealed(anneal)
     core = optax.trace(momentum, nesterov) if momentum else optax.identity()
-    return lambda round: _around(lr, decay, round, core, weight_decay, clip)  # noqa: A006
+    return lambda round: _around(lr, decay, round, core, weight_decay, clip, anneal)  # noqa: A006
 
 
 def adam(
@@ -402,12 +454,15 @@ def adam(
     weight_decay: float = 0.0,
     clip: float | None = None,
     decay: float = 1.0,
+    anneal: str | None = None,
 ) -> Optimizer:
     """Adam; weight decay is decoupled (AdamW). Other arguments as in `sgd`."""
     _positive(lr=lr, decay=decay, eps=eps, **({} if clip is None else {"clip": clip}))
+    if anneal is not None:
+        annealed(anneal)
 
     def at(round):  # noqa: A002
         core = optax.chain(optax.scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay))
-        return _around(lr, decay, round, core, 0.0, clip)
+        return _around(lr, decay, round, core, 0.0, clip, anneal)
 
     return at
