@@ -20,7 +20,7 @@ def cross_entropy_rows(logits: Array, y: Array) -> Array:
 
 
 def counted(y: Array, mask: Array) -> Array:
-    """Which targets count: `mask` [B] for classes [B]; of sequences [B, T] also not the tokens that are negative numbers, [B, T]."""
+    """Which targets count: those in `mask` [B]; of sequences [B, T] only the tokens that are not negative, [B, T]."""
     return mask if y.ndim == 1 else mask[:, None] & (y >= 0)
 
 

@@ -15,8 +15,8 @@ def mean_of(values: Array, mask: Array) -> Pair:
 
 
 def accuracy(logits: Array, y: Array, mask: Array) -> Pair:
-    """Top-1 accuracy of `logits` [B, K] against `y` [B] over the rows in `mask` [B]; or [B, T, V] against tokens [B, T] that are not
-    negative."""
+    """Top-1 accuracy of `logits` [B, K] against `y` [B] over the rows in `mask` [B]; or of [B, T, V] against tokens [B, T], where
+    they are not negative."""
     there = mask if y.ndim == 1 else mask[:, None] & (y >= 0)
     return mean_of((jnp.argmax(logits, -1) == y).astype(jnp.float32), there)
 
