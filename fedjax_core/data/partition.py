@@ -343,7 +343,9 @@ def overlapping_dirichlet(
     ]
 
 
-def pathological(labels: np.ndarray, clients: int, seed: int, *, classes_per_client: int, equal_volume: bool = True) -> Index:
+def pathological(
+    labels: np.ndarray, clients: int, seed: int, *, classes_per_client: int | Sequence[int], equal_volume: bool = True
+) -> Index:
     """Each client holds n classes; a class's rows are divided equally over the clients that hold it.
 
     Classes are dealt so that each has the same number of holders, up to one: 20 clients with n = 2 and 10 classes of 5000 rows
@@ -353,7 +355,7 @@ def pathological(labels: np.ndarray, clients: int, seed: int, *, classes_per_cli
       labels: [rows] class indices.
       clients: N.
       seed: data seed.
-      classes_per_client: n, between 1 and K.
+      classes_per_client: n, between 1 and K; or N of them, one per client (FedHPL, Figures 7 to 9: 2, 4, 6, 8 and 10).
       equal_volume: every client gets the same number of rows of each of its classes, the largest that all can have; rows
         beyond it belong to no client. False deals out all rows, and sizes differ as class sizes and holders do.
 
@@ -361,15 +363,19 @@ def pathological(labels: np.ndarray, clients: int, seed: int, *, classes_per_cli
       N disjoint index arrays, each with exactly n classes.
 
     Raises:
-      ValueError: n outside [1, K]; N * n < K, which would leave classes without a holder; or a class with fewer rows than
-        holders.
+      ValueError: n outside [1, K] or not one per client; N * n < K, which would leave classes without a holder; or a class with
+        fewer rows than holders.
     """
     labels = _labels(labels, clients)
     classes, rows = np.unique(labels, return_counts=True)
-    if classes_per_client >= 1 and clients * classes_per_client < len(classes):
+    each = np.asarray(classes_per_client)
+    if each.shape not in ((), (clients,)) or not np.issubdtype(each.dtype, np.integer):
+        raise ValueError(f"classes_per_client={classes_per_client}: must be an integer, or {clients} of them, one per client.")
+    places = int(np.broadcast_to(each, clients).sum())
+    if each.min() >= 1 and places < len(classes):
         raise ValueError(
-            f"{clients} clients with classes_per_client={classes_per_client} hold {clients * classes_per_client} of "
-            f"{len(classes)} classes; needs classes_per_client >= {-(-len(classes) // clients)} or more clients."
+            f"{clients} clients with classes_per_client={classes_per_client} hold {places} of {len(classes)} classes; needs "
+            f"classes_per_client >= {-(-len(classes) // clients)} or more clients."
         )
     rng = generator(seed, "pathological")
     held = _deal_classes(rng, len(classes), clients, classes_per_client).T  # [K, N]
@@ -677,14 +683,15 @@ def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.ra
     return [_sorted(np.concatenate(hand)) for hand in zip(*hands, strict=True)]
 
 
-def _deal_classes(rng: np.random.Generator, classes: int, clients: int, each: int) -> np.ndarray:
+def _deal_classes(rng: np.random.Generator, classes: int, clients: int, each: int | Sequence[int]) -> np.ndarray:
     """[N, K] 0 or 1: `each` classes per client, those that the fewest clients hold so far, ties at random."""
-    if not 1 <= each <= classes:
+    numbers = np.broadcast_to(each, clients)
+    if not 1 <= numbers.min() <= numbers.max() <= classes:
         raise ValueError(f"classes_per_client={each}: must lie in [1, {classes}], the number of classes.")
     held = np.zeros((clients, classes), np.int64)
     for client in range(clients):
         order = rng.permutation(classes)
-        chosen = order[np.argsort(held.sum(0)[order], kind="stable")[:each]]
+        chosen = order[np.argsort(held.sum(0)[order], kind="stable")[: numbers[client]]]
         held[client, chosen] = 1
     return held
 

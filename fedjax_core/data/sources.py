@@ -5,10 +5,13 @@
   cifar10, cifar100              the published binary archives
   fc100                          CIFAR-100 for few-shot learning, classes divided by superclass
   mnist, emnist                  the published IDX files
+  svhn                           the published MATLAB files of cropped digits
   tfds:NAME                      an image classification set that tensorflow_datasets has prepared; TensorFlow is not needed
   npz:FILE                       arrays or encoded images in one file
   folder:DIR                     CLASS/image files
   unseen(of=SOURCE, classes=...) any of these, some of its classes in the test set alone
+  resplit(of=SOURCE)             any of these, tested on a part of its training set
+  blank(shape=..., classes=...)  black images, to count and to time with
 Files are looked for in `data_dir`, else in $FEDJAX_DATA, else in ~/fedjax_data. Nothing is downloaded and no pickle is ever
 loaded; files of published sets are checked by checksum or by exact size. One source never stands in for another.
 
@@ -312,6 +315,45 @@ def unseen(data_dir: Path, of: str, classes: Sequence[int]) -> Dataset:
     return _divided(dataset, np.setdiff1d(np.arange(number), wanted), wanted, f"{dataset.name}_unseen")
 
 
+def resplit(data_dir: Path, of: str, test_fraction: float = 0.2) -> Dataset:
+    """Another set's training rows alone, a part of each class as test set; its own test rows are left out.
+
+    For clients with private test sets (FedHPL, Figures 7 to 9), with `pathological(classes_per_client=(2, 4, 6, 8, 10))`.
+
+    Args:
+      data_dir: where the files lie.
+      of: the set, such as "cifar10".
+      test_fraction: part of each class that is tested on; fixed seed.
+    """
+    dataset = _source(of, data_dir)
+    x, y = dataset.train
+    is_test = _stratified_fraction([y], test_fraction)
+    of_row = lambda column, kept: None if column is None else column[kept]
+    return dataset._replace(
+        name=f"{dataset.name}_resplit",
+        train=Examples(x[~is_test], y[~is_test]),
+        test=Examples(x[is_test], y[is_test]),
+        train_domains=of_row(dataset.train_domains, ~is_test),
+        test_domains=of_row(dataset.train_domains, is_test),
+        train_clients=of_row(dataset.train_clients, ~is_test),
+        test_clients=of_row(dataset.train_clients, is_test),
+    )
+
+
+def blank(shape: Sequence[int] = (32, 32, 3), classes: int = 10, rows: int = 100) -> Dataset:
+    """Black images with labels in turn: to count parameters and traffic, and to time rounds, of a set whose files are not there.
+
+    Args:
+      shape: of an image, [H, W, C].
+      classes: K.
+      rows: of the training set, and as many of the test set.
+    """
+    if len(shape) != 3 or min(shape) < 1 or classes < 2 or rows < classes:
+        raise ValueError(f"blank: shape={shape}, classes={classes}, rows={rows}: must be [H, W, C], at least 2, and at least K.")
+    x, y = np.zeros((rows, *shape), np.uint8), np.arange(rows) % classes
+    return from_arrays(x, y, x, y, [str(c) for c in range(classes)], name="blank")
+
+
 def _source(of: str, data_dir: Path) -> Dataset:
     name, options = by_name.parse(of)
     if name.startswith("tfds:cifar100"):
@@ -405,6 +447,40 @@ def read_emnist(data_dir: Path, split: str, rows: Sequence[tuple[int, int]]) -> 
     x = [_grey(images).swapaxes(1, 2).copy() for images in (train_x, test_x)]
     y = [labels.astype(np.int32) - first for labels in (train_y, test_y)]
     return from_arrays(x[0], y[0], x[1], y[1], tuple(EMNIST_NAMES[split]), name=f"emnist_{split}")
+
+
+SVHN_MD5 = {"train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373", "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3"}
+
+
+def svhn(data_dir: Path) -> Dataset:
+    """SVHN, cropped digits: `train_32x32.mat` and `test_32x32.mat`, in `svhn/` or beside it; checked by md5.
+
+    73,257 training and 26,032 test images of 32x32x3; the file's label 10 is digit 0. The extra images are not read. Netzer et al.
+    Reading Digits in Natural Images with Unsupervised Feature Learning. NIPS workshop, 2011.
+    """
+    return read_svhn(data_dir, SVHN_MD5)
+
+
+def read_svhn(data_dir: Path, md5: dict[str, str]) -> Dataset:
+    """Reads both files, MATLAB's version 5: X [32, 32, 3, rows] uint8, y [rows, 1] from 1 to 10."""
+    from scipy.io import loadmat
+
+    how = "get it from http://ufldl.stanford.edu/housenumbers/ and put it there"
+    arrays = []
+    for file, published in md5.items():
+        where = _find("svhn", data_dir, [folder / file for folder in (data_dir / "svhn", data_dir)], how)
+        blob = where.read_bytes()
+        _check_md5(where, blob, published)
+        held: dict[str, Any] = loadmat(io.BytesIO(blob), variable_names=["X", "y"])
+        if missing := {"X", "y"} - set(held):
+            raise ValueError(f"{where}: has no array {min(missing)}, needs X [32, 32, 3, rows] and y [rows, 1]; {how}.")
+        x, y = held["X"], held["y"].reshape(-1)
+        if x.shape != (32, 32, 3, len(y)) or not np.isin(y, range(1, 11)).all():
+            raise ValueError(
+                f"{where}: X {x.shape} and y from {y.min()} to {y.max()}, must be (32, 32, 3, {len(y)}), 1 to 10; {how}."
+            )
+        arrays += [np.ascontiguousarray(x.transpose(3, 0, 1, 2)), y.astype(np.int32) % 10]
+    return from_arrays(*arrays, tuple(string.digits), name="svhn")
 
 
 def read_idx(where: Path, blob: bytes) -> np.ndarray:
@@ -639,10 +715,13 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "fc100": fc100,
     "mnist": mnist,
     "emnist": emnist,
+    "svhn": svhn,
     "tfds": tfds,
     "npz": npz,
     "folder": folder,
     "unseen": unseen,
+    "resplit": resplit,
+    "blank": blank,
 }
 PREFIXED = {"tfds": "NAME", "npz": "FILE", "folder": "DIR"}
 

@@ -236,6 +236,25 @@ def test_pathological_can_deal_out_all_rows():
     assert set(np.unique(counts)) == {0, 33, 34, 50}  # classes with three and with two holders
 
 
+@LIGHT
+@given(labelled(), seeds, st.data())
+def test_pathological_clients_can_hold_different_numbers_of_classes(labels, seed, data):
+    classes = int(labels.max()) + 1
+    numbers = data.draw(st.lists(st.integers(1, classes), min_size=classes, max_size=8))
+    index = partition.pathological(labels, len(numbers), seed, classes_per_client=numbers, equal_volume=False)
+    assert_valid(index, len(numbers), len(labels))
+    assert_covers(index, len(labels))
+    assert np.count_nonzero(table(labels, index), 1).tolist() == numbers
+
+
+def test_fedhpls_private_clients_hold_two_to_all_classes():
+    """Figures 7 and 9: five clients; every class has three holders."""
+    counts = table(BALANCED, partition.pathological(BALANCED, 5, 0, classes_per_client=(2, 4, 6, 8, 10)))
+    assert np.count_nonzero(counts, 1).tolist() == [2, 4, 6, 8, 10]
+    assert np.count_nonzero(counts, 0).tolist() == [3] * 10
+    assert set(np.unique(counts)) == {0, 33}
+
+
 # -- schemes with clients' own distributions
 
 
@@ -495,6 +514,11 @@ def test_other_infeasible_requests_are_refused():
         partition.pathological(BALANCED, 4, 0, classes_per_client=2)
     with pytest.raises(ValueError, match=r"classes_per_client=11: must lie in \[1, 10\]"):
         partition.pathological(BALANCED, 4, 0, classes_per_client=11)
+    with pytest.raises(ValueError, match=r"classes_per_client=\(2, 11, 3\): must lie in \[1, 10\]"):
+        partition.pathological(BALANCED, 3, 0, classes_per_client=(2, 11, 3))
+    for wrong in ((2, 10), 2.5):
+        with pytest.raises(ValueError, match=r"must be an integer, or 3 of them, one per client"):
+            partition.pathological(BALANCED, 3, 0, classes_per_client=wrong)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"class \d has 2 rows for 3 holders"):
         partition.pathological(np.repeat(np.arange(2), 2), 3, 0, classes_per_client=2)
     with pytest.raises(ValueError, match=r"shards_per_client=11 for 100 clients and 1000 rows: must lie in \[1, 10\]"):
@@ -516,6 +540,26 @@ def test_make_explains_names_options_and_missing_columns():
         partition.make("dirichlet", COLUMNS, 3, 0)
     with pytest.raises(ValueError, match="partition 'natural' needs ids, and this data set has none"):
         partition.make("natural", {"labels": BALANCED}, 3, 0)
+
+
+def test_fedhpls_non_iid_gives_everyone_of_each_class():
+    """Disjoint, all rows dealt, random concentrations or given ones, and 1 %, 10 % or 0.5 % of each class for every client."""
+    for alpha in ("random", 0.1, 0.5, 1.0):
+        for least in (0.01, 0.1, 0.005):
+            labels = np.repeat(np.arange(4), 1000)
+            index = partition.dirichlet(labels, 5, 0, alpha=alpha, min_share=least)
+            assert_covers(index, len(labels))
+            assert table(labels, index).min() >= 1000 * least
+
+
+def test_fedhpls_dir_of_all_three_sets_has_as_many_rows_as_there_are():
+    """Concentrations add up to 1 over a client's classes, or over a class's clients; a client's rows are all different."""
+    labels = np.repeat(np.arange(10), 500)
+    for alpha in ("random_over_classes", "random_over_clients"):
+        index = partition.overlapping_dirichlet(labels, 5, 0, alpha=alpha)
+        assert [len(rows) for rows in index] == [1000] * 5
+        assert all(len(np.unique(rows)) == 1000 for rows in index)
+        assert len(np.unique(np.concatenate(index))) < 5000, "clients share examples"
 
 
 def test_random_concentrations_follow_fedhpl():

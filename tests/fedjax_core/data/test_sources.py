@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.io
 from PIL import Image
 
 from fedjax_core.data import sources
@@ -221,6 +222,73 @@ def test_unseen_classes_are_in_the_test_set_alone():
 def test_unseen_classes_are_some_of_those_there_are(classes):
     with pytest.raises(ValueError, match=r"unseen: classes=\(.*\): must be some, not all, of the labels 0 to 9 of 'digits'"):
         sources.load("unseen", of="digits", classes=classes)
+
+
+def test_resplit_tests_on_a_part_of_the_training_rows():
+    whole = sources.digits().train
+    data = sources.load("resplit", of="digits", test_fraction=0.2)
+    assert data.name == "digits_resplit"
+    assert len(data.test.y) == round(0.2 * len(whole.y))
+    both = np.concatenate([data.train.x, data.test.x])
+    assert sorted(row.tobytes() for row in both) == sorted(row.tobytes() for row in whole.x)
+    share = np.bincount(data.test.y) / np.bincount(whole.y)
+    np.testing.assert_allclose(share, 0.2, atol=0.01)
+    again = sources.load("resplit", of="digits")
+    np.testing.assert_array_equal(again.test.x, data.test.x)
+    with pytest.raises(ValueError, match=r"test_fraction=1: must lie between 0 and 1"):
+        sources.load("resplit", of="digits", test_fraction=1)
+
+
+def test_blank_images_have_the_shape_and_the_classes_asked_for():
+    data = sources.load("blank", shape=(8, 6, 1), classes=100, rows=200)
+    assert data.train.x.shape == (200, 8, 6, 1)
+    assert not data.train.x.any()
+    assert np.bincount(data.train.y).tolist() == [2] * 100
+    for wrong in ({"shape": (8, 8)}, {"classes": 1}, {"classes": 10, "rows": 9}):
+        with pytest.raises(ValueError, match=r"blank: shape=.*must be \[H, W, C\], at least 2, and at least K"):
+            sources.load("blank", **wrong)
+
+
+# -- SVHN
+
+
+def write_svhn(folder, rows=7, **other):
+    """Both files in their published layout, and their md5; {part: (images, digits)}."""
+    made, md5 = {}, {}
+    for seed, part in enumerate(("train", "test")):
+        x, label = images(rows, seed=seed), np.random.default_rng(seed).integers(1, 11, (rows, 1), np.uint8)
+        made[part] = x, label.reshape(-1) % 10
+        where = folder / f"{part}_32x32.mat"
+        scipy.io.savemat(where, {"X": x.transpose(1, 2, 3, 0), "y": label} | other, do_compression=True)
+        md5[where.name] = hashlib.md5(where.read_bytes(), usedforsecurity=False).hexdigest()
+    return made, md5
+
+
+def test_svhn_round_trip(tmp_path):
+    """Label 10 is digit 0."""
+    (tmp_path / "svhn").mkdir()
+    made, md5 = write_svhn(tmp_path / "svhn", rows=40)
+    data = sources.read_svhn(tmp_path, md5)
+    assert_same(data, *made["train"], *made["test"])
+    assert 0 in data.train.y
+    assert data.class_names == tuple(string.digits)
+
+
+def test_svhn_files_that_are_not_it_are_refused(tmp_path):
+    write_svhn(tmp_path)
+    with pytest.raises(ValueError, match=r"train_32x32.mat: .* bytes with md5 .*, published is e26dedcc434d2e4c54c9b2d4a06d8373"):
+        sources.load("svhn", tmp_path)
+    for other, said in (
+        ({"y": np.full((7, 1), 11)}, r"y from 11 to 11, must be \(32, 32, 3, 7\), 1 to 10"),
+        ({"X": np.zeros((32, 32, 7), np.uint8)}, r"X \(32, 32, 7\)"),
+    ):
+        _, md5 = write_svhn(tmp_path, **other)
+        with pytest.raises(ValueError, match=said):
+            sources.read_svhn(tmp_path, md5)
+    scipy.io.savemat(tmp_path / "train_32x32.mat", {"X": np.zeros(3)})
+    md5 = {"train_32x32.mat": hashlib.md5((tmp_path / "train_32x32.mat").read_bytes(), usedforsecurity=False).hexdigest()}
+    with pytest.raises(ValueError, match="has no array y"):
+        sources.read_svhn(tmp_path, md5)
 
 
 # -- MNIST and EMNIST
@@ -587,6 +655,7 @@ def test_folder_errors(tmp_path):
         ("cifar100", ("cifar-100-binary.tar.gz", "cifar-100-binary/")),
         ("mnist", ("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz", "https://")),
         ("emnist", ("emnist-balanced-train-images-idx3-ubyte.gz", "gzip.zip", "https://biometrics.nist.gov")),
+        ("svhn", ("train_32x32.mat", "svhn/train_32x32.mat", "http://ufldl.stanford.edu")),
         ("tfds:cifar10", ("cifar10/VERSION/dataset_info.json", "pip install 'fedjax-core[prepare]'")),
     ],
 )
