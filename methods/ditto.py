@@ -13,12 +13,62 @@ Departures: both models go over the data separately, in the same order: the same
 the pull. The mean is weighed by samples unless asked otherwise. Batch statistics of v_k are its own.
 """
 
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_core import training
-from fedjax_core.algorithm import Algorithm, ClientOutput
+from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
+from fedjax_core.metrics import Pair
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
+
+_FRESH = 0x6672  # of personal models that do not begin from the common initialisation
+
+
+def beside(
+    task: Task,
+    base: Algorithm,
+    train: Callable[[Net, Net, ClientData, Array], tuple[Net, dict[str, Pair]]],
+    *,
+    begin: int = 0,
+    fresh: bool = False,
+) -> Algorithm:
+    """A method without client states whose clients also have a personal model, which never travels.
+
+    Args:
+      task: network and population.
+      base: the method of the server's model, such as FedAvg.
+      train: (w as received, v_k, data, key) -> (v_k, metrics beyond the base's).
+      begin: the first round, from 0, in which personal models are trained.
+      fresh: whether each client draws its own initialisation of it; else they begin from the common one.
+
+    Returns:
+      The algorithm, with the predictor "personal" beside the base's.
+    """
+    model = task.model
+
+    def client_update(w, v_k, data, key):
+        out = base.client_update(w, (), data, key)
+        assert out.local is not None
+        new = lambda: train(w, v_k, data, key)
+        if begin:
+            kept = lambda: (v_k, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(new)[1]))
+            v_k, more = jax.lax.cond(task.round >= begin, new, kept)
+        else:
+            v_k, more = new()
+        return ClientOutput(v_k, out.uplink, out.metrics | more, local=(out.local[0], v_k))
+
+    def client_init(key, server, client_id):
+        return model.init(jax.random.fold_in(jax.random.fold_in(key, _FRESH), client_id) if fresh else key)
+
+    return base._replace(
+        client_update=client_update,
+        predict=base.predict | {"personal": lambda w, v_k, x: model.apply(v_k, x)[0]},
+        client_init=client_init,
+    )
 
 
 def ditto(
@@ -51,18 +101,10 @@ def ditto(
     own = epochs if personal_epochs is None else personal_epochs
     if not (lam >= 0 and own >= 0):
         raise ValueError(f"lam={lam}, personal_epochs={own} must not be negative")
-    model = task.model
-    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
+    loss = training.cross_entropy(task.model)
 
-    def client_update(w, v_k, data, key):
-        out = base.client_update(w, (), data, key)
+    def train(w, v_k, data, key):
         chain = optax.chain(training.proximal(lam, w.params), optimizer(task.round))
-        v_k, _, _ = training.fit(training.cross_entropy(model), chain, epochs=own, batch=batch)(v_k, data, key)
-        assert out.local is not None
-        return ClientOutput(v_k, out.uplink, out.metrics, local=(out.local[0], v_k))
+        return training.fit(loss, chain, epochs=own, batch=batch)(v_k, data, key).net, {}
 
-    return base._replace(
-        client_update=client_update,
-        predict=base.predict | {"personal": lambda w, v_k, x: model.apply(v_k, x)[0]},
-        client_init=lambda key, server, client_id: model.init(key),
-    )
+    return beside(task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train)

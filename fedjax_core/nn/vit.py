@@ -10,7 +10,8 @@ Jia, Tang, Chen, Cardie, Belongie, Hariharan, Lim. Visual prompt tuning. ECCV 20
 
 Blocks normalise first; the GELU is the exact one; the features are the final [cls] after the last norm. Weights of all blocks are
 stacked on a leading axis [depth], over which the network is a scan: it compiles in the time of one block. Products with weights are
-plain ones, so under a map over clients that share the weights they stay single large matrix products.
+plain ones, so under a map over clients that share the weights they stay single large matrix products. A kernel of a block is only
+ever used as `x @ kernel`, as in `transformer.py`.
 
 Prompts stand between [cls] and the patches, after positions have been added. Shallow ones [n, width] go through the network with
 the other tokens; of deep ones [depth, n, width] each block gets its own, in place of what the previous block made of its. They are
@@ -19,6 +20,7 @@ the entry "prompts" of `params`, drawn last: without them a network is the same 
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -163,16 +165,22 @@ def block(weights: dict[str, dict[str, Array]], x: Array, epsilon: float) -> Arr
     Returns:
       [B, T, D].
     """
-    w = jax.tree.map(lambda leaf: leaf.astype(x.dtype), weights)
+    w = jax.tree.map(lambda leaf: leaf.astype(x.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, weights)
     y = _norm(x, **weights["norm1"], epsilon=epsilon)
-    q, k, v = jnp.einsum("btd,dshe->sbthe", y, w["qkv"]["kernel"]) + w["qkv"]["bias"][:, None, None]
+    qkv = _times(y, w["qkv"]["kernel"]).reshape(*x.shape[:2], *w["qkv"]["bias"].shape) + w["qkv"]["bias"][None, None]
+    q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
     scores = jnp.einsum("bqhe,bkhe->bhqk", q, k) * q.shape[-1] ** -0.5
     seen = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(x.dtype)
     y = jnp.einsum("bhqk,bkhe->bqhe", seen, v)
-    x = x + jnp.einsum("bthe,hed->btd", y, w["out"]["kernel"]) + w["out"]["bias"][None, None]
+    x = x + _times(y.reshape(x.shape), w["out"]["kernel"]) + w["out"]["bias"][None, None]
     y = _norm(x, **weights["norm2"], epsilon=epsilon)
     y = jax.nn.gelu(y @ w["mlp1"]["kernel"] + w["mlp1"]["bias"][None, None], approximate=False)
     return x + y @ w["mlp2"]["kernel"] + w["mlp2"]["bias"][None, None]
+
+
+def _times(x: Array, kernel: Array) -> Array:
+    """x [..., I] @ the matrix [I, O] that a kernel of more axes is; or @ what `lora.py` puts in its place."""
+    return x @ (kernel.reshape(x.shape[-1], -1) if isinstance(kernel, jax.Array | np.ndarray) else kernel)
 
 
 def _norm(x: Array, scale: Array, bias: Array, epsilon: float) -> Array:

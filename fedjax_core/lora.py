@@ -1,0 +1,318 @@
+"""Adapters: small matrices beside the frozen kernels of a network, put there from outside.
+
+Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.
+https://arxiv.org/abs/2106.09685
+He, Zhou, Ma, Berg-Kirkpatrick, Neubig. Towards a Unified View of Parameter-Efficient Transfer Learning. ICLR 2022.
+https://arxiv.org/abs/2110.04366
+
+  lora(rank=8, alpha=16.0, dropout=0.05, targets=("query", "value"))           x W + alpha / rank dropout(x) A B
+  bottleneck(rank=8, scale=1.0, dropout=0.0, targets=("query", "value"))       x W + scale relu(dropout(x) A) B, in parallel
+
+  paper    here        meaning
+  W_0      base        [in, out] a kernel, which is frozen, exists once and never travels
+  A, B     "a", "b"    [in, rank] uniform within 1 / sqrt(in) (Kaiming with sqrt 5); [rank, out] zero, so that the base is unchanged
+
+It works for networks that use their kernels as `x @ kernel` (`nn/transformer.py`, `nn/vit.py`): a `Kernel` stands in the array's
+place. Targets are named by the entry of the parameters above "kernel"; of a kernel that is several, side by side, by its part.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import by_name
+from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.task import PARTS, Model, Task
+
+STACKED = ("layers", "blocks")  # entries of params whose leaves have one axis [depth] in front
+PACKED = {"qkv": ("query", "key", "value")}  # kernels [in, parts, ...], by name
+JOINED = {"out": 2}  # kernels whose inputs are several axes, and how many
+ENTRY, _STREAM, _DROPOUT = "adapter", 0x6C6F7261, 0x64726F70
+
+
+class Kind(NamedTuple):
+    """What stands beside a kernel: scale * f(dropout(x) a) b, where f is the identity, or ReLU of a bottleneck."""
+
+    rank: int
+    scale: float
+    dropout: float
+    targets: tuple[str, ...]
+    bottleneck: bool = False
+
+
+def lora(rank: int = 8, alpha: float = 16.0, dropout: float = 0.05, targets: Sequence[str] = ("query", "value")) -> Kind:
+    """Low-rank updates; raises ValueError for a setting out of range."""
+    kind = _checked(Kind(rank, alpha, dropout, _named(targets)), "alpha")
+    return kind._replace(scale=alpha / rank)
+
+
+def bottleneck(rank: int = 8, scale: float = 1.0, dropout: float = 0.0, targets: Sequence[str] = ("query", "value")) -> Kind:
+    """Two-layer perceptrons in parallel; they cannot be merged. Raises ValueError for a setting out of range."""
+    return _checked(Kind(rank, scale, dropout, _named(targets), True), "scale")
+
+
+ADAPTERS: dict[str, Callable[..., Kind]] = {"lora": lora, "bottleneck": bottleneck}
+
+
+def _named(targets: Sequence[str]) -> tuple[str, ...]:
+    return (targets,) if isinstance(targets, str) else tuple(targets)
+
+
+def _checked(kind: Kind, scale: str) -> Kind:
+    if not (kind.rank >= 1 and kind.scale > 0 and 0 <= kind.dropout < 1 and kind.targets):
+        raise ValueError(
+            f"adapter: rank={kind.rank} must be at least 1, {scale}={kind.scale} positive, dropout={kind.dropout} in [0, 1), "
+            f"targets={kind.targets} not empty"
+        )
+    return kind
+
+
+def parse(spec: str) -> Kind:
+    """The adapter that a config names, such as "lora(rank=4)".
+
+    Raises:
+      ValueError, TypeError: there is no such adapter, or it has no such option.
+    """
+    name, options = by_name.parse(spec)
+    by_name.choose("adapter", name, ADAPTERS)
+    return by_name.call(f"adapter {name!r}", ADAPTERS[name], {}, options)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("base", "updates"), meta_fields=("parts", "kind"))
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """Stands in a kernel's place.
+
+    Attributes:
+      base: [in, out]; leaves have [depth] in front while layers are stacked.
+      updates: by part, {"a": [in, rank], "b": [rank, out / parts]}, and "key" if there is dropout.
+      parts: names of what lies side by side in the base; ("",) for one.
+      kind: the adapter.
+    """
+
+    base: Array
+    updates: dict[str, dict[str, Array]]
+    parts: tuple[str, ...]
+    kind: Kind
+
+    def __rmatmul__(self, x: Array) -> Array:
+        """[..., in] -> [..., out]."""
+        y = x @ self.base
+        shape = (*y.shape[:-1], y.shape[-1] // len(self.parts))
+        each = [self._update(x, self.updates[part]) if part in self.updates else jnp.zeros(shape, y.dtype) for part in self.parts]
+        return y + (each[0] if len(each) == 1 else jnp.concatenate(each, -1)).astype(y.dtype)
+
+    def _update(self, x: Array, own: dict[str, Array]) -> Array:
+        x = x.astype(own["a"].dtype)
+        if "key" in own:
+            keep = 1 - self.kind.dropout
+            x = jnp.where(jax.random.bernoulli(own["key"], keep, x.shape), x / keep, 0)
+        low = x @ own["a"]
+        return self.kind.scale * ((jax.nn.relu(low) if self.kind.bottleneck else low) @ own["b"])
+
+
+class Site(NamedTuple):
+    """Where an update stands.
+
+    Attributes:
+      path: of the kernel in params.
+      part: which of its `parts`.
+      parts: see `Kernel`.
+      stack: () or (depth,).
+      inputs, outputs: of the update.
+    """
+
+    path: tuple[str, ...]
+    part: str
+    parts: tuple[str, ...]
+    stack: tuple[int, ...]
+    inputs: int
+    outputs: int
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Of its arrays in what is trained."""
+        return self.path[:-1] + ((self.part,) if self.part else ())
+
+
+def sites(shapes: PyTree, targets: Sequence[str], name: str = "the network") -> list[Site]:
+    """Where a network's parameters have the targets.
+
+    Raises:
+      ValueError: they have no such target; the message has those that they have.
+    """
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        names = tuple(step.key for step in path)
+        if len(names) < 2 or names[-1] != "kernel" or names[0] == "head":
+            continue
+        stack = leaf.shape[: int(names[0] in STACKED)]
+        shape, parts = leaf.shape[len(stack) :], PACKED.get(names[-2], ("",))
+        joined = JOINED.get(names[-2], 1) if len(shape) > 2 else 1
+        inputs, outputs = math.prod(shape[:joined]), math.prod(shape[joined:]) // len(parts)
+        if len(shape) == joined + 1 or len(parts) > 1:
+            found += [Site(names, part, parts, stack, inputs, outputs) for part in parts]
+    there = list(dict.fromkeys(site.part or site.path[-2] for site in found))
+    for target in targets:
+        by_name.choose(f"adapter target of {name}", target, there)
+    return [site for site in found if (site.part or site.path[-2]) in targets]
+
+
+class Adapter(NamedTuple):
+    """An adapter of one network, as pure functions.
+
+    Attributes:
+      init: key -> what is trained, nested like the parameters.
+      wrap: (params, trained, key) -> params with `Kernel`s; the key draws dropout, None: none of it.
+      merged: (params, trained) -> params with plain kernels that make the same of x; ValueError for a bottleneck.
+    """
+
+    init: Callable[[Array], PyTree]
+    wrap: Callable[[PyTree, PyTree, Array | None], PyTree]
+    merged: Callable[[PyTree, PyTree], PyTree]
+
+
+def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
+    """An adapter for a network.
+
+    Args:
+      kind: such as `lora()`.
+      shapes: of the network's parameters, a nested dict.
+      name: of the network, for messages.
+
+    Returns:
+      The adapter.
+
+    Raises:
+      ValueError: the network has no such target.
+    """
+    where = sites(shapes, kind.targets, name)
+
+    def init(key: Array) -> PyTree:
+        trained: dict[str, Any] = {}
+        for i, site in enumerate(where):
+            a = jax.random.uniform(jax.random.fold_in(key, i), (*site.stack, site.inputs, kind.rank), minval=-1)
+            arrays = {"a": a / site.inputs**0.5, "b": jnp.zeros((*site.stack, kind.rank, site.outputs))}
+            trained = _put(trained, site.place, arrays)
+        return trained
+
+    def wrap(params: PyTree, trained: PyTree, key: Array | None = None) -> PyTree:
+        for path in dict.fromkeys(site.path for site in where):
+            mine = {i: site for i, site in enumerate(where) if site.path == path}
+            updates, base = {}, _get(params, path)
+            for i, site in mine.items():
+                updates[site.part] = dict(_get(trained, site.place))
+                if key is not None and kind.dropout:
+                    own = jax.random.fold_in(jax.random.fold_in(key, _DROPOUT), i)
+                    updates[site.part]["key"] = jax.random.split(own, site.stack) if site.stack else own
+            site = next(iter(mine.values()))
+            base = base.reshape(*site.stack, site.inputs, site.outputs * len(site.parts))
+            params = _put(params, path, Kernel(base, updates, site.parts, kind))
+        return params
+
+    def merged(params: PyTree, trained: PyTree) -> PyTree:
+        if kind.bottleneck:
+            raise ValueError("adapter: a bottleneck is not linear, so it cannot be merged into the kernels; lora can")
+        for site in where:
+            base, own = _get(params, site.path), _get(trained, site.place)
+            update = kind.scale * jnp.matmul(own["a"], own["b"], precision=jax.lax.Precision.HIGHEST)
+            flat = base.reshape(*site.stack, site.inputs, len(site.parts), site.outputs)
+            new = flat[..., site.parts.index(site.part), :] + update.astype(base.dtype)
+            new = flat.at[..., site.parts.index(site.part), :].set(new).reshape(base.shape)
+            params = _put(params, site.path, new)
+        return params
+
+    return Adapter(init, wrap, merged)
+
+
+def _get(tree: PyTree, path: Sequence[str]) -> Any:
+    return functools.reduce(lambda node, name: node[name], path, tree)
+
+
+def _put(tree: PyTree, path: Sequence[str], value: Any) -> PyTree:
+    """The nested dict with another value at a path, new dicts along it."""
+    name, *rest = path
+    return tree | {name: _put(tree.get(name, {}), rest, value) if rest else value}
+
+
+def adapted(
+    model: Model,
+    arrays: Net,
+    kind: Kind,
+    trained: str | Sequence[str] = (),
+    *,
+    classes: int,
+    population: int,
+    public: PyTree = (),
+    shape: tuple[int, ...] | None = None,
+) -> Task:
+    """A task that trains an adapter of a network, and whole entries of it if asked; beside `task.part_of`.
+
+    A `Net` has the entry "adapter" and those entries only; methods keep, send and average nothing else. The rest is `frozen`, once
+    in memory however many clients share it, and runs in evaluation mode but for the adapter's dropout.
+
+    Args:
+      model: the whole network.
+      arrays: its params by entry, and stats; a trained entry begins from here if it is there, else as `model.init` draws it.
+      kind: such as `lora()`.
+      trained: names of entries, such as ("head",); or "head", "prompts" as in `part_of`.
+      classes: K.
+      population: N.
+      public: Examples that everybody holds.
+      shape: of one example's x; None: it is not checked whether the network can have adapters.
+
+    Returns:
+      The task. `Model.whole` merges the adapter.
+
+    Raises:
+      ValueError: the network has no such target or entry, `arrays` lack an entry that is frozen, or its kernels cannot be replaced.
+    """
+    entries = (PARTS.get(trained) or (trained,)) if isinstance(trained, str) else tuple(trained)
+    there = jax.eval_shape(model.init, jax.random.key(0))
+    for name in entries:
+        by_name.choose(f"entry to train of {model.name}", name, there.params)
+    if missing := [name for name in there.params if name not in arrays.params and name not in entries]:
+        raise ValueError(f"adapter: {model.name} needs frozen arrays for {', '.join(missing)}")
+    own = adapter(kind, {name: entry for name, entry in there.params.items() if name not in entries}, model.name)
+
+    def network(frozen: Net) -> Model:
+        def init(key):
+            fresh = model.init(key)
+            whole = {name: frozen.params.get(name, fresh.params[name]) for name in entries}
+            return Net(whole | {ENTRY: own.init(jax.random.fold_in(key, _STREAM))}, {})
+
+        def around(net):
+            return frozen.params | {name: net.params[name] for name in entries}
+
+        def run(net, key, train):
+            return Net(own.wrap(around(net), net.params[ENTRY], key if train else None), frozen.stats)
+
+        def apply(net, x, key=None, train=False, mask=None, **more):
+            return model.apply(run(net, key, train), x, mask=mask, **more)[0], net.stats
+
+        def features(net, x, key=None, train=False, mask=None):
+            return model.features(run(net, key, train), x, mask=mask)[0], net.stats
+
+        def whole(net):
+            return Net(own.merged(around(net), net.params[ENTRY]), frozen.stats)
+
+        return Model(init, apply, features, lambda net, z: model.head(Net(around(net), {}), z), model.name, whole)
+
+    task = Task(network, classes, population, arrays, public, shape)
+    if shape is not None:
+        x = np.zeros((1, *shape), np.float32)
+        try:
+            jax.eval_shape(
+                lambda net, frozen: network(frozen).apply(net, x), jax.eval_shape(task.model.init, jax.random.key(0)), arrays
+            )
+        except TypeError as error:
+            raise ValueError(
+                f"adapter: {model.name} does not use its kernels as x @ kernel, as vit and language models do"
+            ) from error
+    return task
