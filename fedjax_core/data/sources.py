@@ -10,6 +10,7 @@
   npz:FILE                       arrays or encoded images in one file
   folder:DIR                     CLASS/image files
   unseen(of=SOURCE, classes=...) any of these, some of its classes in the test set alone
+  only(of=SOURCE, classes=...)   any of these, some of its classes and no others
   resplit(of=SOURCE)             any of these, tested on a part of its training set
   blank(shape=..., classes=...)  black images, to count and to time with
 Files are looked for in `data_dir`, else in $FEDJAX_DATA, else in ~/fedjax_data. Nothing is downloaded and no pickle is ever
@@ -313,6 +314,34 @@ def unseen(data_dir: Path, of: str, classes: Sequence[int]) -> Dataset:
     if len(wanted) != len(classes) or not 1 <= len(wanted) < number or not 0 <= wanted[0] <= wanted[-1] < number:
         raise ValueError(f"unseen: classes={classes}: must be some, not all, of the labels 0 to {number - 1} of {of!r}, each once.")
     return _divided(dataset, np.setdiff1d(np.arange(number), wanted), wanted, f"{dataset.name}_unseen")
+
+
+def only(data_dir: Path, of: str, classes: Sequence[int]) -> Dataset:
+    """Some classes of another set, such as half of them to pre-train on, or those that are public.
+
+    Args:
+      data_dir: where the files lie.
+      of: the set, such as "cifar10".
+      classes: labels of those that stay; the first of them becomes label 0.
+    """
+    dataset = _source(of, data_dir)
+    number, wanted = len(dataset.class_names), np.asarray(classes, int)
+    if not len(wanted) or len({*wanted.tolist()}) < len(wanted) or not 0 <= min(wanted) <= max(wanted) < number:
+        raise ValueError(f"only: classes={classes}: must be some of the labels 0 to {number - 1} of {of!r}, each once.")
+    label = np.full(number, -1, np.int32)
+    label[wanted] = np.arange(len(wanted))
+    train, test = (np.flatnonzero(np.isin(part.y, wanted)) for part in (dataset.train, dataset.test))
+    of_rows = lambda column, rows: None if column is None else column[rows]
+    return dataset._replace(
+        name=f"{dataset.name}_only",
+        train=Examples(dataset.train.x[train], label[dataset.train.y[train]]),
+        test=Examples(dataset.test.x[test], label[dataset.test.y[test]]),
+        class_names=tuple(dataset.class_names[c] for c in wanted),
+        train_domains=of_rows(dataset.train_domains, train),
+        test_domains=of_rows(dataset.test_domains, test),
+        train_clients=of_rows(dataset.train_clients, train),
+        test_clients=of_rows(dataset.test_clients, test),
+    )
 
 
 def resplit(data_dir: Path, of: str, test_fraction: float = 0.2) -> Dataset:
@@ -720,6 +749,7 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "npz": npz,
     "folder": folder,
     "unseen": unseen,
+    "only": only,
     "resplit": resplit,
     "blank": blank,
 }

@@ -224,6 +224,22 @@ def test_unseen_classes_are_some_of_those_there_are(classes):
         sources.load("unseen", of="digits", classes=classes)
 
 
+def test_only_some_classes():
+    whole, data = sources.digits(), sources.load("only", of="digits", classes=(7, 0))
+    assert (data.name, data.class_names) == ("digits_only", ("7", "0"))
+    for part, found in ((whole.train, data.train), (whole.test, data.test)):
+        rows = np.flatnonzero((part.y == 0) | (part.y == 7))
+        np.testing.assert_array_equal(found.x, part.x[rows])
+        assert found.y.tolist() == [int(c == 0) for c in part.y[rows]]
+        assert found.y.dtype == np.int32
+
+
+@pytest.mark.parametrize("classes", [(), (10,), (-1, 2), (3, 3)])
+def test_only_classes_that_there_are(classes):
+    with pytest.raises(ValueError, match=r"only: classes=\(.*\): must be some of the labels 0 to 9 of 'digits'"):
+        sources.load("only", of="digits", classes=classes)
+
+
 def test_resplit_tests_on_a_part_of_the_training_rows():
     whole = sources.digits().train
     data = sources.load("resplit", of="digits", test_fraction=0.2)
