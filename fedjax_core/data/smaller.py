@@ -30,7 +30,7 @@ def smaller(dataset: Dataset, size: int | None = None, examples: int | None = No
             raise ValueError(
                 f"data.size={size} must be positive, and there must be images of bytes: found {x.dtype}{list(x.shape)}"
             )
-        x, test_x = (_resized(part, size) for part in (x, test_x))
+        x, test_x = (_resized(part, size, size) for part in (x, test_x))
     return dataset._replace(
         train=Examples(x, train.y[kept]),
         test=Examples(test_x, test.y),
@@ -39,11 +39,29 @@ def smaller(dataset: Dataset, size: int | None = None, examples: int | None = No
     )
 
 
-def _resized(images: np.ndarray, size: int) -> np.ndarray:
-    """[rows, H, W, C] uint8 -> [rows, size, size, C]."""
+def adapted(examples: Examples, like: Examples) -> Examples:
+    """Images as large and with as many channels as those of `like`: resized as in `smaller`; grey from colours by their mean.
+
+    Raises:
+      ValueError: one of the two has no images of bytes, and their shapes differ.
+    """
+    x, wanted = examples.x, like.x.shape[1:]
+    if x.shape[1:] == wanted and x.dtype == like.x.dtype:
+        return examples
+    for images in (x, like.x):
+        if images.ndim != 4 or images.dtype != np.uint8:
+            raise ValueError(f"public examples {x.dtype}{list(x.shape[1:])} cannot be made {like.x.dtype}{list(wanted)}")
+    x = x if x.shape[1:3] == wanted[:2] else _resized(x, *wanted[:2])
+    if x.shape[-1] != wanted[-1]:
+        x = np.repeat(np.round(x.mean(-1, keepdims=True)).astype(np.uint8), wanted[-1], -1)
+    return examples._replace(x=x)
+
+
+def _resized(images: np.ndarray, height: int, width: int) -> np.ndarray:
+    """[rows, H, W, C] uint8 -> [rows, height, width, C]."""
 
     def one(image):
         picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
-        return np.asarray(picture.resize((size, size), Image.Resampling.BOX)).reshape(size, size, -1)
+        return np.asarray(picture.resize((width, height), Image.Resampling.BOX)).reshape(height, width, -1)
 
     return np.stack([one(image) for image in images])

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from fedjax_core.algorithm import Examples
 from fedjax_core.data import sources
-from fedjax_core.data.smaller import smaller
+from fedjax_core.data.smaller import adapted, smaller
 
 
 def dataset(size=4):
@@ -61,3 +62,26 @@ def test_features_cannot_be_resized():
     features = sources.from_arrays(np.zeros((4, 3)), np.arange(4) % 2, np.zeros((2, 3)), np.arange(2))
     with pytest.raises(ValueError, match=r"images of bytes: found float32\[4, 3\]"):
         smaller(features, size=4)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_adapted_to_other_images(channels):
+    """As large, as many channels, labels as they were; grey is the mean of the colours."""
+    whole = dataset().train
+    grey = whole._replace(x=whole.x[..., :1])
+    like = Examples(np.zeros((2, 2, 4, channels), np.uint8), np.zeros(2, np.int32))
+    for examples in (whole, grey):
+        found = adapted(examples, like)
+        assert found.x.shape == (100, 2, 4, channels)
+        assert found.x.dtype == np.uint8
+        np.testing.assert_array_equal(found.y, examples.y)
+        rows = examples.x.reshape(100, 2, 2, 4, -1).astype(float).mean(2)
+        rows = rows if examples.x.shape[-1] == channels else rows.mean(-1, keepdims=True)
+        np.testing.assert_allclose(found.x, np.broadcast_to(rows, found.x.shape), atol=1)
+    assert adapted(whole, whole) is whole
+
+
+def test_what_is_not_an_image_is_not_adapted():
+    rows = Examples(np.zeros((2, 5), np.float32), np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match=r"public examples uint8\[4, 4, 3\] cannot be made float32\[5\]"):
+        adapted(dataset().train, rows)
