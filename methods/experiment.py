@@ -18,7 +18,7 @@ from fedjax_core import cohort as cohorts
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.checkpoint import Checkpoints
 from fedjax_core.data import federated, partition, sources
-from fedjax_core.data.smaller import smaller
+from fedjax_core.data.smaller import adapted, smaller
 from fedjax_core.normalisation import local_statistics
 from fedjax_core.run import Finished, restored, run
 from fedjax_core.simulation import Build, Evaluation, Group, Simulation, State
@@ -71,6 +71,15 @@ def dataset(config: Config) -> federated.FederatedData:
         data.seed,
         **_given({"long_tail": data.long_tail, "test_split": data.test_split, "test_examples": data.test_examples}),
     )
+
+
+def public(config: Config, like: Examples) -> Examples | tuple[()]:
+    """The labelled set that everybody holds, as examples of the shape of `like`; empty if the config names none."""
+    if config.public is None:
+        return ()
+    name, options = by_name.parse(config.public)
+    examples = options.pop("examples", None)
+    return adapted(smaller(sources.load(name, config.data.dir, **options), examples=examples).train, like)
 
 
 def network(
@@ -182,6 +191,8 @@ def check(config: Config) -> None:
         by_name.choose("model", by_name.parse(spec)[0], nn.MODULES)
     if config.augment is not None:
         augment.parse(config.augment)
+    if config.public is not None:
+        by_name.choose("public data set", by_name.parse(config.public)[0].partition(":")[0], sources.READERS)
     by_name.choose("partition", by_name.parse(config.data.partition)[0], [scheme.__name__ for scheme in partition.SCHEMES])
     by_name.choose("data set", by_name.parse(config.data.source)[0].partition(":")[0], sources.READERS)
 
@@ -208,10 +219,10 @@ def build(config: Config, data: federated.FederatedData | None = None) -> Simula
     kinds: dict[tuple[str, str | None], list[int]] = {}
     for i, kind in enumerate(zip(models, weight_files(config), strict=True)):
         kinds.setdefault(kind, []).append(i)
-    groups = []
+    groups, everybodys = [], public(config, data.train)
     for (spec, file), places in kinds.items():
         mine = clients[np.isin(clients % len(models), places)]
-        groups.append(Group(f"{places[0]}: {spec}", make, _task(config, spec, file, data, drawn), mine))
+        groups.append(Group(f"{places[0]}: {spec}", make, _task(config, spec, file, data, drawn, everybodys), mine))
     evaluation = config.evaluation
     cohort = config.cohort.fraction if config.cohort.size is None else config.cohort.size
     return Simulation(
@@ -226,15 +237,24 @@ def build(config: Config, data: federated.FederatedData | None = None) -> Simula
     )
 
 
-def _task(config: Config, spec: str, file: str | None, data: federated.FederatedData, drawn: episodes.Episodes | None) -> Task:
+def _task(
+    config: Config,
+    spec: str,
+    file: str | None,
+    data: federated.FederatedData,
+    drawn: episodes.Episodes | None,
+    everybodys: Examples | tuple[()],
+) -> Task:
     """The network of one group, and what of it is trained."""
 
     def wrapped(model: Model) -> Model:
         model = model if config.augment is None else augment.augmented(model, config.augment)
         return model if drawn is None else episodes.prototypical(model, data.classes)
 
-    model = network(spec, data, config.statistics, None if drawn is None else 1, scaling(config, data.train, file))
+    outputs = 1 if drawn is not None else data.classes + (int(everybodys.y.max()) + 1 if isinstance(everybodys, Examples) else 0)
+    model = network(spec, data, config.statistics, outputs, scaling(config, data.train, file))
     settings = {"classes": data.classes, "population": data.clients, "shape": tuple(data.train.x.shape[1:])}
+    settings["public"] = everybodys
     if file is None and by_name.choose("train", config.train, PARTS) == "all":
         return of_model(wrapped(model), **settings)
     return part_of(model, beginning(config, model, spec, file), config.train, **settings).wrapped(wrapped)
