@@ -568,7 +568,7 @@ class Simulation:
         number, batch = batches
 
         def add(i, sums):
-            x, y, mask = batch(i)
+            x, y, mask, _ = batch(i)
             return jax.tree.map(jnp.add, sums, {name: _pairs(predict(x), y, mask) for name, predict in predictors.items()})
 
         pair = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
@@ -583,7 +583,7 @@ class Simulation:
 
         def one(shared, i):
             held, server = shared
-            x, y, mask = self._whole_test(held)[1](jnp.minimum(i, number - 1))
+            x, y, mask, _ = self._whole_test(held)[1](jnp.minimum(i, number - 1))
             return _pairs(predict(algorithm.broadcast(server, jnp.int32(0)), (), x), y, mask & (i < number)), ()
 
         return parallel.map_clients(one, (held, server), jnp.arange(parallel.slots(number, plan)), plan=plan, on=self.mesh)[0]
@@ -841,11 +841,9 @@ def _collect(collect: PyTree, contributions: list) -> PyTree:
 
 
 def _pairs(outputs: dict[str, Array], y: Array, mask: Array) -> dict[str, metrics.Pair]:
-    logits = outputs["logits"]
-    return {
-        "accuracy": metrics.accuracy(logits, y, mask),
-        "loss": metrics.mean_of(losses.cross_entropy_rows(logits.astype(jnp.float32), y), mask),
-    }
+    logits, y = outputs["logits"], outputs.get("targets", y)
+    rows = losses.cross_entropy_rows(logits.astype(jnp.float32), jnp.maximum(y, 0))
+    return {"accuracy": metrics.accuracy(logits, y, mask), "loss": metrics.mean_of(rows, losses.counted(y, mask))}
 
 
 def _predictors(algorithm: Algorithm, plain: tuple[PyTree, PyTree], personal: tuple[PyTree, PyTree]) -> dict[str, Callable]:
