@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_core import by_name
@@ -207,9 +208,10 @@ def _check_labels(dataset: Dataset) -> None:
     """A `Dataset` can be made by hand; what is gathered by index has to line up."""
     classes = len(dataset.class_names)
     for part, examples in (("train", dataset.train), ("test", dataset.test)):
-        y = np.asarray(examples.y)
-        if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or len(y) != len(examples.x):
-            raise ValueError(f"{part}: labels {y.dtype} {y.shape} for {len(examples.x)} rows: must be one integer per row.")
+        y, rows = np.asarray(examples.y), {len(leaf) for leaf in jax.tree.leaves(examples.x)}
+        if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or rows != {len(y)}:
+            found = " and ".join(map(str, sorted(rows)))
+            raise ValueError(f"{part}: labels {y.dtype} {y.shape} for {found} rows: must be one integer per row.")
         if len(y) and not 0 <= y.min() <= y.max() < classes:
             raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
 

@@ -1,0 +1,342 @@
+"""Instruction data: questions in words with answers in words, divided over clients by data set, as token arrays.
+
+  train, test = read("train.jsonl.gz"), read("test.jsonl.gz")
+  divided = leave_out(train, test, "sentiment", clients=6, seed=0)
+  data, options = to_choose(divided, tokenizer, limit=256)       # an encoder scores the listed options (`text.scoring`)
+  data = to_write(divided, tokenizer, limit=512, end=eos)        # a language model writes the answer (`text.written`)
+
+A file has one JSON object per line, with the fields task, dataset, instruction and output, where the instruction may end with the
+permitted answers:
+
+  OPTIONS:
+  - yes
+  - no
+
+(FLAN's form); or with input and target in place of instruction and output, the permitted answers in a list `options`, and maybe a
+field split. It may be packed with gzip.
+
+A jitted round needs one shape, so that a data set has one T, the smallest multiple of `multiple` that holds its longest text.
+"""
+
+import dataclasses
+import gzip
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fedjax_core import by_name
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import federated, partition
+from fedjax_core.data.sources import Dataset
+
+ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
+OPTIONS = "OPTIONS:"
+TESTED = ("left_out", "own")
+LONG = ("refuse", "cut")
+
+
+class Tokenizer(Protocol):
+    """What this file needs of a tokenizer; `pretrained.Tokenizer` is one."""
+
+    def encode(self, texts: Sequence[str], special: bool = True, limit: int | None = None) -> list[list[int]]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """One question.
+
+    Attributes:
+      task: what kind it is, such as "sentiment"; several data sets may have one task.
+      dataset: where it comes from, such as "sst2".
+      instruction: the whole question, with its options.
+      question: the same without them.
+      options: the permitted answers, each once; may be empty.
+      answer: the right one; may be empty.
+    """
+
+    task: str
+    dataset: str
+    instruction: str
+    question: str
+    options: tuple[str, ...]
+    answer: str
+
+
+def read(path: str | Path, split: str | None = None) -> list[Instance]:
+    """Reads a file of the form above.
+
+    Args:
+      path: ends in .gz if it is packed.
+      split: only the rows whose field `split` has this value; None: all.
+
+    Raises:
+      ValueError: the file is damaged, a line lacks a field, or no row is left; the message names the line.
+      OSError: it cannot be read.
+    """
+    blob = Path(path).read_bytes()
+    try:
+        text = (gzip.decompress(blob) if Path(path).suffix == ".gz" else blob).decode()
+    except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be unpacked ({error}): truncated or damaged; get it again") from None
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if split is None or row["split"] == split:
+                found.append(_instance(row))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} of {path} is not JSON ({error})") from None
+        except (KeyError, TypeError) as error:
+            needed = "task, dataset, instruction (or input) and output (or target), each a text"
+            raise ValueError(f"line {number} of {path} lacks {error}; a line must have {needed}") from None
+    if not found:
+        raise ValueError(f"{path} has no rows" + ("" if split is None else f" with split={split!r}"))
+    return found
+
+
+def _instance(row: dict[str, Any]) -> Instance:
+    instruction = row["instruction"] if "instruction" in row else row["input"]
+    answer = row["output"] if "output" in row else row["target"]
+    for name, value in {"task": row["task"], "dataset": row["dataset"], "instruction": instruction, "output": answer}.items():
+        if not isinstance(value, str):
+            raise TypeError(f"a text in {name!r}")
+    question, options = parse_options(instruction)
+    options = tuple(dict.fromkeys(row["options"])) if "options" in row else options
+    return Instance(row["task"], row["dataset"], instruction, question, options, answer)
+
+
+def parse_options(instruction: str) -> tuple[str, tuple[str, ...]]:
+    r"""(question, options) of an instruction that ends with a block of options; all of it and none if it has no such block.
+
+    >>> parse_options("Is it?\n\nOPTIONS:\n- yes\n- no")
+    ('Is it?', ('yes', 'no'))
+    """
+    question, found, block = instruction.rpartition(OPTIONS)
+    lines = [line for line in block.split("\n") if line.strip()]
+    if not found or not lines or not all(line.startswith("- ") for line in lines):
+        return instruction, ()
+    return question.rstrip(), tuple(dict.fromkeys(line[2:].strip() for line in lines))
+
+
+class Divided(NamedTuple):
+    """Instances and who has them.
+
+    Attributes:
+      train: of the tasks that are trained.
+      test: of the task that was left out, or of the others.
+      train_index: N arrays of row numbers into `train`.
+      test_index: N arrays into `test`.
+      datasets: names of the training sets; client i has the (i mod their number)-th.
+    """
+
+    train: list[Instance]
+    test: list[Instance]
+    train_index: tuple[np.ndarray, ...]
+    test_index: tuple[np.ndarray, ...]
+    datasets: tuple[str, ...]
+
+
+def leave_out(
+    train: Sequence[Instance], test: Sequence[Instance], task: str, clients: int, seed: int, tested: str = "left_out"
+) -> Divided:
+    """Trains on all tasks but one, each client on one data set; several clients of one set have IID parts of it.
+
+    Args:
+      train: all training rows.
+      test: all test rows.
+      task: the one that nobody trains on.
+      clients: N, a multiple of the number of training sets: with six of them, 6 clients have one each, 30 a fifth each.
+      seed: data seed of that division.
+      tested: "left_out": everybody is tested on all test rows of the task left out; "own": on the client's own set's.
+
+    Raises:
+      ValueError: there is no such task, nothing is left to train or to test, or clients is no such multiple.
+    """
+    by_name.choose("task to leave out", task, sorted({row.task for row in [*train, *test]}))
+    by_name.choose("tested", tested, TESTED)
+    mine = [row for row in train if row.task != task]
+    theirs = [row for row in test if (row.task == task) == (tested == "left_out")]
+    if not mine or not theirs:
+        raise ValueError(f"without task {task!r} there are {len(mine)} training and {len(theirs)} test rows: both must be there")
+    names = tuple(dict.fromkeys(row.dataset for row in mine))
+    number = {name: i for i, name in enumerate(names)}
+    domains = np.array([number[row.dataset] for row in mine], np.int32)
+    if tested == "own":
+        theirs = [row for row in theirs if row.dataset in number]
+        own = np.array([number[row.dataset] for row in theirs], np.int32)
+        train_index, test_index = partition.by_domain(domains, own, clients, seed)
+    else:
+        train_index, _ = partition.by_domain(domains, domains, clients, seed)
+        test_index = [np.arange(len(theirs), dtype=np.int32)] * clients
+    return Divided(mine, theirs, tuple(train_index), tuple(test_index), names)
+
+
+def to_choose(
+    divided: Divided, tokenizer: Tokenizer, limit: int, multiple: int = 16
+) -> tuple[federated.FederatedData, dict[str, np.ndarray]]:
+    """Data for an encoder that scores options.
+
+    Args:
+      divided: every instance has options, the answer among them.
+      tokenizer: the encoder's.
+      limit: the most tokens of a text; of a longer question the tail is kept.
+      multiple: T is one of it.
+
+    Returns:
+      (data, options). x is {"tokens": [rows, T] int32, "mask": [rows, T] bool, padding on the right, "options": [rows, K] int32,
+      the row's options as places in the second result, -1 where there are no more}; y is the answer's place among the row's.
+      The second has "tokens" and "mask" [U, T'] of all options of all rows, each text once.
+
+    Raises:
+      ValueError: an answer is not among its options, or the limit has no room for text.
+    """
+    for row in [*divided.train, *divided.test]:
+        if row.answer.strip() not in row.options:
+            raise ValueError(f"{row.dataset}: the answer {row.answer!r} must be one of its options {list(row.options)}")
+    both = {"train": divided.train, "test": divided.test}
+    place: dict[str, int] = {}
+    for rows in both.values():
+        for row in rows:
+            for option in row.options:
+                place.setdefault(option, len(place))
+    widest = max(len(row.options) for rows in both.values() for row in rows)
+
+    def examples(rows: list[Instance]) -> Examples:
+        tokens, mask = rectangle(tokenizer.encode([row.question for row in rows], limit=limit), multiple, side="right")
+        options = np.full((len(rows), widest), -1, np.int32)
+        for i, row in enumerate(rows):
+            options[i, : len(row.options)] = [place[option] for option in row.options]
+        y = np.array([row.options.index(row.answer.strip()) for row in rows], np.int32)
+        return Examples({"tokens": tokens, "mask": mask, "options": options}, y)
+
+    names = tuple(f"option {i}" for i in range(1, widest + 1))
+    data = _federated(divided, examples(divided.train), examples(divided.test), names)
+    tokens, mask = rectangle(tokenizer.encode(list(place), limit=limit), multiple, side="right")
+    return data, {"tokens": tokens, "mask": mask}
+
+
+def to_write(
+    divided: Divided,
+    tokenizer: Tokenizer,
+    limit: int,
+    end: int,
+    *,
+    long: str = "refuse",
+    template: str = ALPACA,
+    multiple: int = 16,
+) -> federated.FederatedData:
+    """Data for a language model that writes answers.
+
+    Args:
+      divided: the instances.
+      tokenizer: the model's.
+      limit: the most tokens of prompt, answer and end.
+      end: the token that ends an answer.
+      long: what is done with more: "refuse" them, or "cut" the instruction's beginning.
+      template: of the prompt, with {instruction} in it.
+      multiple: T is one of it.
+
+    Returns:
+      The data. x is {"tokens": [rows, T] int32, "mask": [rows, T] bool, padding on the left, "answer": [rows, A] bool: which of the
+      last A places are the answer's (its end included)}; A is the longest answer's length. y is the row's data set, in the order
+      of `divided.datasets`, and then of the test rows.
+
+    Raises:
+      ValueError: a text is longer than the limit and `long` is "refuse", or an answer alone is.
+    """
+    names = tuple(dict.fromkeys([*divided.datasets, *(row.dataset for row in divided.test)]))
+
+    def examples(rows: list[Instance]) -> Examples:
+        pairs = tokenise(rows, tokenizer, limit, end, long=long, template=template)
+        tokens, mask = rectangle([prompt + answer for prompt, answer in pairs], multiple)
+        _, answer = rectangle([answer for _, answer in pairs], 1)
+        y = np.array([names.index(row.dataset) for row in rows], np.int32)
+        return Examples({"tokens": tokens, "mask": mask, "answer": answer}, y)
+
+    return _federated(divided, examples(divided.train), examples(divided.test), names if len(names) > 1 else (*names, "none"))
+
+
+def tokenise(
+    rows: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
+) -> list[tuple[list[int], list[int]]]:
+    """(prompt, answer with `end`) in tokens, of each row. They are tokenised together, as a model reads them.
+
+    Raises:
+      ValueError: as `to_write`.
+    """
+    texts = [template.replace("{instruction}", row.instruction) for row in rows]
+    wholes = tokenizer.encode([text + row.answer for text, row in zip(texts, rows, strict=True)])
+    fit, found = _cutter(tokenizer, limit, long, template), []
+    for row, prompt, whole in zip(rows, tokenizer.encode(texts), wholes, strict=True):
+        n = _common(prompt, whole)
+        answer = whole[n:] if whole[n:][-1:] == [end] else whole[n:] + [end]
+        found.append((fit(whole[:n], len(answer), row.dataset), answer))
+    return found
+
+
+def prompts(
+    rows: Sequence[Instance], tokenizer: Tokenizer, limit: int, *, long: str = "refuse", template: str = ALPACA
+) -> list[list[int]]:
+    """Tokens of the prompts alone, to be completed; at most `limit` each.
+
+    Raises:
+      ValueError: a prompt is longer, and `long` is "refuse".
+    """
+    fit = _cutter(tokenizer, limit, long, template)
+    found = tokenizer.encode([template.replace("{instruction}", row.instruction) for row in rows])
+    return [fit(prompt, 0, row.dataset) for row, prompt in zip(rows, found, strict=True)]
+
+
+def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
+    """(prompt, room that is taken, data set) -> a prompt that fits: what stands before the instruction, then the prompt's tail."""
+    by_name.choose("long", long, LONG)
+    before = tokenizer.encode([template.partition("{instruction}")[0]])[0]
+
+    def fit(prompt: list[int], taken: int, dataset: str) -> list[int]:
+        over = len(prompt) + taken - limit
+        if over <= 0:
+            return prompt
+        if long == "refuse":
+            raise ValueError(f"{dataset}: a text has {len(prompt) + taken} tokens, limit={limit}; raise it, or take long='cut'")
+        kept = _common(before, prompt)
+        if kept + over >= len(prompt):
+            raise ValueError(f"{dataset}: limit={limit} leaves no room for an instruction beside an answer of {taken} tokens")
+        return prompt[:kept] + prompt[kept + over :]
+
+    return fit
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def rectangle(rows: Sequence[Sequence[int]], multiple: int, side: str = "left") -> tuple[np.ndarray, np.ndarray]:
+    """Rows of tokens as one array.
+
+    Args:
+      rows: of any lengths.
+      multiple: the width is the smallest multiple of it that holds the longest row, at least one.
+      side: where the padding is, "left" or "right"; it has the token 0.
+
+    Returns:
+      (tokens [rows, T] int32, mask [rows, T] bool).
+    """
+    by_name.choose("side", side, ("left", "right"))
+    width = -(-max([1, *map(len, rows)]) // multiple) * multiple
+    tokens, mask = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)
+    for i, row in enumerate(rows):
+        here = slice(width - len(row), None) if side == "left" else slice(len(row))
+        tokens[i, here], mask[i, here] = row, True
+    return tokens, mask
+
+
+def _federated(divided: Divided, train: Examples, test: Examples, names: tuple[str, ...]) -> federated.FederatedData:
+    dataset = Dataset("text", train, test, names)
+    return federated.from_index(dataset, divided.train_index, divided.test_index)

@@ -1,0 +1,243 @@
+"""Encoders of the BERT family: learned positions, a norm after each part, GELU, everybody looks at everybody.
+
+Devlin, Chang, Lee, Toutanova. BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding. NAACL 2019.
+https://arxiv.org/abs/1810.04805
+
+  params                                                                   shape
+  embedding / token, position, type                                        [V, D], [context, D], [types, D]
+  embedding / norm / scale, bias                                           [D]
+  layers / attention / query, key, value, output / kernel, bias            [L, D, D], [L, D]
+  layers / mlp / up, down / kernel, bias                                   [L, D, F], [L, F, D]; [L, F], [L, D]
+  layers / attention_norm, mlp_norm / scale, bias                          [L, D]
+
+Files have the layout of `BertModel`; a pooler and the heads of pre-training are left out. The computation runs in the dtype of the
+parameters; norms and softmax in float32.
+
+Departures: no dropout, as the base is frozen wherever we train. Positions count the real tokens, so that padding may be on either
+side; the original counts places, which is the same with the padding on the right.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.nn.transformer import (
+    Encoder,
+    Linear,
+    Tensor,
+    attend,
+    field,
+    fits,
+    heads,
+    linear,
+    must_be,
+    positions,
+    read_params,
+    stack,
+)
+
+ACTIVATIONS = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+IGNORED = r"embeddings\.position_ids|pooler\..*|cls\..*"
+OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in files made from the original release's
+
+
+class Config(NamedTuple):
+    """What config.json says.
+
+    Attributes:
+      vocabulary: V; width: D; inner: F; layers: L; heads: of the attention; types: of tokens.
+      activation: a key of `ACTIVATIONS`.
+      epsilon: of the norms.
+      context: positions that there are.
+      std: of the initial weights.
+    """
+
+    vocabulary: int
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    types: int
+    activation: str
+    epsilon: float
+    context: int
+    std: float
+
+
+def read_config(config: Mapping[str, Any]) -> Config:
+    """Reads config.json's fields.
+
+    Raises:
+      ValueError: a field is missing, or has a value that is not supported; the message names it.
+    """
+    must_be(config, "model_type", "bert")
+    must_be(config, "position_embedding_type", "absolute")
+    for name in ("is_decoder", "add_cross_attention"):
+        must_be(config, name, False)
+    must_be(config, "quantization_config", None)
+    width, number = field(config, "hidden_size"), field(config, "num_attention_heads")
+    if width % number:
+        raise ValueError(f"config.json: num_attention_heads={number} must divide hidden_size={width}")
+    return Config(
+        vocabulary=field(config, "vocab_size"),
+        width=width,
+        inner=field(config, "intermediate_size"),
+        layers=field(config, "num_hidden_layers"),
+        heads=number,
+        types=field(config, "type_vocab_size", default=2),
+        activation=must_be(config, "hidden_act", *ACTIVATIONS),
+        epsilon=field(config, "layer_norm_eps", float, 1e-12),
+        context=field(config, "max_position_embeddings", default=512),
+        std=field(config, "initializer_range", float, 0.02),
+    )
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / deviation * scale + bias, over the last axis, in float32."""
+
+    def __init__(self, width: int, epsilon: float, dtype: Any):
+        self.scale, self.bias = nnx.Param(jnp.ones(width, dtype)), nnx.Param(jnp.zeros(width, dtype))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Array) -> Array:
+        """[B, T, D] -> the like."""
+        wide = x.astype(jnp.float32)
+        wide = wide - jnp.mean(wide, -1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
+        return wide.astype(x.dtype) * self.scale.get_value()[None, None] + self.bias.get_value()[None, None]
+
+
+class Attention(nnx.Module):
+    """Everybody looks at every real token."""
+
+    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
+        make = lambda: Linear(config.width, config.width, bias=True, std=config.std, dtype=dtype, rngs=rngs)
+        self.query, self.key, self.value, self.output = make(), make(), make(), make()
+        self.heads = config.heads
+
+    def __call__(self, x: Array, mask: Array) -> Array:
+        """[B, T, D] -> the like."""
+        query, key, value = (heads(part(x), self.heads) for part in (self.query, self.key, self.value))
+        return self.output(attend(query, key, value, mask))
+
+
+class MLP(nnx.Module):
+    """Two linear maps and what lies between."""
+
+    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
+        self.up = Linear(config.width, config.inner, bias=True, std=config.std, dtype=dtype, rngs=rngs)
+        self.down = Linear(config.inner, config.width, bias=True, std=config.std, dtype=dtype, rngs=rngs)
+        self.activation = config.activation
+
+    def __call__(self, x: Array) -> Array:
+        """[B, T, D] -> the like."""
+        return self.down(ACTIVATIONS[self.activation](self.up(x)))
+
+
+class Layer(nnx.Module):
+    """Attention and MLP, each beside a residual and before a norm."""
+
+    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
+        self.attention, self.mlp = Attention(config, dtype, rngs), MLP(config, dtype, rngs)
+        self.attention_norm = LayerNorm(config.width, config.epsilon, dtype)
+        self.mlp_norm = LayerNorm(config.width, config.epsilon, dtype)
+
+    def __call__(self, x: Array, mask: Array, cache: PyTree) -> tuple[Array, PyTree]:
+        """[B, T, D] -> the like."""
+        x = self.attention_norm(x + self.attention(x, mask))
+        return self.mlp_norm(x + self.mlp(x)), cache
+
+
+class Embedding(nnx.Module):
+    """The sum of what a token, its position and its type are, normalised."""
+
+    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs):
+        table = lambda rows: nnx.Param(config.std * jax.random.normal(rngs.params(), (rows, config.width), dtype))
+        self.token, self.position, self.type = table(config.vocabulary), table(config.context), table(config.types)
+        self.norm = LayerNorm(config.width, config.epsilon, dtype)
+
+    def __call__(self, tokens: Array, places: Array, types: Array) -> Array:
+        """[B, T] three times -> [B, T, D]."""
+        return self.norm(self.token.get_value()[tokens] + self.position.get_value()[places] + self.type.get_value()[types])
+
+
+def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> Encoder:
+    """An encoder.
+
+    Args:
+      config: what config.json has.
+      dtype: of the parameters that `init` makes.
+      remat: whether a backward pass computes each layer anew, to save memory.
+
+    Returns:
+      The model; equal arguments give equal tree structures.
+
+    Raises:
+      ValueError: as `read_config`.
+    """
+    c = config if isinstance(config, Config) else read_config(config)
+    make_embedding = lambda rngs: Embedding(c, jnp.dtype(dtype), rngs)
+    layers = stack(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
+    graphdef = nnx.split(nnx.eval_shape(lambda: make_embedding(nnx.Rngs(0))), nnx.Param)[0]
+    name = f"bert of width {c.width}"
+
+    def init(key):
+        one, two = jax.random.split(key)
+        embedding = nnx.to_pure_dict(nnx.split(make_embedding(nnx.Rngs(params=one)), nnx.Param)[1])
+        return {"embedding": embedding, "layers": layers.init(two)}
+
+    def hidden(params: PyTree, tokens: Array, mask: Array, types: Array | None = None) -> Array:
+        fits(name, tokens.shape[1], c.context)
+        types = jnp.zeros_like(tokens) if types is None else types
+        x = nnx.merge(graphdef, params["embedding"])(tokens, positions(mask), types)
+        everyone = jnp.broadcast_to(mask[:, None], (*mask.shape, mask.shape[1]))
+        return layers.run(params["layers"], x, everyone)[0]
+
+    return Encoder(init, hidden, c.width, c.context, name)
+
+
+def from_tensors(config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32") -> PyTree:
+    """Parameters from published files.
+
+    Args:
+      config: what config.json has.
+      tensors: by the names that `BertModel` gives them, or behind "bert.", as in models that contain it.
+      dtype: "float32" or "bfloat16".
+
+    Returns:
+      What the model of that configuration takes as `params`.
+
+    Raises:
+      ValueError: as `read_config`; a tensor is missing, unknown, or not of the right shape or kind.
+    """
+    c = config if isinstance(config, Config) else read_config(config)
+    named = {}
+    for key, tensor in tensors.items():
+        for old, new in OLD_NAMES.items():
+            key = key.removesuffix(old) + new if key.endswith(old) else key
+        named[key.removeprefix("bert.")] = tensor
+    norm = lambda name: {"bias": Tensor(f"{name}.LayerNorm.bias"), "scale": Tensor(f"{name}.LayerNorm.weight")}
+    part = "encoder.layer.{}."
+    attention = {to: linear(f"{part}attention.self.{to}", True) for to in ("query", "key", "value")}
+    tables = {"token": "word", "position": "position", "type": "token_type"}
+    where = {
+        "embedding": {to: Tensor(f"embeddings.{name}_embeddings.weight") for to, name in tables.items()}
+        | {"norm": norm("embeddings")},
+        "layers": {
+            "attention": attention | {"output": linear(f"{part}attention.output.dense", True)},
+            "attention_norm": norm(f"{part}attention.output"),
+            "mlp": {"down": linear(f"{part}output.dense", True), "up": linear(f"{part}intermediate.dense", True)},
+            "mlp_norm": norm(f"{part}output"),
+        },
+    }
+    like = jax.eval_shape(build(c).init, jax.random.key(0))
+    return read_params(like, where, named, IGNORED, dtype, f"bert of width {c.width}")

@@ -1,0 +1,307 @@
+"""What language models share: layers stacked for one compiled loop, attention, positions from a mask, weights from published files.
+
+Parameters are plain nested dicts. All layers lie in `params["layers"]` with a leading axis [L, ...], and one layer's program is
+scanned over them, so that 32 layers compile as fast as one. A linear map has its leaf "kernel" [L, in, out] and maybe "bias".
+
+A kernel is only ever used as `x @ kernel`. So whatever wraps a model from outside (LoRA) puts in a kernel's place, by its path in
+the dict, a pytree (a registered dataclass: jax refuses tuples there) whose leaves have the axis [L] in front and that has
+
+    __rmatmul__(x [..., in]) -> [..., out]      one layer's: the scan has taken the axis off
+
+which keeps the base once, unmerged, and takes gradients for the small leaves alone.
+
+`mask` [B, T] says which tokens are real, on whatever side the padding is: positions count the real tokens, and nobody attends to
+the others. What comes out at a place that is not real is finite, and means nothing.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fedjax_core import by_name
+from fedjax_core.algorithm import Array, PyTree
+
+DTYPES = ("float32", "bfloat16")
+MINUS = -1e30  # a score that softmax turns to zero; finite, so that a row without real tokens has no NaN
+
+
+class Encoder(NamedTuple):
+    """A network that reads text, as pure functions over a nested dict.
+
+    Attributes:
+      init: key -> params, as they are before any training.
+      hidden: (params, tokens [B, T], mask [B, T], types [B, T] = None) -> [B, T, D], the last layer's, after the final norm.
+      width: D.
+      context: the most tokens that it takes at once.
+      name: what error messages call it.
+    """
+
+    init: Callable[[Array], PyTree]
+    hidden: Callable[..., Array]
+    width: int
+    context: int
+    name: str
+
+
+class LanguageModel(NamedTuple):
+    """A causal network that reads and writes text, as pure functions over a nested dict.
+
+    Attributes:
+      init: key -> params, as they are before any training.
+      hidden: (params, tokens [B, T], mask [B, T]) -> [B, T, D], the last layer's, after the final norm.
+      logits: (params, hidden [..., D]) -> [..., V] float32: of the next token.
+      generate: (params, tokens [B, T], mask [B, T], *, limit, stop=...) -> (tokens [B, limit], mask [B, limit]), see `greedy`.
+      width: D.
+      context: the most tokens that it takes at once.
+      stop: ids of the tokens that end a text, from the configuration; may be empty.
+      name: what error messages call it.
+    """
+
+    init: Callable[[Array], PyTree]
+    hidden: Callable[..., Array]
+    logits: Callable[[PyTree, Array], Array]
+    generate: Callable[..., tuple[Array, Array]]
+    width: int
+    context: int
+    stop: tuple[int, ...]
+    name: str
+
+
+class Linear(nnx.Module):
+    """x @ kernel + bias."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), (inputs, outputs), dtype))
+        self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        """[B, T, inputs] -> [B, T, outputs]."""
+        y = x @ self.kernel.get_value()
+        return y if self.bias is None else y + self.bias.get_value()[None, None]
+
+
+class Stack(NamedTuple):
+    """L layers of one kind.
+
+    Attributes:
+      init: key -> params, leaves [L, ...].
+      run: (params, x, *context, cache=()) -> (x, cache): each layer is called (x, *context, its own cache), and returns the like.
+    """
+
+    init: Callable[[Array], PyTree]
+    run: Callable[..., tuple[Array, PyTree]]
+
+
+def stack(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> Stack:
+    """Layers as one loop.
+
+    Args:
+      make: builds one layer from the stream that initialises it; its variables are `nnx.Param`s.
+      layers: L.
+      remat: whether the backward pass computes each layer anew, in place of keeping what is inside: L times less memory.
+
+    Returns:
+      The stack.
+    """
+    graphdef = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param)[0]
+
+    def init(key):
+        one = lambda key: nnx.to_pure_dict(nnx.split(make(nnx.Rngs(params=key)), nnx.Param)[1])
+        return jax.vmap(one)(jax.random.split(key, layers))
+
+    def run(params, x, *context, cache=()):
+        def step(x, entry):
+            own, kept = entry
+            return nnx.merge(graphdef, own)(x, *context, kept)
+
+        return jax.lax.scan(jax.checkpoint(step) if remat else step, x, (params, cache))
+
+    return Stack(init, run)
+
+
+def heads(x: Array, number: int) -> Array:
+    """[B, T, number * E] -> [B, T, number, E]."""
+    return x.reshape(*x.shape[:-1], number, -1)
+
+
+def attend(query: Array, key: Array, value: Array, mask: Array) -> Array:
+    """Attention; the softmax is taken in float32.
+
+    Args:
+      query: [B, T, H, E].
+      key: [B, S, G, E]; G divides H, and H / G queries in a row share one.
+      value: [B, S, G, E].
+      mask: [B, T, S], who may look at whom.
+
+    Returns:
+      [B, T, H * E].
+    """
+    b, t, h, e = query.shape
+    query = query.reshape(b, t, key.shape[2], -1, e)
+    scores = jnp.einsum("btgre,bsge->bgrts", query, key, preferred_element_type=jnp.float32) * e**-0.5
+    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MINUS), -1).astype(value.dtype)
+    return jnp.einsum("bgrts,bsge->btgre", weights, value).reshape(b, t, h * e)
+
+
+def positions(mask: Array) -> Array:
+    """Which real token of its row each is, from 0: [B, T] bool -> [B, T] int32."""
+    return jnp.maximum(jnp.cumsum(mask, 1, dtype=jnp.int32) - 1, 0)
+
+
+def last(mask: Array) -> Array:
+    """[B] the place of each row's last real token; the last place if it has none."""
+    return mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], 1)
+
+
+def fits(name: str, tokens: int, context: int) -> None:
+    """Raises ValueError for more tokens than a model takes."""
+    if tokens > context:
+        raise ValueError(f"{tokens} tokens, padding with them, for {name}: it takes at most {context}")
+
+
+def greedy(
+    step: Callable[..., tuple[Array, PyTree]], cache: PyTree, tokens: Array, mask: Array, *, limit: int, stop: Sequence[int]
+) -> tuple[Array, Array]:
+    """The likeliest next token, again and again, with what attention needs of earlier ones kept; for a batch at once.
+
+    Args:
+      step: (cache, tokens [B, t], positions [B, t], place, mask [B, t, T + limit], at [B]) -> (logits [B, V], cache): the tokens go
+        into the cache from `place` on and look at its places in the mask; the logits are those after the token `at` of each row.
+      cache: of T + limit places.
+      tokens: [B, T], the prompts.
+      mask: [B, T], which of their tokens are real; padding may be on either side.
+      limit: the most tokens to be written; all rows stop earlier if they can.
+      stop: ids that end a text.
+
+    Returns:
+      (tokens [B, limit], mask [B, limit]): the mask has what was written before the stop, which is not part of it.
+
+    Raises:
+      ValueError: limit < 1.
+    """
+    if limit < 1:
+        raise ValueError(f"limit={limit} must be at least 1")
+    b, t = tokens.shape
+    ends = lambda token: jnp.isin(token, jnp.asarray(stop, jnp.int32)) if len(stop) else jnp.zeros(b, bool)
+    pick = lambda logits: jnp.argmax(logits, -1).astype(jnp.int32)
+    there = jnp.pad(mask, ((0, 0), (0, limit)))
+    causal = jnp.arange(t)[:, None] >= jnp.arange(t + limit)[None]
+    logits, cache = step(cache, tokens, positions(mask), 0, there[:, None] & causal[None], last(mask))
+    token, length = pick(logits), jnp.sum(mask, 1, dtype=jnp.int32)
+    write = lambda out, i, token: jax.lax.dynamic_update_slice_in_dim(out, token[:, None], i, 1)
+    out = write(jnp.zeros((b, limit), jnp.int32), 0, token)
+    real = write(jnp.zeros((b, limit), bool), 0, ~ends(token))
+
+    def going(carry):
+        i, _, done, *_ = carry
+        return (i + 1 < limit) & ~jnp.all(done)
+
+    def body(carry):
+        i, token, done, out, real, there, cache = carry
+        there = write(there, t + i, ~done)
+        logits, cache = step(cache, token[:, None], (length + i)[:, None], t + i, there[:, None], jnp.zeros(b, jnp.int32))
+        token = pick(logits)
+        done = done | ends(token)
+        return i + 1, token, done, write(out, i + 1, token), write(real, i + 1, ~done), there, cache
+
+    carry = jax.lax.while_loop(going, body, (jnp.int32(0), token, ends(token), out, real, there, cache))
+    return carry[3], carry[4]
+
+
+class Tensor(NamedTuple):
+    """Where a leaf lies in a published file.
+
+    Attributes:
+      name: of the tensor, with {} for the layer's number.
+      transposed: True: it is [out, in] there.
+    """
+
+    name: str
+    transposed: bool = False
+
+
+def linear(name: str, bias: bool = False) -> dict[str, Tensor]:
+    """The tensors of a `Linear`, as torch names and lays them out."""
+    return {"kernel": Tensor(f"{name}.weight", True)} | ({"bias": Tensor(f"{name}.bias")} if bias else {})
+
+
+def read_params(like: PyTree, where: PyTree, tensors: Mapping[str, np.ndarray], ignored: str, dtype: str, name: str) -> PyTree:
+    """Parameters from a published file's tensors; layers are stacked.
+
+    Args:
+      like: shapes of the parameters.
+      where: the same nested dict, of `Tensor`s.
+      tensors: by name; read one at a time, so they may be mapped from the file.
+      ignored: regular expression of the names that a file may have beyond those.
+      dtype: of the parameters, "float32" or "bfloat16".
+      name: what error messages call the model.
+
+    Returns:
+      The parameters.
+
+    Raises:
+      ValueError: a tensor is missing, has another shape, is not of floats, or is none of the model's; or another dtype.
+    """
+    by_name.choose("dtype", dtype, DTYPES)
+    is_tensor = lambda x: isinstance(x, Tensor)
+    pairs = [(t, s) for t, s in zip(jax.tree.leaves(where, is_leaf=is_tensor), jax.tree.leaves(like), strict=True)]
+    wanted: dict[str, tuple[int, ...]] = {}
+    for tensor, leaf in pairs:
+        stacked = "{}" in tensor.name
+        shape = leaf.shape[1:] if stacked else leaf.shape
+        for i in range(leaf.shape[0] if stacked else 1):
+            wanted[tensor.name.format(i)] = shape[::-1] if tensor.transposed else shape
+    extra = [key for key in tensors if key not in wanted and not re.fullmatch(ignored, key)]
+    for key in [*wanted, *extra]:
+        found = list(tensors[key].shape) if key in tensors else "missing"
+        right = list(wanted[key]) if key in wanted else "missing"
+        if found != right:
+            raise ValueError(
+                f"{name}: the tensor {key} is {found} in the files and {right} in the model that config.json describes"
+            )
+        if not jnp.issubdtype(tensors[key].dtype, jnp.floating):
+            raise ValueError(f"{name}: the tensor {key} is of {tensors[key].dtype}; it must be of floats, not quantised")
+
+    def leaf(tensor: Tensor, shape):
+        turned = lambda key: tensors[key].T if tensor.transposed else tensors[key]
+        if "{}" not in tensor.name:
+            return jnp.asarray(turned(tensor.name), dtype)
+        out = np.empty(shape.shape, jnp.dtype(dtype))
+        for i in range(len(out)):
+            out[i] = turned(tensor.name.format(i))
+        return jnp.asarray(out)
+
+    return jax.tree.map(leaf, where, like, is_leaf=is_tensor)
+
+
+def field(config: Mapping[str, Any], name: str, kind: type = int, default: Any = None) -> Any:
+    """A number of config.json.
+
+    Raises:
+      ValueError: it is missing and there is no default, or it is not a positive number of the kind.
+    """
+    value = config.get(name)
+    value = default if value is None else value
+    kinds = (int, float) if kind is float else (int,)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
+        raise ValueError(f"config.json: {name}={value!r} must be a positive {'number' if kind is float else 'integer'}")
+    return kind(value)
+
+
+def must_be(config: Mapping[str, Any], name: str, *allowed: Any) -> Any:
+    """The value of a field of config.json, the first of the allowed ones where it is missing.
+
+    Raises:
+      ValueError: it is none of them.
+    """
+    value = config.get(name, allowed[0])
+    if value not in allowed:
+        raise ValueError(f"config.json: {name}={value!r} is not supported; allowed: {', '.join(map(repr, allowed))}")
+    return value
