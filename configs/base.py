@@ -87,7 +87,7 @@ def get_config(variant: str = "small") -> Any:
     config.weights = placeholder(object)  # a file that networks begin from, or a tuple with one (or None) for each model
     config.train = "all"  # or "prompts" (and head), "head": the rest of a network stays as it began, in evaluation mode
     config.normalise = "data"  # pixels, by mean and deviation: "data" (training set's), "imagenet", "half" (0.5); or a file's own
-    config.public = placeholder(str)  # a labelled set that everybody holds, such as "svhn(examples=5000)"; networks get outputs for it
+    config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
     config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/augment.py
     config.optimizer = ConfigDict()
