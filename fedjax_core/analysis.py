@@ -198,6 +198,14 @@ def class_knowledge(
     return c / (1 + np.exp(-c)) if silu else c, classes
 
 
+def with_centroids(points: Points) -> Points:
+    """The points, and after them the mean of each client's of each class that it has."""
+    pairs, of = np.unique(np.stack([points.clients, points.classes], 1), axis=0, return_inverse=True)
+    means = np.stack([points.features[of.reshape(-1) == i].mean(0) for i in range(len(pairs))])
+    added = (means, pairs[:, 1], pairs[:, 0])
+    return Points(*(np.concatenate([old, new]) for old, new in zip(points, added, strict=True)))
+
+
 def tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
     """[n, D] -> [n, 2] by t-SNE from a start by principal components; the perplexity is lowered where there are few points."""
     from sklearn.manifold import TSNE
@@ -426,6 +434,24 @@ def communication(simulation: Simulation) -> list[dict[str, Any]]:
                         "bytes": metrics.nbytes(leaf),
                     }
                 )
+    return rows
+
+
+def sizes(simulation: Simulation) -> list[dict[str, Any]]:
+    """What one client's network has and its messages hold, in numbers, from shapes alone.
+
+    Returns:
+      A row per architecture with "group", "clients" (how many), "whole", "body" and "trained" (parameters of the network, those
+      without prompts and head, and those that are trained; batch statistics are not counted), "down" and "up" (of a round).
+    """
+    rows = []
+    for group, shape in zip(simulation.groups, simulation.shapes.groups, strict=True):
+        model = group.task.model
+        trained, whole = jax.eval_shape(lambda key, model=model: (net := model.init(key), model.whole(net)), jax.random.key(0))
+        body = {name: entry for name, entry in whole.params.items() if name not in ("prompts", "head")}
+        parts = {"whole": whole.params, "body": body, "trained": trained.params, "down": shape.sent, "up": shape.out.uplink}
+        numbers = {what: sum(leaf.size for leaf in jax.tree.leaves(tree)) for what, tree in parts.items()}
+        rows.append({"group": group.name, "clients": len(group.clients), **numbers})
     return rows
 
 

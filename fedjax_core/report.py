@@ -308,7 +308,7 @@ def summarise(records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (
       A dict of
 
       - "rounds": rounds done.
-      - "metrics": per score "last", "last_round", "evaluations", "mean_last_k", "k" (`last_k`, or fewer if there were fewer);
+      - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (`last_k`, or fewer if so few);
         of an accuracy also "best", "best_round", "best_is" (what that number is: the highest over rounds, and for a test score
         one selected on test data) and "rounds_to": per target the first round with at least that accuracy, None if there is
         none.
@@ -324,6 +324,7 @@ def summarise(records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (
             continue
         tail = values[-last_k:]
         entry: dict[str, Any] = {
+            "first": values[0],
             "last": values[-1],
             "last_round": rounds[-1],
             "evaluations": len(values),

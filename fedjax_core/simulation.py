@@ -201,6 +201,7 @@ class Simulation:
         self.population, self.hold, self.dispatch = population, hold, dispatch
         self.cohort = cohorts.number(cohort, population)
         self._stores: list[cohorts.HostStore] | None = None
+        self._held: Held | None = None
         self._held_on_host = self._host_arrays()
         self.shapes = self._check()
         self.plan = parallel.choose(self.cohort) if plan is None else parallel.choose(self.cohort, **plan._asdict())
@@ -267,9 +268,8 @@ class Simulation:
         return Shapes(tuple(shapes), float(sizes @ down / sizes.sum()), float(sizes @ up / sizes.sum()))
 
     def use(self, plan: parallel.Plan) -> None:
-        """Takes another plan: makes the jitted programs anew and puts the data on its devices."""
-        self.plan, self.mesh = plan, parallel.mesh(plan)
-        self.held = parallel.place(self._held_on_host, self.mesh)
+        """Takes another plan: makes the jitted programs anew; the data go on its devices when they are first needed."""
+        self.plan, self.mesh, self._held = plan, parallel.mesh(plan), None
         jit = functools.partial(jax.jit, out_shardings=parallel.replicated(self.mesh))
         self._init = jit(self._init_program)
         self._many = jit(functools.partial(self._rounds_program, scored=False), donate_argnums=1)
@@ -288,6 +288,13 @@ class Simulation:
 
     def _key(self, key: Array, stream: str, round: Array | int) -> Array:  # noqa: A002
         return jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(key), STREAMS[stream]), round)
+
+    @property
+    def held(self) -> Held:
+        """Data, and what is frozen or public, on the plan's devices."""
+        if self._held is None:
+            self._held = parallel.place(self._held_on_host, self.mesh)
+        return self._held
 
     def _plan(self, g: int) -> parallel.Plan:
         """The plan for one group: no larger a chunk than its part of the cohort can fill."""

@@ -25,6 +25,7 @@ from methods import experiment
 
 EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map of its attention
 KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
+SCOPES = {"own": "own test accuracy", "all": "accuracy on all test data"}
 NUMBERS = "analysis.json"  # in a run's directory: what `number` has found
 
 
@@ -39,6 +40,8 @@ class Asked(NamedTuple):
       features: which of the model's outputs.
       clients: whose features; None: all.
       rows: examples per client, in the plane and in attention; None: `EMBEDDED`, `ATTENDED`.
+      centroids: whether tsne also shows the mean of each client's features of each class.
+      scope: of accuracies by class and by client: "own", each client's own test rows, or "all", the whole test set.
       span, points: of the landscape.
       seed: of the embedding and of the landscape's directions.
     """
@@ -50,6 +53,8 @@ class Asked(NamedTuple):
     features: str = "features"
     clients: Sequence[int] | None = None
     rows: int | None = None
+    centroids: bool = False
+    scope: str = "own"
     span: float = 1.0
     points: int = 21
     seed: int = 0
@@ -99,9 +104,11 @@ def tsne(asked: Asked, loaded: _Loaded) -> list[Path]:
         simulation, state = loaded(run)
         most = EMBEDDED if asked.rows is None else asked.rows
         points = analysis.features(simulation, state, asked.model, asked.features, clients=asked.clients, most=most)
-        places = analysis.tsne(points.features, asked.seed)
+        shown = analysis.with_centroids(points) if asked.centroids else points
+        places = analysis.tsne(shown.features, asked.seed)
         files.append(asked.out / f"{name}tsne{_of_features(asked)}.png")
-        plots.embedding(places, points.classes, points.clients, files[-1], simulation.data.class_names)
+        centres = np.arange(len(places)) >= len(points.classes)
+        plots.embedding(places, shown.classes, shown.clients, files[-1], simulation.data.class_names, centres)
     return files
 
 
@@ -190,28 +197,38 @@ def communication(asked: Asked, loaded: _Loaded) -> list[Path]:
     return [asked.out / "communication.csv", _table(asked.out / "communication.md", shown)]
 
 
+def sizes(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """What a client's network has and trains, and its messages hold, in numbers."""
+    rows = []
+    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+        rows += [{"run": label} | row for row in analysis.sizes(loaded(run)[0])]
+    write_csv(asked.out / "sizes.csv", rows)
+    shown = [{key: f"{value:,}" if isinstance(value, int) else value for key, value in row.items()} for row in rows]
+    return [asked.out / "sizes.csv", _table(asked.out / "sizes.md", shown)]
+
+
 def clients(asked: Asked, loaded: _Loaded) -> list[Path]:
-    """Accuracy of every client on its own test rows, all runs together."""
+    """Accuracy of every client, all runs together (--scope)."""
     series = {}
     for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
-        found = analysis.client_accuracies(*analysis.class_accuracies(*loaded(run), asked.model))
+        found = analysis.client_accuracies(*analysis.class_accuracies(*loaded(run), asked.model, asked.scope))
         series[label] = {str(i): a for i, a in enumerate(found.tolist())}
-    plots.dots(series, asked.out / "clients.png", "client", "own test accuracy")
+    plots.dots(series, asked.out / "clients.png", "client", SCOPES[asked.scope])
     return [asked.out / "clients.png"]
 
 
 def classes(asked: Asked, loaded: _Loaded) -> list[Path]:
-    """Accuracy by class over the clients' own test rows, all runs together; and by client and class, run by run."""
+    """Accuracy by class over all clients, all runs together; and by client and class, run by run (--scope)."""
     series, files = {}, [asked.out / "classes.png"]
     for (run, name), label in zip(_named(asked), plots.labels_of(asked.runs), strict=True):
         simulation, state = loaded(run)
         names = simulation.data.class_names
-        correct, total = analysis.class_accuracies(simulation, state, asked.model)
+        correct, total = analysis.class_accuracies(simulation, state, asked.model, asked.scope)
         each = np.where(total > 0, correct / np.maximum(total, 1), np.nan)
         of_class = np.where(total.sum(0) > 0, correct.sum(0) / np.maximum(total.sum(0), 1), np.nan)
         series[label] = dict(zip(names, of_class.tolist(), strict=True))
         files.append(asked.out / f"{name}classes_by_client.png")
-        plots.heatmap(each, files[-1], names, of="own test accuracy", percent=True)
+        plots.heatmap(each, files[-1], names, of=SCOPES[asked.scope], percent=True)
     plots.dots(series, files[0], "class", "test accuracy")
     return files
 
@@ -230,7 +247,10 @@ def landscape(asked: Asked, loaded: _Loaded) -> list[Path]:
 
 WHAT: dict[str, Callable[[Asked, _Loaded], list[Path]]] = {
     function.__name__: function
-    for function in (curves, partition, tsne, attention, knowledge, probe, match, communication, clients, classes, landscape)
+    for function in (
+        *(curves, partition, tsne, attention, knowledge, probe, match),
+        *(communication, sizes, clients, classes, landscape),
+    )
 }
 
 
@@ -283,14 +303,41 @@ def _mean_match(simulation: Simulation, state: State, model: str | None = None, 
     return float(np.nanmean(analysis.match(simulation, state, model, key)))
 
 
-MEANS = {"origin": _mean_origin, "probe": _mean_probe, "match": _mean_match}
+def _size(what: str) -> Callable[..., float]:
+    def size(simulation: Simulation, state: State | None = None, total: bool = False, group: int | None = None) -> float:
+        del state
+        rows = analysis.sizes(simulation)
+        if group is not None:
+            if not 0 <= group < len(rows):
+                raise ValueError(f"{what}: group={group} must lie in [0, {len(rows)}), the number of architectures")
+            rows = rows[group : group + 1]
+        over = sum(row["clients"] * row[what] for row in rows)
+        return over if total else over / sum(row["clients"] for row in rows)
+
+    return size
+
+
+SIZES = {what: _size(what) for what in ("whole", "body", "trained", "down", "up")}  # need no trained state
+MEANS = {"origin": _mean_origin, "probe": _mean_probe, "match": _mean_match} | SIZES
+
+
+def is_size(text: str) -> bool:
+    """Whether an analysis of `number` is of shapes alone."""
+    return by_name.parse(text)[0] in SIZES
+
+
+def size(text: str, simulation: Simulation) -> float:
+    """An analysis of shapes alone, of a simulation that has not run; see `number`."""
+    name, options = by_name.parse(text)
+    return SIZES[name](simulation, **options)
 
 
 def number(text: str) -> Callable[[Path, FederatedData | None], float]:
     """One analysis as a number: the mean over clients after the last round.
 
     Args:
-      text: "origin", "probe" or "match", with options as in "probe(model='global', key='features')".
+      text: "origin", "probe" or "match", with options as in "probe(model='global', key='features')"; or a count, "whole",
+        "body", "trained", "down", "up" (`analysis.sizes`), with total=True the sum over clients, with group=0 of one architecture.
 
     Returns:
       (run's directory, its data or None to load them) -> the number, which is kept in the run's directory.
@@ -332,6 +379,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--features", default="features", help="which of the model's outputs")
     parser.add_argument("--clients", help="ids, with commas between")
     parser.add_argument("--rows", type=int, help=f"examples per client, in the plane ({EMBEDDED}) and in attention ({ATTENDED})")
+    parser.add_argument("--centroids", action="store_true", help="of each client's classes, in the plane of tsne")
+    parser.add_argument(
+        "--scope", default="own", choices=sorted(SCOPES), help="accuracies on each client's own test rows, or on all"
+    )
     parser.add_argument("--span", type=float, default=1.0, help="of the landscape, in units of the filters' norms")
     parser.add_argument("--points", type=int, default=21, help="of the landscape, along each direction")
     parser.add_argument("--seed", type=int, default=0)
@@ -351,8 +402,8 @@ def main(arguments: Sequence[str]) -> int:
         chosen = None if given.clients is None else [int(i) for i in given.clients.split(",")]
         out = runs[0] / "analysis" if given.out is None else Path(given.out)
         scores = [name for name in given.score.split(",") if name]
-        options = (scores, given.model, given.features, chosen, given.rows, given.span, given.points, given.seed)
-        asked = Asked(runs, out, *options)
+        shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
+        asked = Asked(runs, out, *shown, given.scope, given.span, given.points, given.seed)
     except ValueError as error:
         return report.fail(error, 2)
     try:

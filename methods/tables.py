@@ -35,8 +35,14 @@ from fedjax_core.workdir import METRICS, plain, read_json, read_jsonl, write_csv
 from methods import analyse, experiment
 
 Definition = Any  # a Table of configs/tables/base.py; what a method is made of does not import configs
-STATISTICS = {"last": "last", "best": "best", "mean_of_last": "mean_last_k"}  # a measure's: as `report.summarise` calls it
-SHOWN = {"last": "last round", "best": "best over rounds, selected on test data", "mean_of_last": "mean of the last evaluations"}
+# a measure's: as `report.summarise` calls it
+STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k"}
+SHOWN = {
+    "last": "last round",
+    "first": "first evaluation",
+    "best": "best over rounds, selected on test data",
+    "mean_of_last": "mean of the last evaluations",
+}
 SCOPES = {"own", "all", "post_local"}
 _ANALYSIS = "analysis:"
 
@@ -67,8 +73,8 @@ class Result(NamedTuple):
     Attributes:
       values: by measure's label.
       reached: by target, the first round with that accuracy; None: never.
-      seconds: of all rounds, compiling included.
-      seconds_per_round: compiling left out.
+      seconds: of all rounds, compiling included; 0 of a table of counts.
+      seconds_per_round: compiling left out; NaN if there are none.
       down, up: bytes per client and round.
     """
 
@@ -204,6 +210,8 @@ def _check(table: Definition) -> None:
             if len(scores) > 1:
                 raise ValueError(f"measure {measure.label!r}: an analysis stands alone, found {scores!r}")
             analyse.number(scores[0].removeprefix(_ANALYSIS))
+        if measure.unit != 1 and _percent(measure):
+            raise ValueError(f"measure {measure.label!r}: unit={measure.unit} of what is shown in per cent; leave one of them out")
     for target in [*table.targets, *(t for c in table.columns for t in c.targets or ())]:
         if not 0 < target <= 1:
             raise ValueError(f"target {target} is not an accuracy in (0, 1]")
@@ -393,7 +401,8 @@ def run(
     every = cells(table, variant, seeds)
     chosen = choose(every, only)
     folder = Path(directory)
-    results, failures = _collect(table, folder, every), {}
+    counted = all(_is_count(measure) for measure in table.measures)
+    results, failures = {} if counted else _collect(table, folder, every), {}
     left = [cell for cell in chosen if cell.name not in results]
     spent: dict[tuple[str, str], list[float]] = {}
     for cell in every:
@@ -411,10 +420,13 @@ def run(
             if last_data is None or last_data[0] != wanted:
                 last_data = None  # the old data go before the new ones come
                 last_data = wanted, experiment.dataset(cell.config)
-            stopped = experiment.execute(
-                cell.config, str(folder / "runs" / cell.name), bool(bar), data=last_data[1], console=lambda text: None
-            ).stopped
-            results[cell.name] = _result(table, folder, cell, last_data[1])
+            if counted:
+                results[cell.name] = _counted(table, cell, last_data[1])
+            else:
+                stopped = experiment.execute(
+                    cell.config, str(folder / "runs" / cell.name), bool(bar), data=last_data[1], console=lambda text: None
+                ).stopped
+                results[cell.name] = _result(table, folder, cell, last_data[1])
         except Exception as error:  # a cell's failure must not end the others'
             failures[cell.name] = report.one_line(error)
             log = folder / "runs" / f"{cell.name}.error.txt"
@@ -489,6 +501,13 @@ def _result(table: Definition, folder: Path, cell: Cell, data: FederatedData | N
     return Result(values, reached, speed.get("seconds", 0.0), per_round, facts["bytes_down"], facts["bytes_up"])
 
 
+def _counted(table: Definition, cell: Cell, data: FederatedData) -> Result:
+    """What a run would put into a cell of counts."""
+    simulation = experiment.build(cell.config, data, shapes_only=True)
+    values = {m.label: analyse.size(m.scores[0].removeprefix(_ANALYSIS), simulation) for m in table.measures}
+    return Result(values, {}, 0.0, math.nan, simulation.shapes.down, simulation.shapes.up)
+
+
 # ---------------------------------------------------------------------------------------------------- tables
 
 
@@ -530,7 +549,7 @@ def write(
 
 def _summary(table, every, results, failures, row: str, column: str, measure: Any) -> _Summary:
     mine = [cell for cell in every if (cell.row, cell.column) == (row, column)]
-    scale = 100.0 if _percent(measure) else 1.0
+    scale = 100.0 if _percent(measure) else 1 / measure.unit
     by_seed = {cell.seed: scale * results[cell.name].values[measure.label] for cell in mine if cell.name in results}
     found = list(by_seed.values())
     mean = statistics.fmean(found) if found else math.nan
@@ -540,11 +559,19 @@ def _summary(table, every, results, failures, row: str, column: str, measure: An
 
 
 def _percent(measure: Any) -> bool:
-    return (
-        report.is_accuracy(measure.scores[0]) or measure.scores[0].startswith(_ANALYSIS)
-        if measure.percent is None
-        else measure.percent
-    )
+    if measure.percent is not None:
+        return measure.percent
+    return report.is_accuracy(measure.scores[0]) or (measure.scores[0].startswith(_ANALYSIS) and not _is_count(measure))
+
+
+def _is_count(measure: Any) -> bool:
+    """Whether it is known from shapes, without training."""
+    return measure.scores[0].startswith(_ANALYSIS) and analyse.is_size(measure.scores[0].removeprefix(_ANALYSIS))
+
+
+def _form(measure: Any) -> str:
+    """How its numbers are written, as a format."""
+    return f",.{measure.digits}f" if measure.digits is not None else ".2f" if _percent(measure) else ".4g"
 
 
 def _costs(every, results, row: str, column: str) -> dict[str, Any]:
@@ -561,33 +588,40 @@ def _costs(every, results, row: str, column: str) -> dict[str, Any]:
     }
 
 
+def _unit(measure: Any) -> str:
+    if _percent(measure):
+        return ", in %"
+    power = math.log2(measure.unit)
+    return "" if measure.unit == 1 else f", in units of 2^{power:g}" if power.is_integer() else f", in units of {measure.unit:g}"
+
+
 def _all_targets(table: Definition) -> list[float]:
     return sorted({target for column in table.columns for target in _targets(table, column.label)})
 
 
-def _number(value: float, percent: bool) -> str:
-    return ("nan" if math.isnan(value) else "inf") if not math.isfinite(value) else f"{value:.2f}" if percent else f"{value:.4g}"
+def _number(value: float, form: str) -> str:
+    return ("nan" if math.isnan(value) else "inf") if not math.isfinite(value) else f"{value:{form}}"
 
 
-def _shown(summary: _Summary, percent: bool, seeds: int, plus_minus: str) -> str:
+def _shown(summary: _Summary, form: str, seeds: int, plus_minus: str) -> str:
     """The mean with its deviation; empty if nothing has run."""
     if not summary.n:
         return "failed" if summary.failed else ""
-    text = _number(summary.mean, percent)
+    text = _number(summary.mean, form)
     if math.isfinite(summary.std):
-        text += f" {plus_minus} {_number(summary.std, percent)}"
+        text += f" {plus_minus} {_number(summary.std, form)}"
     return text + (f" (n={summary.n})" if summary.n < seeds else "")
 
 
-def _published(summary: _Summary, percent: bool, plus_minus: str) -> str:
+def _published(summary: _Summary, form: str, plus_minus: str) -> str:
     """The paper's value, and ours minus it; empty if there is none."""
     if summary.paper is None:
         return ""
     value, std, _ = summary.paper
-    text = _number(value, percent) + (f" {plus_minus} {_number(std, percent)}" if std is not None else "")
+    text = _number(value, form) + (f" {plus_minus} {_number(std, form)}" if std is not None else "")
     if not summary.n:
         return text
-    return f"{text}, {'+' if summary.difference >= 0 else '-'}{_number(abs(summary.difference), percent)}"
+    return f"{text}, {'+' if summary.difference >= 0 else '-'}{_number(abs(summary.difference), form)}"
 
 
 def _rounds(reached: Sequence[int | None]) -> str:
@@ -618,8 +652,7 @@ def markdown(
     if sources := list(dict.fromkeys(paper[2] for paper in papers if paper)):
         lines += ["", f"In brackets the published value and ours minus it: {'; '.join(sources)}."]
     for measure in table.measures:
-        percent = _percent(measure)
-        unit = ", in %" if percent else ""
+        form, unit = _form(measure), _unit(measure)
         when = "" if measure.scores[0].startswith(_ANALYSIS) else f", {SHOWN[measure.statistic]}"
         lines += ["", f"## {measure.label}", "", f"{' or '.join(f'`{score}`' for score in measure.scores)}{when}{unit}.", ""]
         lines += [_line("", *(c.label for c in table.columns)), _line("---", *("--:" for _ in table.columns))]
@@ -627,8 +660,8 @@ def markdown(
             texts = []
             for column in table.columns:
                 summary = _summary(table, every, results, failures, row.label, column.label, measure)
-                published = _published(summary, percent, "±")
-                texts.append(_shown(summary, percent, len(seeds), "±") + (f" [{published}]" if published else ""))
+                published = _published(summary, form, "±")
+                texts.append(_shown(summary, form, len(seeds), "±") + (f" [{published}]" if published else ""))
             lines.append(_line(row.label, *(text.strip() for text in texts)))
     lines += ["", "## Rounds, time and traffic", ""]
     targets = _all_targets(table)
@@ -655,7 +688,8 @@ def _cost_rows(table: Definition, every: Sequence[Cell], results: Mapping[str, R
             if costs:
                 reached = [_rounds(costs["reached"][t]) if t in costs["reached"] else "" for t in _all_targets(table)]
                 sizes = [report.readable_size(costs[way]) for way in ("down", "up")]
-                rows.append((row.label, column.label, [*reached, f"{costs['seconds']:.3g}", *sizes]))
+                seconds = "" if math.isnan(costs["seconds"]) else f"{costs['seconds']:.3g}"
+                rows.append((row.label, column.label, [*reached, seconds, *sizes]))
     return rows
 
 
@@ -677,7 +711,11 @@ def _rows(table, every, results, failures) -> list[dict[str, Any]]:
                 record |= {"difference": _csv(s.difference)}
                 for target, reached in costs.get("reached", {}).items():
                     record[f"rounds_to_{target:g}"] = _rounds(reached)
-                record |= {"seconds_per_round": costs.get("seconds"), "bytes_down": costs.get("down"), "bytes_up": costs.get("up")}
+                record |= {
+                    "seconds_per_round": _csv(costs.get("seconds", math.nan)),
+                    "bytes_down": costs.get("down"),
+                    "bytes_up": costs.get("up"),
+                }
                 record |= {f"seed_{seed}": s.by_seed.get(seed) for seed in _seeds(every)}
                 rows.append(record)
     return rows
@@ -691,17 +729,15 @@ def latex(table: Definition, every: Sequence[Cell], results: Mapping[str, Result
     """The table as LaTeX (package booktabs): a tabular per measure, then one of costs; a published value stands below ours."""
     blocks, columns = [f"% {table.title}; needs \\usepackage{{booktabs}}"], table.columns
     for measure in table.measures:
-        percent = _percent(measure)
-        lines = [f"% {measure.label}{' (%)' if percent else ''}", rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule"]
+        form, unit = _form(measure), _unit(measure)
+        lines = [f"% {measure.label}{unit}", rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule"]
         lines += [_tex_line("", *(_tex(c.label) for c in columns)), r"\midrule"]
         for row in table.rows:
             found = [_summary(table, every, results, failures, row.label, c.label, measure) for c in columns]
-            lines.append(_tex_line(_tex(row.label), *(_shown(s, percent, len(_seeds(every)), r"$\pm$") for s in found)))
+            lines.append(_tex_line(_tex(row.label), *(_shown(s, form, len(_seeds(every)), r"$\pm$") for s in found)))
             if any(s.paper for s in found):
                 lines.append(
-                    _tex_line(
-                        r"\quad paper, difference", *(_published(s, percent, r"$\pm$").replace(", -", ", $-$") for s in found)
-                    )
+                    _tex_line(r"\quad paper, difference", *(_published(s, form, r"$\pm$").replace(", -", ", $-$") for s in found))
                 )
         blocks.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}"]))
     targets = _all_targets(table)

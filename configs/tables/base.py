@@ -50,15 +50,22 @@ class Measure:
       label: how the table calls it.
       scores: names in metrics.jsonl; the first that a run has is taken, so that methods with a global and with personal models can
         share a table. Or one analysis of the last state, averaged over clients: "analysis:probe", "analysis:match",
-        "analysis:origin" (the model as it is), with options as "analysis:probe(model='global', key='features')".
-      statistic: over the rounds: "last", "best" (selected on test data), "mean_of_last" (the config's `evaluation.last_k`).
+        "analysis:origin" (the model as it is), with options as "analysis:probe(model='global', key='features')". Or a count of
+        numbers, from shapes alone: "analysis:trained", "analysis:whole", "analysis:body" (of a client's network), "analysis:up",
+        "analysis:down" (its messages), averaged over clients, added up with total=True, of one architecture with group=0; a table
+        of nothing but counts trains nothing.
+      statistic: over the rounds: "last", "first", "best" (selected on test data), "mean_of_last" (`evaluation.last_k`).
       percent: whether to show it times 100; None: if it is an accuracy.
+      unit: what it is shown in: 2**20 for millions as papers count parameters. Not together with `percent`.
+      digits: decimals shown; None: two of per cent, else four significant digits.
     """
 
     label: str
     scores: Sequence[str]
     statistic: str = "last"
     percent: bool | None = None
+    unit: float = 1
+    digits: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

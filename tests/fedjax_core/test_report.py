@@ -221,6 +221,7 @@ def test_summary_by_hand():
     summary = summarise(records, targets=(0.5, 0.75, 0.95), last_k=3)
     assert summary["rounds"] == 10
     assert summary["metrics"]["test/global/accuracy"] == {
+        "first": 0.2,
         "last": 0.8,
         "last_round": 10,
         "best": 0.9,
@@ -232,6 +233,7 @@ def test_summary_by_hand():
         "rounds_to": {"0.5": 4, "0.75": 6, "0.95": None},
     }
     assert summary["metrics"]["train/loss"] == {
+        "first": 10.0,
         "last": 50.0,
         "last_round": 10,
         "evaluations": 5,

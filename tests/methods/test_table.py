@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,12 @@ from typing import Any
 import jax
 import pytest
 
-from configs import base, fedavg_digits
+from configs import base, fedavg_digits, local_digits
 from configs.tables import fedpft, first
 from configs.tables.base import Column, Measure, Paper, Row, Table
 from fedjax_core import report
 from fedjax_core.workdir import read_json, read_jsonl
-from methods import experiment, table, tables
+from methods import analyse, experiment, table, tables
 from tests.launch import Launcher
 
 GLOBAL = Measure("global", ("test/global/accuracy",))
@@ -349,6 +350,101 @@ def test_pacs_is_a_domain_per_client(shared_data):
     assert data.test_label_table.sum(1).tolist() == [500] * 4
     cell.config.plan.devices = 1
     assert experiment.build(cell.config, data).population == 4
+
+
+# ------------------------------------------------------------------------------------------------ counts
+
+
+@functools.cache
+def entries(spec: str, source: str) -> dict[str, int]:
+    """Numbers in each entry of a network's params."""
+    config = local_digits.get_config("small")
+    config.data.update(source=source, clients=5, partition="iid")
+    params = jax.eval_shape(experiment.network(spec, experiment.dataset(config)).init, jax.random.key(0)).params
+    return {name: sum(leaf.size for leaf in jax.tree.leaves(entry)) for name, entry in params.items()}
+
+
+def counts(config) -> list[tuple[int, int, int]]:
+    """Of the config's network on each client, from shapes: body, whole, and what is trained of it."""
+    found = []
+    for spec in config.models:
+        number = entries(spec, config.data.source)
+        trained = {"all": number, "prompts": ("prompts", "head"), "head": ("head",)}[config.train]
+        body = sum(n for name, n in number.items() if name not in ("prompts", "head"))
+        found.append((body, sum(number.values()), sum(number[name] for name in trained)))
+    return [found[i % len(found)] for i in range(config.data.clients)]
+
+
+OURS = {  # where the printed number is not of the network alone, or is not right: what it should be
+    ("ViT-S", "entire"): 20.666,  # printed 20.57; 20.70 is of 100 classes
+    ("FedBABU", "a client"): 81.831,  # printed without the fixed head
+    ("pFedPT", "a client"): 1.026,  # printed with its frame
+    ("pFedPG", "a client"): 0.015,  # printed with the server's generator
+    ("FedGen", "five clients"): 84.360,  # printed with the generator
+    ("FedTGP", "five clients"): 84.360,
+    ("FedProto", "five clients"): 84.360,  # printed with a mapping layer in each
+    ("FedGH", "five clients"): 84.335,  # printed with a linear layer in each
+    ("FedMD", "five clients"): 84.335,  # printed with ten outputs more
+}
+
+
+@pytest.mark.parametrize("name", ["table5", "table6", "table7", "table8", "parameters"])
+def test_parameters_of_fedhpl_are_the_published_ones(name):
+    """To the last printed digit, by built networks of full size."""
+    table = tables.read(f"configs/tables/fedhpl_{name}.py", "small")
+    compared = 0
+    for cell in tables.cells(table, "small"):
+        each = counts(cell.config)
+        for measure in table.measures:
+            what, _, option = measure.scores[0].removeprefix("analysis:").partition("(")
+            numbers = [dict(zip(("body", "whole", "trained"), n, strict=True))[what] for n in each]
+            ours = (sum(numbers) if option else sum(numbers) / len(numbers)) / measure.unit
+            paper = (table.paper[cell.row] or {}).get(cell.column, {}).get(measure.label)
+            if paper is None:
+                continue
+            wanted = paper.value
+            if cell.column != "CIFAR-100":
+                wanted = OURS.get((cell.row, measure.label), wanted)
+            printed = min(len(str(wanted).partition(".")[2]), 3 if name in ("table7", "parameters") else 2)
+            assert abs(ours - wanted) < 0.5001 * 10**-printed, (cell.row, cell.column, measure.label, ours)
+            compared += 1
+    assert compared == {"table5": 14, "table6": 42, "table7": 24, "table8": 12, "parameters": 16}[name]
+
+
+def test_uplinks_of_fedhpl_and_of_its_baselines_are_the_published_ones(tmp_path):
+    """Nothing is trained, and no run is left; any network with 512 features sends as much."""
+    table = tables.changed(tables.read("configs/tables/fedhpl_table9.py", "small"), ["models=('cnn(widths=(2,), dense=512)',)"])
+    chosen = ["fedhpl", *(f"{row}/cifar-10-svhn" for row in ("fedgen", "fedgh", "fedproto", "fedtgp", "fedhe"))]
+    outcome, said = run(tmp_path, table, only=chosen)
+    assert not outcome.failures, said
+    assert not (tmp_path / "runs").exists()
+    for cell in tables.choose(tables.cells(table, "smoke"), chosen):
+        paper = table.paper[cell.row][cell.column]
+        values = outcome.results[cell.name].values
+        labels = 10 if cell.row == "FedGen" else 0  # how many of each, where the paper has all of them
+        assert values["a client"] == paper["a client"].value + labels
+        if paper["five clients"]:
+            assert values["five clients"] / 2**10 == pytest.approx(paper["five clients"].value, abs=0.005)
+    text = (tmp_path / "table.md").read_text()
+    assert "| FedHPL | 110 [110, +0] | 10,100 [10,100, +0] |" in text
+    assert "in units of 2^10" in text
+    assert "nan" not in text
+
+
+def test_counts_stand_beside_accuracies(tmp_path):
+    """Of a run that trains, from the same shapes."""
+    measures = (GLOBAL, Measure("trained", ("analysis:trained",)), Measure("sent", ("analysis:up(total=True)",), unit=2**10))
+    made = definition(measures=measures, changes={"plan.devices": 1, "rounds": 1, "evaluation.every": 1}, targets=())
+    outcome, said = run(tmp_path, made, only=["fedavg/iid"], seeds=[0])
+    assert not outcome.failures, said
+    (result,) = outcome.results.values()
+    assert result.values["trained"] == 64 * 4 + 4 + 4 * 10 + 10
+    assert result.values["sent"] == 4 * result.values["trained"]
+    for text, said in (("trained(group=1)", "group=1 must lie in"), ("trainde", "Did you mean 'trained'")):
+        with pytest.raises(ValueError, match=said):
+            analyse.number(text)(next((tmp_path / "runs").iterdir()))
+    with pytest.raises(ValueError, match="unit=1024 of what is shown in per cent"):
+        tables.cells(definition(measures=(Measure("x", GLOBAL.scores, unit=1024),)), "smoke")
 
 
 def test_a_setting_on_the_command_line_is_of_all_runs():
