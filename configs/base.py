@@ -49,6 +49,19 @@ def as_in_fedhpl(config: Any) -> None:
     config.rounds = 100
 
 
+def as_in_fedoa(config: Any) -> None:
+    """FedOA's protocol, into a config with a method: LoRA of LLaMA-7B, 6 clients with one data set of FLAN each and 1000 examples,
+    reading comprehension left out and tested on, 2 local epochs of AdamW that falls to 0, all clients in every one of 20 rounds."""
+    config.data.update(source="instructions(folder='flan_ood', leave_out='reading_comprehension')", clients=6)
+    config.models = ("pretrained(folder='llama-7b', dtype='bfloat16', limit=512, remat=True)",)
+    config.adapter = "lora(rank=8, alpha=16.0, dropout=0.05, targets=('query', 'value'))"
+    config.optimizer.update(name="adam", lr=3e-4, clip=1.0, anneal="linear")
+    config.method.update(epochs=2, batch=32)
+    config.cohort.fraction = 1.0
+    config.evaluation.update(scopes=("global", "all"), batch=32)
+    config.rounds = 20
+
+
 def get_config(variant: str = "small") -> Any:
     """Digits on 20 clients; without a method, which each config brings.
 
@@ -86,6 +99,7 @@ def get_config(variant: str = "small") -> Any:
     config.models = ("mlp",)  # several: client i gets model i mod their number; of images also with resize=, frame=: fedjax_core/nn
     config.weights = placeholder(object)  # a file that networks begin from, or a tuple with one (or None) for each model
     config.train = "all"  # or "prompts" (and head), "head": the rest of a network stays as it began, in evaluation mode
+    config.adapter = placeholder(str)  # "lora(rank=8)": what is trained of a frozen network, beside `train`'s entries if not "all"
     config.normalise = "data"  # pixels, by mean and deviation: "data" (training set's), "imagenet", "half" (0.5); or a file's own
     config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
@@ -98,6 +112,7 @@ def get_config(variant: str = "small") -> Any:
     config.optimizer.weight_decay = placeholder(float)
     config.optimizer.clip = placeholder(float)
     config.optimizer.decay = placeholder(float)  # learning rate of round r: lr * decay ** r
+    config.optimizer.anneal = placeholder(str)  # within each local training: "linear", "cosine", to 0
 
     config.evaluation = ConfigDict()
     config.evaluation.every = 5  # rounds

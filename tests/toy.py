@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import parallel, simulation, training
+from fedjax_core import lora, parallel, simulation, training
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
 from fedjax_core.nn.project import projected
@@ -25,8 +25,11 @@ from methods.fedgen import fedgen
 from methods.fedgh import fedgh
 from methods.fedhe import fedhe
 from methods.fedhpl import fedhpl
+from methods.fedit import fedit
+from methods.fedlora import fedlora
 from methods.fedmd import fedmd
 from methods.fednh import fednh
+from methods.fedoa import fedoa
 from methods.fedopt import fedopt
 from methods.fedper import fedper
 from methods.fedpft import fedpft
@@ -36,11 +39,14 @@ from methods.fedprox import fedprox
 from methods.fedrcl import fedrcl
 from methods.fedrep import fedrep
 from methods.fedrod import fedrod
+from methods.fedsdr import fedsdr
 from methods.fedskc import fedskc
 from methods.fedtgp import fedtgp
 from methods.local import local
 from methods.moon import moon
+from methods.perada import perada
 from methods.pfedgate import pfedgate
+from methods.pfedme import pfedme
 from methods.pfedpg import pfedpg
 from methods.pfedpt import pfedpt
 from methods.pfedsd import pfedsd
@@ -104,6 +110,13 @@ METHODS: dict[str, Any] = {
         fedmd, align=4, digest_epochs=2, digest_batch=3, epochs=2, batch=BATCH, public_epochs=1, private_epochs=1
     ),
     "pfedpg": functools.partial(pfedpg, heads=2, inner=4, server_lr=0.5, epochs=2, batch=BATCH),
+    "fedit": functools.partial(fedit, epochs=2, batch=BATCH),
+    "fedlora": functools.partial(fedlora, epochs=2, finetune_epochs=1, batch=BATCH),
+    "fedoa": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH),
+    "fedoa_lora": functools.partial(fedoa, lam=0.7, epochs=2, batch=BATCH, variant="released", reading={"micro": 3}),
+    "fedsdr": functools.partial(fedsdr, lam=0.7, epochs=2, batch=BATCH),
+    "perada": functools.partial(perada, lam=0.35, epochs=2, batch=BATCH, distil={"on": True, "epochs": 2, "batch": 4, "lr": 0.01}),
+    "pfedme": functools.partial(pfedme, lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2, batch=BATCH),
 }
 MIXED = {"local", "fedhe_mixed", "fedhpl_mixed", "fedtgp", "fedgh", "fedgen", "fedmd"}  # these run with two architectures
 
@@ -181,8 +194,9 @@ def prompted(hidden: int = 6, statistics: bool = True) -> Model:
 
     def features(net, x, key=None, train=False, mask=None):
         stats = plain.features(net, x, key, train, mask)[1]
-        each = [plain.features(net, x + p[None], key, train, mask)[0] for p in net.params["prompts"]]
-        return sum(each, plain.features(net, x, key, train, mask)[0]) / (1 + PROMPTS), stats
+        shifts = jnp.concatenate([jnp.zeros((1, INPUTS)), net.params["prompts"]])
+        each = jax.vmap(lambda p: plain.features(net, x + p[None], key, train, mask)[0])(shifts)
+        return jnp.mean(each, 0), stats
 
     def apply(net, x, key=None, train=False, mask=None):
         z, stats = features(net, x, key, train, mask)
@@ -209,7 +223,16 @@ def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
     return of_model(made, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
+def task_adapted(hidden: int = 6, statistics: bool = True) -> Task:
+    """LoRA with dropout over a frozen body, and the head."""
+    net, kind = model(hidden, statistics).init(jax.random.key(3)), lora.lora(rank=2, dropout=0.2, targets=("body",))
+    settings = {"classes": CLASSES, "population": CLIENTS, "shape": (INPUTS,)}
+    return lora.adapted(model(hidden, statistics), net, kind, "head", **settings)
+
+
 TASKS = {  # of methods that need another one
+    "fedoa_lora": task_adapted,
+    "perada": task_with_public,
     "fedtgp": task_alike,
     "fedgen": task_alike,
     "fedhpl": task_in_part,

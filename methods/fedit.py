@@ -1,0 +1,45 @@
+"""FedIT: the adapter of a frozen foundation model is tuned to instructions at the clients, and averaged.
+
+Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen. Towards Building the Federated GPT: Federated Instruction Tuning. 2023.
+https://arxiv.org/abs/2305.05644
+
+It is FedAvg of what a network trains (methods/fedavg.py), here an adapter: `lora.adapted`, with the loss on the answers' tokens.
+
+Departures: the average is uniform, as FedOA's comparison has it; weights="samples" is FedIT's own code. A's and B's of LoRA are
+averaged each for themselves.
+"""
+
+import optax
+
+from fedjax_core import training
+from fedjax_core.algorithm import Algorithm
+from fedjax_core.task import Task
+from methods.fedavg import fedavg
+
+
+def fedit(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    epochs: int = 2,
+    batch: int = 32,
+    weights: str = "uniform",
+    review: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """Builds FedIT.
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round.
+      epochs: local epochs.
+      batch: B.
+      weights: "uniform" or "samples".
+      review: as in `fedavg`.
+
+    Returns:
+      The algorithm; a client keeps nothing and sends the delta of the adapter.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=review)

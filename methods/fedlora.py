@@ -1,0 +1,47 @@
+"""FedLoRA, as the FedOA paper compares it: FedIT, whose adapter every client tunes further on its own data before it is scored.
+
+Yi, Yu, Wang, Liu, Li. pFedLoRA: Model-Heterogeneous Personalized Federated Learning with LoRA Tuning. 2023.
+https://arxiv.org/abs/2310.13283
+Yang et al. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025, appendix C.2.
+https://arxiv.org/abs/2505.01075
+
+It is FedAvg with fine-tuning (methods/fedavg_ft.py) of what a network trains, here an adapter: `lora.adapted`.
+
+Departures: how long clients tune is not said: 2 epochs, as long as in a round. It is not the first paper's method, where networks
+of several architectures share one small adapter that is trained in turn with each of them.
+"""
+
+from fedjax_core import training
+from fedjax_core.algorithm import Algorithm
+from fedjax_core.task import Task
+from methods.fedavg_ft import fedavg_ft
+
+
+def fedlora(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    epochs: int = 2,
+    finetune_epochs: int = 2,
+    batch: int = 32,
+    weights: str = "uniform",
+) -> Algorithm:
+    """Builds FedLoRA.
+
+    Args:
+      task: network and population.
+      optimizer: local optimiser, its state made anew every round, and for the further tuning.
+      epochs: local epochs.
+      finetune_epochs: epochs of the further tuning; 0: FedIT's model is scored on every client's rows.
+      batch: B.
+      weights: "uniform" or "samples".
+
+    Returns:
+      The algorithm; a client keeps nothing and sends the delta of the adapter.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    return fedavg_ft(
+        task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, finetune_epochs=finetune_epochs, finetune_rate=1.0
+    )

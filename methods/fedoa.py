@@ -1,0 +1,190 @@
+"""FedOA: personal adapters whose features stay near those of the averaged one, so that they hold on tasks never seen.
+
+Yang, Long, Zhou, Lu, Ye, Jiang. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025.
+https://arxiv.org/abs/2505.01075
+
+  paper        here             meaning
+  phi_g        server.net       global adapter, FedIT's
+  phi_e        v_e              client e's personal adapter, which never travels
+  Phi(phi; x)  features         the network's features, or an intermediate layer by name
+  lambda, D    lam, distance    weight of the regulariser, and what it measures: "l2", or 1 - "cosine", 1 - "pearson"
+  alpha_e      weights          of the average
+  K            epochs           passes over the local data of either adapter
+
+A round: phi_e goes on by R_e + lambda D(Phi(phi_e; x), sg Phi(phi_g; x)) (Eq. 3), phi_g as received; then phi_g alone by R_e, as in
+FedIT. `variant` presets a reading, whose options can also be set:
+
+  option       "default"   "printed"   "released"   what it says
+  reduction    mean        .           frobenius    of distances over a minibatch: their mean; or one Euclidean norm of all
+                                                    differences in `micro` rows, and the mean of those
+  micro        8           .           .
+  begin        0           .           1            first round in which personal adapters are trained
+  fresh        False       .           True         each client draws its own beginning of it; else the common one
+  update       epochs      step        epochs       of phi_g: K epochs, or one step by the gradient of all local data (line 10)
+
+The parameters that a network trains are the adapter: `lora.adapted`, `task.part_of`, or all of it. `server` averages by FedAdam and
+the like (methods/fedopt.py).
+
+Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout, no augmentation), and so is computed once a round.
+Where D = 0 its gradient is taken as zero. K counts passes, as the experiments do; Algorithm 1 counts steps.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from fedjax_core import by_name, losses, training
+from fedjax_core.algorithm import Algorithm, Array, ClientData, Net, PyTree
+from fedjax_core.metrics import Pair, mean_of
+from fedjax_core.task import Model, Task
+from methods.ditto import beside
+from methods.fedavg import fedavg
+from methods.fedopt import fedopt
+
+
+class Reading(NamedTuple):
+    """Options of a variant; the module's docstring has them."""
+
+    reduction: str = "mean"
+    micro: int = 8
+    begin: int = 0
+    fresh: bool = False
+    update: str = "epochs"
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "printed": {"update": "step"},
+    "released": {"reduction": "frobenius", "begin": 1, "fresh": True},
+}
+REDUCTIONS, UPDATES = ("mean", "frobenius"), ("epochs", "step")
+_ALL = 2**30  # rows of a minibatch that is all of them
+
+
+def _pearson(e: Array, g: Array) -> Array:
+    centred = lambda f: f - jnp.mean(f, -1, keepdims=True)
+    return _cosine(centred(e), centred(g))
+
+
+def _cosine(e: Array, g: Array) -> Array:
+    return 1 - jnp.sum(losses.unit(e) * losses.unit(g), -1)
+
+
+DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
+    "l2": lambda e, g: losses.lengths(e - g),
+    "cosine": _cosine,
+    "pearson": _pearson,
+}
+
+
+def frobenius(e: Array, g: Array, mask: Array, micro: int) -> Array:
+    """Euclidean norm of all differences of `e` and `g` [B, D] in `micro` rows after the other, those in `mask`; their mean."""
+    groups = lambda x: jnp.pad(x, (0, -len(x) % micro)).reshape(-1, micro)
+    square = groups(jnp.where(mask, jnp.sum((e - g) ** 2, -1), 0))
+    return losses.masked_mean(jnp.sqrt(jnp.maximum(jnp.sum(square, 1), losses.TINY)), jnp.any(groups(mask), 1))
+
+
+def reader(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, Array], PyTree]]:
+    """(net, x, ...) -> (Phi [B, D'], outputs, stats); raises ValueError (when traced) if the network has no such layer."""
+
+    def read(net: Net, x: PyTree, *args: Any, **options: Any):
+        if features == "features":
+            outputs, stats = model.apply(net, x, *args, **options)
+            return outputs["features"].astype(jnp.float32), outputs, stats
+        outputs, stats = model.apply(net, x, *args, **options, intermediates=True)
+        layers = outputs["intermediates"]
+        found = layers[by_name.choose(f"features of {model.name}", features, ["features", *layers])]
+        return found.astype(jnp.float32).reshape(len(found), -1), outputs, stats
+
+    return read
+
+
+def apart(model: Model, a: Net, b: Net, data: ClientData, batch: int, features: str = "features") -> Pair:
+    """Mean Euclidean distance of two networks' features over one client's rows (Figure 2), in evaluation mode."""
+    read = reader(model, features)
+
+    def of(batch):
+        f, g = (read(net, batch.x, mask=batch.mask)[0] for net in (a, b))
+        return mean_of(losses.lengths(f - g), batch.mask)
+
+    return training.accumulate(of, data, batch=batch)
+
+
+def fedoa(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    lam: float = 0.5,
+    distance: str = "l2",
+    features: str = "features",
+    epochs: int = 2,
+    personal_epochs: int | None = None,
+    batch: int = 32,
+    weights: str = "uniform",
+    server: str | None = None,
+    server_lr: float | None = None,
+    measure: bool = False,
+    variant: str = "default",
+    reading: Mapping[str, Any] | None = None,
+) -> Algorithm:
+    """Builds FedOA (Algorithm 1).
+
+    Args:
+      task: network and population; what its `Net` has is the adapter.
+      optimizer: local optimiser of both adapters, its state made anew every round.
+      lam: lambda; 0 makes the personal adapters Local's.
+      distance: D: "l2", "cosine" or "pearson".
+      features: "features", or the name of an intermediate layer.
+      epochs: K.
+      personal_epochs: those of the personal adapter; None: as many.
+      batch: B.
+      weights: alpha_e: "uniform" or "samples".
+      server: None: FedAvg; or one of `fedopt.SERVERS`.
+      server_lr: of that.
+      measure: whether the distance of both features after training is computed too, metric "feature_distance".
+      variant: "default", "printed" or "released".
+      reading: options that differ from the variant's; None in place of a value leaves the variant's.
+
+    Returns:
+      The algorithm; a client keeps its personal adapter and sends the delta of the global one.
+
+    Raises:
+      ValueError: an argument is unknown or out of range.
+    """
+    read = by_name.options("reading", Reading(), VARIANTS[by_name.choose("variant", variant, VARIANTS)], reading)
+    own = epochs if personal_epochs is None else personal_epochs
+    by_name.choose("distance", distance, DISTANCES)
+    by_name.choose("reading.reduction", read.reduction, REDUCTIONS)
+    by_name.choose("reading.update", read.update, UPDATES)
+    if not (lam >= 0 and own >= 0 and read.begin >= 0):
+        raise ValueError(f"lam={lam}, personal_epochs={own}, reading.begin={read.begin} must not be negative")
+    if read.micro < 1:
+        raise ValueError(f"reading.micro={read.micro} must be at least 1")
+    if read.reduction == "frobenius" and distance != "l2":
+        raise ValueError(f"distance={distance!r} has no reading.reduction='frobenius'; distance='l2' has")
+    model = task.model
+    phi = reader(model, features)
+
+    def penalty(e, g, mask):
+        if read.reduction == "frobenius":
+            return frobenius(e, g, mask, read.micro)
+        return losses.masked_mean(DISTANCES[distance](e, g), mask)
+
+    def loss(net, batch, key):
+        e, outputs, stats = phi(net, batch.x, key, train=True, mask=batch.mask)
+        risk, sums = training.risk(outputs, batch)
+        d = penalty(e, batch.beside, batch.mask)
+        rows = jnp.sum(batch.mask, dtype=d.dtype)
+        return risk + lam * d, training.Aux(stats, {"personal_loss": sums["loss"], "distance": (d * rows, rows)})  # Eq. 3
+
+    def train(w, v_e, data, key):
+        g = training.each(lambda b: phi(w, b.x, mask=b.mask)[0], data, batch=batch)  # Phi(phi_g; x), constant in this phase
+        trained = training.fit(loss, optimizer(task.round), epochs=own, batch=batch)(v_e, data, key, g)
+        more = {"feature_distance": apart(model, trained.net, w, data, batch, features)} if measure else {}
+        return trained.net, trained.sums | more
+
+    passes = {"epochs": epochs, "batch": batch} if read.update == "epochs" else {"epochs": 1, "batch": _ALL}
+    settings = {"optimizer": optimizer, "weights": weights, **passes}
+    base = fedavg(task, **settings) if server is None else fedopt(task, server=server, server_lr=server_lr, **settings)
+    return beside(task, base, train, begin=read.begin, fresh=read.fresh)

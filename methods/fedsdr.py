@@ -1,0 +1,83 @@
+"""FedSDR, as the FedOA paper adapts it: personal adapters whose features do not go with the global one's, the shortcuts.
+
+Tang, Guo, Zhang, Guo. Learning Personalized Causally Invariant Representations for Heterogeneous Federated Clients. ICLR 2024.
+https://openreview.net/forum?id=8FHWkY0SwF
+Yang et al. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025, appendix C.2, and its released code.
+https://arxiv.org/abs/2505.01075
+
+  adaptation   here          meaning
+  w            server.net    adapter that learns shortcuts together, FedIT's
+  v_i          v_i           client i's personal adapter, which never travels
+  e, g         e, g          features by v_i, and by w (constant), [B, D]
+  lambda       lam           weight of the penalty  1/B sum_b | sum_k e_bk |g_bk - mean_b g_bk| |
+
+`variant`: in the "default" the personal adapters begin from the common initialisation in the first round; "released": from draws of
+their own in the second, whose first is FedIT's alone.
+
+Departures: this is the adaptation, not the first paper's estimator of the conditional mutual information, whose code is not public;
+its regulariser of the head is left out, since the head is fixed. Features by w are of the plain example in evaluation mode.
+"""
+
+import jax.numpy as jnp
+
+from fedjax_core import by_name, losses, training
+from fedjax_core.algorithm import Algorithm, Array
+from fedjax_core.task import Task
+from methods.ditto import beside
+from methods.fedavg import fedavg
+
+VARIANTS = {"default": {}, "released": {"begin": 1, "fresh": True}}
+
+
+def penalty(e: Array, g: Array, mask: Array) -> Array:
+    """1/B sum_b | sum_k e_bk |g_bk - mean_b g_bk| | of features [B, D] over the rows in `mask` [B]."""
+    g = jnp.where(mask[:, None], g, 0)
+    mean = jnp.sum(g, 0) / jnp.maximum(jnp.sum(mask), 1)
+    return losses.masked_mean(jnp.abs(jnp.sum(e * jnp.abs(g - mean[None]), -1)), mask)
+
+
+def fedsdr(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    lam: float = 0.5,
+    epochs: int = 2,
+    batch: int = 32,
+    weights: str = "uniform",
+    variant: str = "default",
+) -> Algorithm:
+    """Builds FedSDR in FedOA's adaptation.
+
+    Args:
+      task: network and population; what its `Net` has is the adapter.
+      optimizer: local optimiser of both adapters, its state made anew every round.
+      lam: lambda; 0 makes the personal adapters Local's.
+      epochs: local epochs of either adapter.
+      batch: B.
+      weights: "uniform" or "samples".
+      variant: "default" or "released".
+
+    Returns:
+      The algorithm; a client keeps its personal adapter.
+
+    Raises:
+      ValueError: lam is negative, or another argument is out of range.
+    """
+    reading = VARIANTS[by_name.choose("variant", variant, VARIANTS)]
+    if not lam >= 0:
+        raise ValueError(f"lam={lam} must not be negative")
+    model = task.model
+
+    def loss(net, batch, key):
+        outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
+        risk, sums = training.risk(outputs, batch)
+        d = penalty(outputs["features"], batch.beside, batch.mask)
+        rows = jnp.sum(batch.mask, dtype=d.dtype)
+        return risk + lam * d, training.Aux(stats, {"personal_loss": sums["loss"], "penalty": (d * rows, rows)})
+
+    def train(w, v_i, data, key):
+        g = training.each(lambda b: model.apply(w, b.x, mask=b.mask)[0]["features"], data, batch=batch)
+        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(v_i, data, key, g)
+        return trained.net, trained.sums
+
+    return beside(task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading)

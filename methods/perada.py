@@ -1,0 +1,141 @@
+"""PerAda: personal adapters are pulled towards an averaged one, into which the server may distil what all clients know.
+
+Xie, Huang, Chu, Xu, Xiao, Li, Anandkumar. PerAda: Parameter-Efficient Federated Learning Personalization with Generalization
+Guarantees. CVPR 2024. https://arxiv.org/abs/2302.06637
+
+  paper     here          meaning
+  w         server.net    server's adapter (whatever a network trains), FedAvg's
+  v_i       v_i           client i's personal adapter, which never travels
+  lambda    lam           of lam |v_i - w|^2 in the personal loss, w as received: without a half, as in the authors' code
+  T, tau    distil        the mean of all clients' logits on unlabelled examples (`task.public`) teaches w, after it was averaged
+
+Without distillation it is Ditto with lambda = 2 lam. `variant`: "default", the paper; "released", FedOA's code for it, whose
+regulariser has no gradient: the personal adapters are trained alone from the second round on, each from a draw of its own.
+
+Departures: distillation has a fixed number of epochs, for there is no labelled set at the server that could stop it early. The
+teacher is made at the server, of every client's trained w_i, so that nothing but deltas travels.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import aggregators, by_name, losses, training
+from fedjax_core.algorithm import Algorithm, ClientData, Examples
+from fedjax_core.task import Task
+from methods.ditto import beside
+from methods.fedavg import fedavg
+from methods.fedoa import apart
+
+
+class Distillation(NamedTuple):
+    """Attributes:
+    on: whether there is one.
+    rounds: it is done in so many rounds, the first ones.
+    epochs: passes over the public examples.
+    batch: of them.
+    lr: of Adam, which falls to 0 like a cosine within a round.
+    temperature: tau.
+    """
+
+    on: bool = False
+    rounds: int = 30
+    epochs: int = 20
+    batch: int = 2048
+    lr: float = 1e-3
+    temperature: float = 1.0
+
+
+VARIANTS: dict[str, dict[str, Any]] = {"default": {}, "released": {"begin": 1, "fresh": True}}
+
+
+def perada(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    lam: float = 0.5,
+    epochs: int = 2,
+    batch: int = 32,
+    weights: str = "uniform",
+    measure: bool = False,
+    variant: str = "default",
+    distil: Mapping[str, Any] | None = None,
+) -> Algorithm:
+    """Builds PerAda (Algorithm 1).
+
+    Args:
+      task: network and population; what its `Net` has is the adapter; with distillation also the public examples.
+      optimizer: local optimiser of both adapters, its state made anew every round.
+      lam: lambda; 0 makes the personal adapters Local's.
+      epochs: local epochs of either adapter.
+      batch: B.
+      weights: "uniform" or "samples".
+      measure: whether the mean distance of both adapters' features after training is computed, metric "feature_distance".
+      variant: "default" or "released".
+      distil: options of the distillation that differ from `Distillation`'s, such as {"on": True}; None in place of a value
+        leaves it.
+
+    Returns:
+      The algorithm; a client keeps its personal adapter and sends the delta of the server's.
+
+    Raises:
+      ValueError: an argument is out of range, or there are no public examples to distil on.
+    """
+    reading = VARIANTS[by_name.choose("variant", variant, VARIANTS)]
+    kd = by_name.options("distil", Distillation(), distil)
+    if not lam >= 0:
+        raise ValueError(f"lam={lam} must not be negative")
+    if not (kd.rounds >= 0 and kd.lr > 0 and kd.temperature > 0):
+        raise ValueError(f"distil: rounds={kd.rounds} must not be negative, lr={kd.lr}, temperature={kd.temperature} positive")
+    if kd.on and not jax.tree.leaves(task.public):
+        raise ValueError("distil.on=True needs public examples, task.public is empty; name a set in config.public")
+    model, pull = task.model, 0.0 if variant == "released" else 2 * lam
+    loss = training.cross_entropy(model)
+
+    def train(w, v_i, data, key):
+        chain = optax.chain(training.proximal(pull, w.params), optimizer(task.round))
+        trained = training.fit(loss, chain, epochs=epochs, batch=batch)(v_i, data, key)
+        return trained.net, {"feature_distance": apart(model, trained.net, w, data, batch)} if measure else {}
+
+    def student_loss(net, batch, key):
+        outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
+        value = losses.distillation(outputs["logits"], batch.y, batch.mask, kd.temperature)
+        rows = jnp.sum(batch.mask, dtype=value.dtype)
+        return value, training.Aux(stats, (value * rows, rows))
+
+    def server_update(server, deltas, cohort, key):
+        there = cohort.examples > 0
+        deltas = jax.tree.map(lambda d: jnp.where(there.reshape(-1, *[1] * (d.ndim - 1)), d, 0), deltas)
+        w = optax.apply_updates(server.net, aggregators.weighted_mean(deltas, aggregators.weights(weights)(cohort)))
+        rows = jnp.arange(len(jax.tree.leaves(task.public)[0]), dtype=jnp.int32)
+        examples = ClientData(Examples(task.public[0], rows), rows, jnp.int32(len(rows)))
+
+        def mean_logits(batch):
+            def add(total, entry):
+                delta, came = entry
+                logits = model.apply(optax.apply_updates(server.net, delta), batch.x, mask=batch.mask)[0]["logits"]
+                return total + jnp.where(came, logits, 0), None
+
+            like = jax.eval_shape(lambda: model.apply(server.net, batch.x)[0]["logits"])
+            total, _ = jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), (deltas, there))
+            return total / jnp.maximum(jnp.sum(there), 1)
+
+        def distilled():
+            teacher = training.each(mean_logits, examples, batch=kd.batch)
+            taught = examples._replace(arrays=Examples(task.public[0], teacher))
+            adam = training.adam(kd.lr, anneal="cosine")(task.round)
+            end = training.fit(student_loss, adam, epochs=kd.epochs, batch=kd.batch)(w, taught, key)
+            return end.net, end.sums
+
+        zero = jnp.zeros((), jnp.float32)
+        wanted = (task.round < kd.rounds) & jnp.any(there)
+        net, kl = jax.lax.cond(wanted, distilled, lambda: (w, (zero, zero)))
+        return server._replace(net=net), {"distillation": kl}
+
+    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
+    if kd.on:
+        base = base._replace(server_update=server_update, collect=aggregators.stack)
+    return beside(task, base, train, **reading)

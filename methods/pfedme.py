@@ -1,0 +1,160 @@
+"""pFedMe: clients solve a problem that is held near the server's model, and move that model towards their solutions.
+
+T. Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. https://arxiv.org/abs/2006.08848
+On adapters: Yang et al. Federated Adapter on Foundation Models. 2025, appendix C.2. https://arxiv.org/abs/2505.01075
+
+  paper       here             meaning
+  w           server.net       server model (whatever a network trains, such as an adapter)
+  w_i         w_i              local model, w at the beginning of a round
+  theta_i     theta            personal model: (nearly) the minimum of CE on a minibatch + lambda / 2 |theta - w_i|^2
+  lambda      lam              pull of theta towards w_i, and of w_i towards theta
+  K           inner_steps      steps of `optimizer` (eta_p) on each minibatch that make theta
+  eta         outer_lr         w_i <- w_i - eta lambda (w_i - theta), after each minibatch
+  R           epochs           passes over the local data; R is the number of minibatches in them
+  beta        beta             w <- (1 - beta) w + beta mean of w_i
+
+Plain steps need eta_p lambda < 2 and eta lambda <= 1. `variant`: "default", the paper; "released", FedOA's code for it: the first
+round is FedIT's; then theta is a personal model that persists and is trained alone by `epochs` of `optimizer`, from a draw of the
+client's own, and w_i makes a single step, w - 2 eta lambda (w - theta).
+
+Departures: in a round theta and the inner optimiser's state go on from minibatch to minibatch (warm=False: theta starts at w_i).
+The paper's code adds a weight decay of 0.001 to inner steps; here it is the optimiser's. theta is what a client is scored with, as
+the paper has it (its code scores w_i). Only sampled clients train. Batch statistics are those that theta met.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import by_name, training
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.task import Task
+from methods.fedavg import fedavg
+from methods.fedoa import apart
+
+VARIANTS = ("default", "released")
+_FRESH = 0x6672  # of personal models that are drawn anew
+
+
+class Carried(NamedTuple):
+    """What goes from minibatch to minibatch beside w_i.
+
+    Attributes:
+      stats: batch statistics.
+      theta: like the params.
+      state: of the inner optimiser.
+      done: [] inner steps so far.
+    """
+
+    stats: PyTree
+    theta: PyTree
+    state: PyTree
+    done: Array
+
+
+def pfedme(
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    lam: float = 15.0,
+    inner_steps: int = 5,
+    outer_lr: float = 0.005,
+    beta: float = 1.0,
+    warm: bool = True,
+    epochs: int = 1,
+    batch: int = 20,
+    weights: str = "uniform",
+    measure: bool = False,
+    variant: str = "default",
+) -> Algorithm:
+    """Builds pFedMe (Algorithm 1).
+
+    Args:
+      task: network and population.
+      optimizer: of the inner steps, its state made anew every round.
+      lam: lambda; 0 leaves the server's model as it is.
+      inner_steps: K.
+      outer_lr: eta.
+      beta: of the server; 0 leaves its model as it is.
+      warm: whether theta goes on from minibatch to minibatch.
+      epochs: local epochs.
+      batch: B.
+      weights: "uniform" or "samples".
+      measure: whether the mean distance of theta's and w's features after training is computed, metric "feature_distance".
+      variant: "default" or "released".
+
+    Returns:
+      The algorithm; a client keeps theta, with which it is scored, and sends the delta of w_i.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    by_name.choose("variant", variant, VARIANTS)
+    if not (lam >= 0 and beta >= 0 and outer_lr > 0 and inner_steps >= 1):
+        found = f"lam={lam}, beta={beta} must not be negative, outer_lr={outer_lr} positive, inner_steps={inner_steps} at least 1"
+        raise ValueError(found)
+    model, released = task.model, variant == "released"
+    ce, inner = training.cross_entropy(model), optax.with_extra_args_support(optimizer(task.round))
+    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=optax.scale(beta))
+
+    def envelope(data):
+        """lambda / 2 |w_i - theta|^2, whose gradient is that of the Moreau envelope, with theta found on the way."""
+        total = epochs * training.steps(data, batch) * inner_steps
+
+        def loss(net, batch, key):
+            w_i, (stats, theta, state, done) = jax.lax.stop_gradient(net.params), net.stats
+
+            def step(k, carry):
+                theta, stats, state, _ = carry
+                of = lambda theta: ce(Net(theta, stats), batch, jax.random.fold_in(key, k))
+                grads, aux = jax.grad(of, has_aux=True)(theta)
+                grads = jax.tree.map(lambda g, t, w: g + lam * (t - w), grads, theta, w_i)
+                updates, state = inner.update(grads, state, theta, progress=(done + k) / total)
+                return optax.apply_updates(theta, updates), aux.stats, state, aux.sums
+
+            sums = jax.eval_shape(lambda: ce(Net(theta, stats), batch, key)[1].sums)
+            carry = theta if warm else w_i, stats, state, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
+            theta, stats, state, sums = jax.lax.fori_loop(0, inner_steps, step, carry)
+            value = lam / 2 * optax.tree.norm(optax.tree.sub(net.params, theta), squared=True)
+            return value, training.Aux(Carried(stats, theta, state, done + inner_steps), sums)
+
+        return loss
+
+    def moreau(w, theta, data, key):
+        """(theta, delta of w_i, metrics)."""
+        begun = Net(w.params, Carried(w.stats, w.params, inner.init(w.params), jnp.int32(0)))
+        outer = training.sgd(outer_lr)(task.round)
+        (w_i, carried), _, sums = training.fit(envelope(data), outer, epochs=epochs, batch=batch)(begun, data, key)
+        delta = Net(optax.tree.sub(w_i, w.params), optax.tree.sub(carried.stats, w.stats))
+        return Net(carried.theta, carried.stats), delta, sums
+
+    def apart_steps(w, theta, data, key):
+        """The same as released: theta alone, then one step of w."""
+
+        def first():
+            out = base.client_update(w, (), data, key)
+            return theta, out.uplink, out.metrics
+
+        def later():
+            trained = training.fit(ce, optimizer(task.round), epochs=epochs, batch=batch)(theta, data, key)
+            towards = optax.tree.sub(trained.net, w)
+            delta = Net(optax.tree.scale(2 * outer_lr * lam, towards.params), towards.stats)
+            return trained.net, delta, trained.sums
+
+        return jax.lax.cond(task.round == 0, first, later)
+
+    def client_update(w, theta, data, key):
+        theta, delta, sums = (apart_steps if released else moreau)(w, theta, data, key)
+        more = {"feature_distance": apart(model, theta, w, data, batch)} if measure else {}
+        return ClientOutput(theta, delta, sums | more, local=(optax.tree.add(w, delta), theta))
+
+    def client_init(key, server, client_id):
+        return model.init(jax.random.fold_in(jax.random.fold_in(key, _FRESH), client_id) if released else key)
+
+    return base._replace(
+        client_update=client_update,
+        predict=base.predict | {"personal": lambda w, theta, x: model.apply(theta, x)[0]},
+        client_init=client_init,
+    )
