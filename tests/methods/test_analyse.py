@@ -150,6 +150,29 @@ def test_their_numbers_are_the_runs(runs, tmp_path):
     assert re.search(r"\| fedavg \| 0: mlp\S* \| up \| all \| 610 \| 2.44 kB \|", (tmp_path / "communication.md").read_text())
 
 
+def test_accuracies_on_the_whole_test_set_are_the_runs(runs, tmp_path):
+    """Of each client's model on all test data, as FedHPL's Figures 5 and 6 have them."""
+    assert call(runs["fedhe"], "--what=clients,classes", f"--out={tmp_path}", "--scope=all") == 0
+    summary = read_json(runs["fedhe"] / "summary.json")["metrics"]
+    for name in ("clients", "classes"):
+        found = [float(row["fedhe"]) for row in rows(tmp_path / f"{name}.csv")]
+        if name == "classes":
+            _, simulation, _ = experiment.load(runs["fedhe"])
+            found = np.repeat(found, np.bincount(simulation.data.test.y))
+        assert np.mean(found) == pytest.approx(summary["test/personal/all/accuracy/mean"]["last"])
+
+
+def test_sizes_are_those_of_the_networks_and_of_the_messages(runs, tmp_path):
+    assert call(*runs.values(), "--what=sizes", f"--out={tmp_path}") == 0
+    found = rows(tmp_path / "sizes.csv")
+    assert [row["run"] for row in found] == ["fedavg", "fedhe", "fedhe"]
+    assert [row["clients"] for row in found] == ["4", "2", "2"]
+    assert [row["whole"] for row in found] == [row["trained"] for row in found] == ["610", "610", "460"]
+    assert [row["body"] for row in found] == ["520", "520", "390"]
+    assert [row["up"] for row in found] == ["610", "110", "110"]
+    assert "| fedavg | 0: mlp(widths=(8,)) | 4 | 610 | 520 | 610 | 610 | 610 |" in (tmp_path / "sizes.md").read_text()
+
+
 def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
     run = runs["fedavg"]
     assert call(run, "--what=probe,match") == 0
