@@ -1,0 +1,207 @@
+"""Text in a method's hands: an encoder that scores options, a language model that writes answers, and scores of what was written.
+
+  scoring(encoder, ...)      a Model whose classes are each example's options; its arrays: `with_options`
+  writing(model)             a Model that learns to write answers; FedAvg of an adapter of it is FedIT
+  complete(generate, ...)    greedy decoding of many prompts, in batches of like lengths
+  rouge1, exact              scores of texts
+
+Both are networks like others, whole: what is trained of them is chosen around them, by `task.part_of`, or by `lora.adapted`, whose
+frozen base exists once and travels as an argument of the round.
+
+    encoder, base = pretrained.load(folder)
+    data, options = instructions.to_choose(divided, pretrained.tokenizer(folder), limit=256)
+    arrays = with_options(encoder, base, **options)
+    model = scoring(encoder, len(options["tokens"]))
+    task = lora.adapted(model, arrays, lora.lora(), classes=data.classes, population=data.clients)
+
+Data are those of `data/instructions.py`.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import losses
+from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.nn.transformer import MINUS, Encoder, LanguageModel, last
+from fedjax_core.task import Model
+
+TEMPERATURE = 0.05  # by which cosines are divided
+
+
+def embed(encoder: Encoder, params: PyTree, tokens: Array, mask: Array) -> Array:
+    """The mean of the real tokens' hidden states, of length 1: [B, T], [B, T] bool -> [B, D] float32; zeros for an empty row."""
+    hidden = encoder.hidden(params, tokens, mask).astype(jnp.float32)
+    total = jnp.sum(jnp.where(mask[..., None], hidden, 0), 1)
+    return losses.unit(total / jnp.maximum(jnp.sum(mask, 1), 1)[:, None])
+
+
+def embed_all(encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64) -> Array:
+    """`embed` of many rows [U, T], a batch after the other: [U, D]."""
+    one = jax.jit(lambda params, tokens, mask: embed(encoder, params, tokens, mask))
+    padding = ((0, -len(tokens) % batch), (0, 0))
+    parts = [np.pad(array, padding).reshape(-1, batch, tokens.shape[1]) for array in (tokens, mask)]
+    return jnp.concatenate([one(params, *part) for part in zip(*parts, strict=True)])[: len(tokens)]
+
+
+def scoring(encoder: Encoder, options: int, temperature: float = TEMPERATURE) -> Model:
+    """A classifier whose classes are each example's listed options; its head is fixed.
+
+        logit_k = cos(embedding of the question, embedding of option k under the frozen base) / temperature
+
+    Args:
+      encoder: the network.
+      options: U, the number of different options in the data.
+      temperature: small ones make scores differ more.
+
+    Returns:
+      The Model. Params are the encoder's, and "head": {"options": [U, D]}, which no gradient reaches; `with_options` has both.
+      x is {"tokens": [B, T], "mask": [B, T], "options": [B, K] in [0, U), or -1 for none}; such a place has a logit of -1e30. The
+      features are the questions' embeddings. There is no head from features alone: `Model.head` raises ValueError.
+
+    Raises:
+      ValueError: temperature is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature} must be positive")
+
+    def init(key: Array) -> Net:
+        return Net(encoder.init(key) | {"head": {"options": jnp.zeros((options, encoder.width))}}, {})
+
+    def features(net: Net, x: PyTree, key: Array | None = None, train: bool = False, mask: Array | None = None):
+        del key, train
+        x = _real(x, mask)
+        return embed(encoder, net.params, x["tokens"], x["mask"]), net.stats
+
+    def head(net: Net, features: Array) -> Array:
+        raise ValueError("the options differ between examples, so that logits need x, not features alone: use apply")
+
+    def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
+        found, stats = features(net, x, key, train, mask)
+        listed = jax.lax.stop_gradient(net.params["head"]["options"])[jnp.maximum(x["options"], 0)]  # [B, K, D]
+        scores = jnp.einsum("bd,bkd->bk", found, listed) / temperature
+        outputs: dict[str, Any] = {"logits": jnp.where(x["options"] >= 0, scores, MINUS), "features": found}
+        return (outputs | {"intermediates": {}} if intermediates else outputs), stats
+
+    return Model(init, apply, features, head, f"scoring {encoder.name}")
+
+
+def with_options(encoder: Encoder, base: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64) -> Net:
+    """The arrays of a `scoring` model: the base, and the embeddings of all options (`to_choose`'s, [U, T]) under it."""
+    return Net(base | {"head": {"options": embed_all(encoder, base, tokens, mask, batch)}}, {})
+
+
+class Written(NamedTuple):
+    """What a language model makes of questions with their answers; A: of the longest answer.
+
+    Attributes:
+      logits: [B, A, V] for the tokens of the answers.
+      targets: [B, A] those tokens; -1 before a shorter answer.
+      features: [B, D] last hidden state of the last token of prompt and answer.
+    """
+
+    logits: Array
+    targets: Array
+    features: Array
+
+
+def written(model: LanguageModel, params: PyTree, x: PyTree) -> Written:
+    """One pass over `to_write`'s x: {"tokens": [B, T], "mask": [B, T], padding on the left, "answer": [B, A]}.
+
+    Logits are made for the answers' places alone, which in a long text saves nearly all of them.
+    """
+    a = x["answer"].shape[1]
+    hidden = model.hidden(params, x["tokens"], x["mask"])
+    features = hidden[jnp.arange(len(hidden)), last(x["mask"])].astype(jnp.float32)
+    targets = jnp.where(x["answer"], x["tokens"][:, -a:], -1)
+    return Written(model.logits(params, hidden[:, -a - 1 : -1]), targets, features)
+
+
+def writing(model: LanguageModel) -> Model:
+    """A language model that learns to write answers: with `training.cross_entropy`, on their tokens and ends alone.
+
+    Args:
+      model: the network, whose parameters are the Model's.
+
+    Returns:
+      The Model. x is `to_write`'s. Outputs are "logits" [B, A, V], "targets" [B, A] (-1: none) and "features" [B, D] of the last
+      token. `head` gives the next token's logits. To decode, hand `model.generate` the params of the `Net`.
+    """
+
+    def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
+        del key, train
+        outputs: dict[str, Any] = written(model, net.params, _real(x, mask))._asdict()
+        return (outputs | {"intermediates": {}} if intermediates else outputs), net.stats
+
+    def features(net: Net, x: PyTree, key: Array | None = None, train: bool = False, mask: Array | None = None):
+        del key, train
+        return written(model, net.params, _real(x, mask)).features, net.stats
+
+    head = lambda net, features: model.logits(net.params, features)
+    return Model(lambda key: Net(model.init(key), {}), apply, features, head, f"writing {model.name}")
+
+
+def _real(x: PyTree, mask: Array | None) -> PyTree:
+    """x whose rows outside `mask` [B] have no tokens and no answer."""
+    if mask is None:
+        return x
+    return x | {name: x[name] & mask[:, None] for name in ("mask", "answer") if name in x}
+
+
+def complete(
+    generate: Callable[[Array, Array], tuple[Array, Array]], prompts: Sequence[Sequence[int]], batch: int = 32, multiple: int = 32
+) -> list[list[int]]:
+    """Completions of many prompts: the longest first, in batches as wide as their longest prompt.
+
+    Args:
+      generate: jitted (tokens [B, T], mask [B, T]) -> (tokens [B, L], mask [B, L]), such as
+        `jax.jit(lambda tokens, mask: model.generate(params, tokens, mask, limit=80))` with params as an argument of its own.
+      prompts: rows of tokens, none of them empty.
+      batch: B.
+      multiple: widths are multiples of it, so that few programs are compiled.
+
+    Returns:
+      Each prompt's completion, in the order of the prompts, without the token that ended it.
+
+    Raises:
+      ValueError: a prompt is empty.
+    """
+    if not all(len(prompt) for prompt in prompts):
+        raise ValueError("a prompt has no tokens; there must be at least one to begin with")
+    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+    found: list[list[int]] = [[] for _ in prompts]
+    for start in range(0, len(order), batch):
+        mine = order[start : start + batch]
+        width = -(-len(prompts[mine[0]]) // multiple) * multiple
+        tokens, mask = np.zeros((batch, width), np.int32), np.zeros((batch, width), bool)
+        for row in range(batch):
+            prompt = prompts[mine[min(row, len(mine) - 1)]]  # a short last batch repeats its last one
+            tokens[row, width - len(prompt) :], mask[row, width - len(prompt) :] = prompt, True
+        new, real = (np.asarray(array) for array in generate(jnp.asarray(tokens), jnp.asarray(mask)))
+        for row, i in enumerate(mine):
+            found[i] = new[row][real[row]].tolist()
+    return found
+
+
+def rouge1(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
+    """ROUGE-1 F of each text with its answer, as the package `rouge-score` defines words; without stemming. No words: 0.
+
+    Raises:
+      ImportError: the package is not installed.
+    """
+    try:
+        from rouge_score import rouge_scorer
+    except ImportError:
+        raise ImportError("ROUGE needs the package rouge-score: pip install 'fedjax-core[text]'") from None
+    scorer = rouge_scorer.RougeScorer(["rouge1"])
+    return [float(scorer.score(answer, text)["rouge1"].fmeasure) for text, answer in zip(texts, answers, strict=True)]
+
+
+def exact(texts: Sequence[str], answers: Sequence[str]) -> list[bool]:
+    """Whether each text is its answer, but for case and white space."""
+    plain = lambda text: re.sub(r"\s+", " ", text).strip().casefold()
+    return [plain(text) == plain(answer) for text, answer in zip(texts, answers, strict=True)]
