@@ -15,7 +15,6 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -57,7 +56,7 @@ def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]
     """
     described = plain(description)
     model = _described(described, "the description")
-    arrays = _named(net)
+    arrays = named(net)
     _fits(model, arrays, f"the network to be saved in {path}")
     write_tensors(path, arrays, {"description": json.dumps(described, allow_nan=False)})
 
@@ -83,8 +82,8 @@ def load_model(path: str | os.PathLike) -> tuple[Model, Net, dict[str, Any]]:
     model = _described(description, str(path))
     _fits(model, arrays, str(path))
     like = jax.eval_shape(model.init, jax.random.key(0))
-    net = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(arrays[name]) for name in _named(like)])
-    for name, leaf in _named(net).items():
+    net = jax.tree.unflatten(jax.tree.structure(like), [jnp.array(arrays[name]) for name in named(like)])
+    for name, leaf in named(net).items():
         if leaf.dtype != arrays[name].dtype:
             raise ValueError(f"{path}: {name} is of {arrays[name].dtype}, which needs jax_enable_x64")
     return model, net, description
@@ -162,15 +161,15 @@ def _described(description: Any, where: str) -> Model:
 
 def _fits(model: Model, arrays: Mapping[str, Any], where: str) -> None:
     """Raises ValueError for the first of the arrays that the model has not, or has in another shape."""
-    wanted = _named(jax.eval_shape(model.init, jax.random.key(0)))
+    wanted = named(jax.eval_shape(model.init, jax.random.key(0)))
     for name in [*wanted, *arrays]:
         found, in_model = (list(tree[name].shape) if name in tree else "missing" for tree in (arrays, wanted))
         if found != in_model:
             raise ValueError(f"{where} is no {model.name} as described: {name} is {found}, in the model {in_model}")
 
 
-def _named(tree: PyTree) -> dict[str, Any]:
-    """Leaves under dotted names."""
+def named(tree: PyTree) -> dict[str, Any]:
+    """Leaves under dotted names, such as "params.head.kernel" of a `Net`."""
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
@@ -197,19 +196,19 @@ def write_tensors(path: str | os.PathLike, arrays: Mapping[str, np.ndarray | Arr
 
 
 def read_tensors(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Arrays and metadata of a safetensors file.
+    """Arrays and metadata of a safetensors file. The arrays are views of the file, which is mapped and read as they are.
 
     Raises:
       ValueError: it is not one, or is damaged: every byte must be accounted for.
       OSError: it cannot be read.
     """
     with explained("read", path):
-        data = Path(path).read_bytes()
-    size = int.from_bytes(data[:8], "little")
+        data = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0, np.uint8)
+    size = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 or size > min(_LARGEST_HEADER, len(data) - 8):
         raise ValueError(f"{path} is no safetensors file, or is cut off")
     try:
-        header = json.loads(data[8 : 8 + size])
+        header = json.loads(data[8 : 8 + size].tobytes())
         metadata = header.pop("__metadata__", {})
         entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
         arrays, end = {}, 0
@@ -217,7 +216,7 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[s
             dtype, shape, (start, stop) = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
             if start != end or stop - start != math.prod(shape) * dtype.itemsize or any(n < 0 for n in shape):
                 raise ValueError
-            arrays[name] = np.frombuffer(data[8 + size + start : 8 + size + stop], dtype).reshape(shape)
+            arrays[name] = data[8 + size + start : 8 + size + stop].view(np.ndarray).view(dtype).reshape(shape)
             end = stop
         if end != len(data) - 8 - size:
             raise ValueError

@@ -2,7 +2,9 @@
 
   python -m methods.export runs/fedavg --out=model.safetensors                 the global model
   python -m methods.export runs/local --out=model.safetensors --client=3       a client's own model
+  python -m methods.export runs/fedavg --out=vit/model.safetensors --layout=transformers
 
+Layouts: own, which methods.predict reads; timm and transformers, for ViTs and ResNets (the latter with a config.json beside).
 The data must still be where the run found them; the run's directory is only read.
 """
 
@@ -15,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_core import by_name, report, weights
 from fedjax_core import export as files
-from fedjax_core import report
 from fedjax_core.simulation import View
 from methods import experiment
 
@@ -28,6 +30,7 @@ def export(
     client: int | None = None,
     model: str | None = None,
     done: int | None = None,
+    layout: str = "own",
 ) -> dict[str, Any]:
     """Writes a model of a run.
 
@@ -37,14 +40,16 @@ def export(
       client: whose model; None: the global one.
       model: which of the client's models, where it has several.
       done: after how many rounds; None: after the last that has a checkpoint.
+      layout: of the tensors, one of `weights.WRITTEN`.
 
     Returns:
       The description in the file: `fedjax_core.export.FIELDS`, "input_dtype", "method", "predictor", "client", "round", "config".
 
     Raises:
-      ValueError: there is no such model, or it is not one network; no such checkpoint; other data.
+      ValueError: there is no such model, or it is not one network, or has no such layout; no such checkpoint; other data.
       OSError: there is no run, its data are not there, or the file cannot be written.
     """
+    by_name.choose("layout", layout, weights.WRITTEN)
     config, simulation, state = experiment.load(run, done)
     if experiment.few_shot(config) is not None:
         raise ValueError(f"{run} was trained on {config.task}: its network has no classes of its own, and cannot be exported")
@@ -56,7 +61,7 @@ def export(
     spec, file = config.models[number], experiment.weight_files(config)[number]
     mean, std = experiment.scaling(config, data.train, file)
     description = {
-        "model": spec,
+        "model": experiment.spelled(spec, file),
         "classes": data.classes,
         "class_names": list(data.class_names),
         "input_shape": list(data.train.x.shape[1:]),
@@ -70,7 +75,12 @@ def export(
         "round": int(state.round),
         "config": config.to_dict(),
     }
-    files.save_model(out, net, description)
+    if layout == "own":
+        files.save_model(out, net, description)
+        return description
+    if layout == "transformers":
+        weights.write_config(os.path.join(os.path.dirname(out), "config.json"), net, description)
+    weights.write(out, net, layout, description)
     return description
 
 
@@ -96,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, help="the file, such as model.safetensors")
     parser.add_argument("--client", type=int, help="whose model; by default the global one")
     parser.add_argument("--model", help="which of a client's models, where it has several")
+    parser.add_argument("--layout", default="own", help=f"one of {', '.join(weights.WRITTEN)}")
     parser.add_argument("--round", type=int, dest="done", help="by default the last that has a checkpoint")
     return parser
 
@@ -109,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
         return report.fail(error, 2)
     try:
         experiment.keep_programs(experiment.PROGRAMS)
-        said = export(given.run, given.out, client=given.client, model=given.model, done=given.done)
+        said = export(given.run, given.out, client=given.client, model=given.model, done=given.done, layout=given.layout)
         report.say(f"{given.out}: the {said['predictor']} model of {said['method']}, {said['model']}, after round {said['round']}")
     except KeyboardInterrupt:
         return report.fail("interrupted", 130)

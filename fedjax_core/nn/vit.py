@@ -18,6 +18,9 @@ the other tokens; of deep ones [depth, n, width] each block gets its own, in pla
 the entry "prompts" of `params`, drawn last: without them a network is the same in all else.
 """
 
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,14 +46,14 @@ class Blocks(nnx.Module):
     """The weights of all blocks, leaves [depth, ...]; `block` is what one does."""
 
     def __init__(self, depth: int, width: int, heads: int, hidden: int, rngs: nnx.Rngs):
-        one, zero = jnp.ones((depth, width)), jnp.zeros
-        each, draw = width // heads, lambda *shape: _draw(rngs, depth, *shape)
-        self.norm1 = Leaves(scale=one, bias=zero((depth, width)))
-        self.qkv = Leaves(kernel=draw(width, 3, heads, each), bias=zero((depth, 3, heads, each)))
-        self.out = Leaves(kernel=draw(heads, each, width), bias=zero((depth, width)))
-        self.norm2 = Leaves(scale=one, bias=zero((depth, width)))
-        self.mlp1 = Leaves(kernel=draw(width, hidden), bias=zero((depth, hidden)))
-        self.mlp2 = Leaves(kernel=draw(hidden, width), bias=zero((depth, width)))
+        each, one, zero = width // heads, jnp.ones, jnp.zeros
+        qkv, out, mlp1, mlp2 = _draw(rngs, depth, (width, 3, heads, each), (heads, each, width), (width, hidden), (hidden, width))
+        self.norm1 = Leaves(scale=one((depth, width)), bias=zero((depth, width)))
+        self.qkv = Leaves(kernel=qkv, bias=zero((depth, 3, heads, each)))
+        self.out = Leaves(kernel=out, bias=zero((depth, width)))
+        self.norm2 = Leaves(scale=one((depth, width)), bias=zero((depth, width)))
+        self.mlp1 = Leaves(kernel=mlp1, bias=zero((depth, hidden)))
+        self.mlp2 = Leaves(kernel=mlp2, bias=zero((depth, width)))
 
 
 class ViT(nnx.Module):
@@ -102,9 +105,10 @@ class ViT(nnx.Module):
         if rows % patch or columns % patch:
             raise ValueError(f"patch={patch} of a vit does not divide images of {rows} x {columns}")
         self.patch, self.deep, self.epsilon = patch, deep, epsilon
-        self.patches = Leaves(kernel=_draw(rngs, patch, patch, channels, width), bias=jnp.zeros(width))
-        self.cls = nnx.Param(_draw(rngs, width))
-        self.positions = nnx.Param(_draw(rngs, 1 + (rows // patch) * (columns // patch), width))
+        places = 1 + (rows // patch) * (columns // patch)
+        kernel, cls, positions = _draw(rngs, 1, (patch, patch, channels, width), (width,), (places, width))
+        self.patches = Leaves(kernel=kernel[0], bias=jnp.zeros(width))
+        self.cls, self.positions = nnx.Param(cls[0]), nnx.Param(positions[0])
         self.blocks = Blocks(depth, width, heads, int(width * mlp), rngs)
         self.norm = Leaves(scale=jnp.ones(width), bias=jnp.zeros(width))
         self.head = nnx.Linear(width, classes, dtype=dtype, rngs=rngs)
@@ -197,5 +201,9 @@ def _insert(x: Array, prompts: Array) -> Array:
     return jnp.concatenate([x[:, :1], own, x[:, 1:]], 1)
 
 
-def _draw(rngs: nnx.Rngs, *shape: int) -> Array:
-    return 0.02 * jax.random.normal(rngs.params(), shape)
+def _draw(rngs: nnx.Rngs, number: int, *shapes: tuple[int, ...]) -> list[Array]:
+    """N(0, 0.02^2) of some shapes, so many times each on a leading axis; one draw, since every one takes long to compile."""
+    sizes = [math.prod(shape) for shape in shapes]
+    drawn = 0.02 * jax.random.normal(rngs.params(), (number, sum(sizes)))
+    parts = jnp.split(drawn, list(itertools.accumulate(sizes))[:-1], 1)
+    return [part.reshape(number, *shape) for part, shape in zip(parts, shapes, strict=True)]
