@@ -1,8 +1,8 @@
 """Table 14 of the FedPFT paper: seconds per round, on CIFAR-100 with ResNet-10.
 
 Command:  python -m methods.table --table=configs/tables/fedpft_table14.py --workdir=runs/fedpft_time --variant=paper
-Variants: see `fedpft.py`; 100 rounds in paper. The seconds stand in the table's last section, compiling left out; the accuracies are
-          those after so few rounds, which the paper does not give.
+Variants: see `fedpft.py`; 100 rounds in paper. The seconds stand in the table's last section, compiling left out; the
+          accuracies are those after so few rounds, which the paper does not give.
 """
 
 from configs.tables import fedpft
