@@ -339,3 +339,55 @@ class KnowledgeTest(chex.TestCase):
     def test_bad_settings(self, make, message):
         with self.assertRaisesRegex(ValueError, message):
             make()
+
+
+class WeightedLogitsTest(chex.TestCase):
+    @given(cases)
+    @often
+    def test_equals_a_loop_over_receivers_clients_classes_and_examples(self, rng):
+        beta = rng.uniform(0.2, 1, (3, C))
+        examples = [[(c, rng.normal(size=K)) for c in rng.integers(0, K, rng.integers(0, 5))] for _ in range(C)]
+        sizes = rng.integers(5, 9, (C, K))
+        sums, n = np.zeros((C, K, K)), np.zeros((C, K))
+        for j, own in enumerate(examples):
+            for c, p in own:
+                sums[j, c] += p
+                n[j, c] += 1
+        means = np.where(n[..., None] > 0, sums / np.maximum(n, 1)[..., None], np.nan)
+        for m in (n, sizes):
+            part = (means, n) if m is n else (means, n, m)
+            part = tuple(x.astype(np.float32) for x in part)
+            logits, counts = streamed(aggregators.weighted_logits(beta), part, np.ones(C, int))
+            for r in range(3):
+                for c in range(K):
+                    above = sum((beta[r, j] * p for j in range(C) for y, p in examples[j] if y == c), np.zeros(K))
+                    below = 1 + sum(beta[r, j] * m[j, c] for j in range(C))
+                    close(np.asarray(logits[r, c]), (above / below).astype(np.float32))
+            close(np.asarray(counts), n.sum(0).astype(np.float32))
+
+    @given(cases)
+    @often
+    def test_of_one_width_it_is_the_mean_by_counts_nearly(self, rng):
+        """n / (1 + n) of it, where n examples were sent."""
+        means, n = rng.normal(size=(C, K, K)).astype(np.float32), rng.integers(0, 4, (C, K)).astype(np.float32)
+        logits, total = streamed(aggregators.weighted_logits(np.ones((1, C))), (means, n), np.ones(C, int))
+        mean, _ = streamed(aggregators.class_mean("samples"), (means, n), np.ones(C, int))
+        close(logits[0], mean * (total / (1 + total))[:, None])
+
+
+class MeanByFormTest(chex.TestCase):
+    @given(cases)
+    @often
+    def test_those_of_a_form_are_averaged_alone(self, rng):
+        values, n = drawn(rng)
+        forms = [jax.ShapeDtypeStruct((3,), np.float32), jax.ShapeDtypeStruct((), np.float32)]
+        total = None
+        for i in range(C):  # even clients send "a", odd ones "b"
+            name = "ab"[i % 2]
+            reduce = aggregators.mean_by_form(forms, [i % 2])
+            lifted = reduce.lift((jnp.asarray(values[name][i]),), Cohort(jnp.int32(i), jnp.int32(n[i])))
+            total = lifted if total is None else jax.tree.map(jnp.add, total, lifted)
+        for parity, (mean, weight) in enumerate(reduce.lower(total)):
+            mine, own = values["ab"[parity]][parity::2], n[parity::2]
+            self.assertEqual(weight, own.sum())
+            close(mean, naive_mean({"x": mine}, own.astype(float))["x"] if own.sum() else np.zeros_like(mine[0]))

@@ -1,9 +1,15 @@
 """A task rebinds its arrays and its round, and leaves itself alone."""
 
-import numpy as np
+import dataclasses
 
-from fedjax_core.algorithm import Examples
-from fedjax_core.task import Task, of_model, width
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.algorithm import Examples, Net
+from fedjax_core.task import Peers, Task, of_model, part_of, width
 from tests import toy
 
 
@@ -26,3 +32,94 @@ def test_of_model_freezes_nothing():
 
 def test_width_is_the_number_of_features():
     assert [width(toy.model(hidden)) for hidden in (6, 7)] == [6, 7]
+
+
+WHOLE = toy.prompted(6)
+SETTINGS = {"classes": 3, "population": 8}
+X = toy.data().train.x[:5]
+
+
+def begun():
+    """Arrays of the whole network, its head among them."""
+    net = WHOLE.init(jax.random.key(4))
+    return net._replace(stats=jax.tree.map(lambda x: x + 0.3, net.stats))
+
+
+def test_a_part_is_the_whole_with_the_rest_in_evaluation_mode():
+    arrays = begun()
+    task = part_of(WHOLE, arrays, "prompts", **SETTINGS)
+    net = task.model.init(jax.random.key(0))
+    chex.assert_trees_all_equal(net, Net({name: arrays.params[name] for name in ("prompts", "head")}, {}))
+    moved = jax.tree.map(lambda x: x + 0.1, net)
+    whole = task.model.whole(moved)
+    chex.assert_trees_all_equal(whole, Net(arrays.params | moved.params, arrays.stats))
+    for train in (False, True):
+        outputs, stats = task.model.apply(moved, X, jax.random.key(1), train=train)
+        chex.assert_trees_all_close(outputs, WHOLE.apply(whole, X)[0], atol=1e-6)
+        features, same = task.model.features(moved, X, train=train)
+        chex.assert_trees_all_close(features, outputs["features"], atol=1e-6)
+        assert stats == same == {}
+    chex.assert_trees_all_close(task.model.head(moved, outputs["features"]), outputs["logits"], atol=1e-6)
+
+
+def test_what_the_arrays_lack_is_drawn():
+    arrays = begun()
+    body = arrays._replace(params={"body": arrays.params["body"]})
+    fresh = WHOLE.init(jax.random.key(7)).params
+    net = part_of(WHOLE, body, ("head", "prompts"), **SETTINGS).model.init(jax.random.key(7))
+    chex.assert_trees_all_equal(net.params, {name: fresh[name] for name in ("head", "prompts")})
+
+
+def test_all_of_a_network_may_begin_from_arrays():
+    arrays = begun()
+    task = part_of(WHOLE, arrays, "all", **SETTINGS)
+    net = task.model.init(jax.random.key(0))
+    chex.assert_trees_all_equal(net, arrays)
+    assert task.model.whole(net) is net
+    trained, plain = (model.apply(net, X, train=True) for model in (task.model, WHOLE))
+    chex.assert_trees_all_close(trained, plain, atol=1e-6)
+    assert np.abs(trained[1]["mean"] - net.stats["mean"]).max() > 1e-3
+    chex.assert_trees_all_equal(
+        part_of(WHOLE, Net({}), "all", **SETTINGS).model.init(jax.random.key(0)), WHOLE.init(jax.random.key(0))
+    )
+
+
+def test_frozen_arrays_are_those_that_are_bound():
+    task = part_of(WHOLE, begun(), "head", **SETTINGS)
+    other = task.bind((jax.tree.map(lambda x: x * 2, task.frozen), ()), 0)
+    net = task.model.init(jax.random.key(0))
+    assert np.abs(other.model.apply(net, X)[0]["logits"] - task.model.apply(net, X)[0]["logits"]).max() > 1e-3
+    wrapped = task.wrapped(lambda model: model._replace(name="other"))
+    assert (wrapped.model.name, task.model.name) == ("other", WHOLE.name)
+    assert wrapped.bind((other.frozen, ()), 0).frozen is other.frozen
+
+
+@pytest.mark.parametrize(
+    ("trained", "params", "message"),
+    [
+        ("some", None, "train='some' is not one of 'all', 'prompts', 'head'"),
+        (("tail",), None, r"train=\('tail',\): prompted6 has no entry 'tail', only body, head, prompts"),
+        ("head", ("body",), "train='head': prompted6 needs frozen arrays for prompts"),
+    ],
+)
+def test_refused(trained, params, message):
+    arrays = begun()
+    arrays = arrays if params is None else arrays._replace(params={name: arrays.params[name] for name in params})
+    with pytest.raises(ValueError, match=message):
+        part_of(WHOLE, arrays, trained, **SETTINGS)
+    plain = toy.model(6)
+    with pytest.raises(ValueError, match="train='prompts': toy6 has no entry 'prompts'"):
+        part_of(plain, plain.init(jax.random.key(0)), "prompts", **SETTINGS)
+
+
+def test_peers_are_everybody_or_those_who_are_told():
+    task = of_model(toy.model(6), **SETTINGS)
+    assert task.widths.tolist() == [6] * 8
+    narrow, wide = Peers(toy.model(6), (0, 2, 3, 4, 5, 6)), Peers(toy.model(7), (1, 7))
+    told = dataclasses.replace(task, groups=(narrow, wide))
+    assert told.widths.tolist() == [6, 7, 6, 6, 6, 6, 6, 7]
+    assert wide.shapes.params["head"]["kernel"].shape == (7, 3)
+    groups = [group.task for group in toy.simulate("local").groups]
+    assert [task.group for task in groups] == [0, 1]
+    assert [task.widths.tolist() for task in groups] == [[6, 7] * 4] * 2
+    assert jnp.issubdtype(groups[0].widths.dtype, jnp.integer)
