@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import methods
-from fedjax_core import augment, by_name, episodes, nn, parallel, training
+from fedjax_core import augment, by_name, episodes, nn, parallel, training, weights
 from fedjax_core import cohort as cohorts
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.checkpoint import Checkpoints
@@ -103,10 +103,6 @@ def network(
     return nn.build(name, classes or data.classes, data.train.x.shape[1:], mean, std, statistics, **options)
 
 
-def _weights() -> Any:
-    return importlib.import_module("fedjax_core.weights")
-
-
 def weight_files(config: Config) -> tuple[str | None, ...]:
     """The file that each of `config.models` begins from, or None.
 
@@ -120,6 +116,15 @@ def weight_files(config: Config) -> tuple[str | None, ...]:
     return files
 
 
+def spelled(spec: str, file: str | None) -> str:
+    """The spec of a network that begins from a file: with the options that go with it, where the spec does not say them."""
+    own = weights.options(file) if file else {}
+    if not own:
+        return spec
+    name, options = by_name.parse(spec)
+    return f"{name}({', '.join(f'{option}={value!r}' for option, value in (own | options).items())})"
+
+
 def scaling(config: Config, examples: Examples, file: str | None = None) -> tuple[Sequence[float], Sequence[float]]:
     """Mean and deviation by which a network's inputs are normalised: its file's, if it says so; else as `config.normalise` asks.
 
@@ -127,7 +132,7 @@ def scaling(config: Config, examples: Examples, file: str | None = None) -> tupl
       ValueError: an unknown normalisation, or one for other channels.
     """
     by_name.choose("normalise", config.normalise, NORMALISATIONS)
-    own = None if file is None else _weights().scaling(file)
+    own = None if file is None else weights.scaling(file)
     found = own or NORMALISATIONS[config.normalise] or scale(examples)
     channels = examples.x.shape[-1]
     if len(found[0]) not in (1, channels):
@@ -136,12 +141,23 @@ def scaling(config: Config, examples: Examples, file: str | None = None) -> tupl
     return found
 
 
-def beginning(config: Config, model: Model, spec: str, file: str | None) -> Net:
-    """The arrays that a network begins from: those of its file; or if but a part is trained, random ones for the rest."""
-    like = jax.eval_shape(model.init, jax.random.key(0))
+def beginning(config: Config, model: Model, file: str | None, image: tuple[int, int] | None, shapes_only: bool = False) -> Net:
+    """The arrays that a network begins from: those of its file; or if but a part is trained, random ones for the rest.
+
+    Args:
+      config: says what is trained.
+      model: the network.
+      file: with its weights, or None.
+      image: height and width of the images that it sees; None: they are no images.
+      shapes_only: zeros in place of random ones.
+    """
     if file is not None:
-        return _weights().backbone(file, by_name.parse(spec)[0], like)
-    net = jax.device_get(jax.jit(model.init)(jax.random.key(config.seed)))
+        return weights.backbone(file, model.name, jax.eval_shape(model.init, jax.random.key(0)), image=image)
+    if shapes_only:
+        zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        net = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
+    else:
+        net = jax.device_get(jax.jit(model.init)(jax.random.key(config.seed)))
     return net._replace(params={name: entry for name, entry in net.params.items() if name not in (PARTS[config.train] or ())})
 
 
@@ -197,15 +213,16 @@ def check(config: Config) -> None:
     by_name.choose("data set", by_name.parse(config.data.source)[0].partition(":")[0], sources.READERS)
 
 
-def build(config: Config, data: federated.FederatedData | None = None) -> Simulation:
+def build(config: Config, data: federated.FederatedData | None = None, shapes_only: bool = False) -> Simulation:
     """The simulation that a config describes.
 
     Args:
       config: see `configs/base.py`.
       data: in place of the config's, such as mock data of the same shape.
+      shapes_only: nothing will run: what is frozen is zeros that take no memory, and files of weights are not looked for.
 
     Returns:
-      The simulation, checked but not compiled.
+      The simulation, checked but not compiled; nothing is on a device yet.
 
     Raises:
       ValueError, TypeError: the config asks for something that is not there or not possible; the message names it.
@@ -222,7 +239,8 @@ def build(config: Config, data: federated.FederatedData | None = None) -> Simula
     groups, everybodys = [], public(config, data.train)
     for (spec, file), places in kinds.items():
         mine = clients[np.isin(clients % len(models), places)]
-        groups.append(Group(f"{places[0]}: {spec}", make, _task(config, spec, file, data, drawn, everybodys), mine))
+        task = _task(config, spec, None if shapes_only else file, data, drawn, everybodys, shapes_only)
+        groups.append(Group(f"{places[0]}: {spec}", make, task, mine))
     evaluation = config.evaluation
     cohort = config.cohort.fraction if config.cohort.size is None else config.cohort.size
     return Simulation(
@@ -244,6 +262,7 @@ def _task(
     data: federated.FederatedData,
     drawn: episodes.Episodes | None,
     everybodys: Examples | tuple[()],
+    shapes_only: bool,
 ) -> Task:
     """The network of one group, and what of it is trained."""
 
@@ -251,13 +270,15 @@ def _task(
         model = model if config.augment is None else augment.augmented(model, config.augment)
         return model if drawn is None else episodes.prototypical(model, data.classes)
 
+    spec = spelled(spec, file)
     outputs = 1 if drawn is not None else data.classes + (int(everybodys.y.max()) + 1 if isinstance(everybodys, Examples) else 0)
     model = network(spec, data, config.statistics, outputs, scaling(config, data.train, file))
     settings = {"classes": data.classes, "population": data.clients, "shape": tuple(data.train.x.shape[1:])}
     settings["public"] = everybodys
     if file is None and by_name.choose("train", config.train, PARTS) == "all":
         return of_model(wrapped(model), **settings)
-    return part_of(model, beginning(config, model, spec, file), config.train, **settings).wrapped(wrapped)
+    arrays = beginning(config, model, file, nn.image_size(settings["shape"], **by_name.parse(spec)[1]), shapes_only)
+    return part_of(model, arrays, config.train, **settings).wrapped(wrapped)
 
 
 def _plan(config: Config, cohort: int | float, population: int) -> parallel.Plan | None:
