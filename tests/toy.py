@@ -223,9 +223,9 @@ def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
     return of_model(made, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 
-def task_adapted(hidden: int = 6, statistics: bool = True) -> Task:
+def task_adapted(hidden: int = 6, statistics: bool = True, dropout: float = 0.2) -> Task:
     """LoRA with dropout over a frozen body, and the head."""
-    net, kind = model(hidden, statistics).init(jax.random.key(3)), lora.lora(rank=2, dropout=0.2, targets=("body",))
+    net, kind = model(hidden, statistics).init(jax.random.key(3)), lora.lora(rank=2, dropout=dropout, targets=("body",))
     settings = {"classes": CLASSES, "population": CLIENTS, "shape": (INPUTS,)}
     return lora.adapted(model(hidden, statistics), net, kind, "head", **settings)
 

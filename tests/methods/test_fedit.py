@@ -1,0 +1,63 @@
+"""FedIT: uniform FedAvg of whatever a network trains."""
+
+import chex
+import jax
+import numpy as np
+from absl.testing import parameterized
+
+from fedjax_core import parallel, simulation
+from fedjax_core.metrics import nbytes
+from methods.fedit import fedit
+from tests import naive, toy
+from tests.methods.test_fedavg import divided
+from tests.methods.test_fedper import SGD, ended, made, simulate
+
+
+def adapted(data=None, **arguments):
+    """Two rounds on an adapter without dropout."""
+    groups = simulation.one_group(made(fedit, **arguments), toy.task_adapted(dropout=0.0), (data or toy.data()).clients)
+    sim = simulation.Simulation(groups, data or toy.data(), plan=parallel.Plan(1, 1), dispatch=2)
+    state, _ = sim.rounds(sim.init(0), 2)
+    return sim, jax.device_get(state)
+
+
+class FedITTest(chex.TestCase):
+    def test_is_uniform_fedavg(self):
+        chex.assert_trees_all_equal(toy.reference("fedit")[2].server.net, toy.reference("fedavg_uniform")[2].server.net)
+
+    def test_by_samples_it_is_fedavg(self):
+        chex.assert_trees_all_equal(ended(made(fedit, weights="samples")).server.net, toy.reference("fedavg")[2].server.net)
+
+    def test_on_an_adapter_it_is_the_loop(self):
+        """The frozen body stands in the loops' model."""
+        model = toy.task_adapted(dropout=0.0).model
+        _, state = adapted(optimizer=SGD, epochs=2)
+        w = model.init(naive.stream(0, naive.INIT))
+        for r in range(2):
+            deltas = []
+            for i, (x, y) in enumerate(naive.rows(toy.data())):
+                key = naive.client_key(0, r, i)
+                end = naive.train(model, *w, x, y, key, epochs=2, batch=toy.BATCH, lr=0.1, momentum=0.5)
+                deltas.append(naive.minus(end.params, w.params))
+            w = w._replace(params=naive.plus(w.params, naive.mean(deltas, [1] * len(deltas))))
+        chex.assert_trees_all_close(state.server.net, w, atol=5e-6)
+
+    def test_alike_clients_average_to_any_one_of_them(self):
+        rows = np.arange(20, 31)
+        _, many = adapted(divided(rows, rows, rows), batch=len(rows))
+        _, alone = adapted(divided(rows), batch=len(rows))
+        chex.assert_trees_all_close(many.server.net, alone.server.net, atol=2e-6)
+
+    def test_the_body_neither_changes_nor_travels(self):
+        sim, state = adapted()
+        body = toy.task_adapted().frozen
+        chex.assert_trees_all_equal(sim._held_on_host.tasks[0][0], body)
+        numbers = (5 * 2 + 2 * 6) + (6 * 3 + 3)
+        self.assertEqual((sim.shapes.down, sim.shapes.up), (4 * numbers, 4 * numbers))
+        self.assertEqual(nbytes(state.server), 4 * numbers)
+        self.assertEqual(nbytes(state.clients), 0)
+
+    @parameterized.parameters((dict(weights="sample"), "weights='sample'"), (dict(epochs=-1), "epochs=-1"))
+    def test_bad_arguments(self, arguments, message):
+        with self.assertRaisesRegex(ValueError, message):
+            simulate(made(fedit, **arguments))

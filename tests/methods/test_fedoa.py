@@ -1,0 +1,182 @@
+"""FedOA in loops, with features and their distances written out, and its limits."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from fedjax_core import training
+from fedjax_core.algorithm import ClientData, Net
+from methods.fedoa import DISTANCES, fedoa, frobenius
+from tests import naive, toy
+from tests.methods.test_fedavg import MODEL
+from tests.methods.test_fedavg import oracle as fedavg_after
+from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+from tests.methods.test_local import of
+
+FRESH = 0x6672
+
+
+def length(z):
+    square = jnp.sum(z**2)
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
+
+
+def far(e, g, kind):
+    """D of one example."""
+    if kind == "l2":
+        return length(e - g)
+    if kind == "pearson":
+        e, g = e - jnp.mean(e), g - jnp.mean(g)
+    return 1 - naive.direction(e) @ naive.direction(g)
+
+
+@functools.cache
+def objective(kind):
+    """Eq. 3 with lambda and the global network given."""
+
+    def whole(params, stats, x, y, given):
+        lam, w = given
+        outputs, stats = MODEL.apply(Net(params, stats), x, train=True)
+        e, g = outputs["features"], MODEL.apply(Net(*w), x)[0]["features"]
+        ce = naive.cross_entropy(outputs["logits"], y)
+        if kind == "frobenius":  # of two rows after the other
+            norms = [length((e[i : i + 2] - g[i : i + 2]).ravel()) for i in range(0, len(y), 2)]
+            d = sum(norms) / len(norms)
+        else:
+            d = sum(far(a, b, kind) for a, b in zip(e, g, strict=True)) / len(y)
+        return ce + lam * d, (stats, outputs["logits"], ce)
+
+    return whole
+
+
+def oracle(rounds, lam):
+    """All clients' personal networks; the global one is uniform FedAvg's."""
+    clients = naive.rows(toy.data())
+    v = [tuple(MODEL.init(naive.stream(0, naive.INIT)))] * len(clients)
+    for r in range(rounds):
+        w = fedavg_after(0, r, weights="uniform", lr=0.1, momentum=0.5)
+        for i in naive.cohort(0, r, len(clients), 5):
+            key = naive.client_key(0, r, i)
+            v[i] = naive.train(MODEL, *v[i], *clients[i], key, epochs=2, whole=objective("l2"), given=(lam, w), **STEPS)[:2]
+    return v
+
+
+def data_of(i):
+    held = toy.reference("fedoa")[0]._held_on_host
+    return ClientData(held.train, held.index[i], held.size[i])
+
+
+@functools.cache
+def update(**arguments):
+    """One client's round from two networks of its own."""
+    run = jax.jit(made(fedoa, **arguments)(toy.task()).client_update)
+    w, v = (MODEL.init(jax.random.key(k)) for k in (1, 2))
+    return jax.device_get(run(w, v, data_of(0), jax.random.key(5)))
+
+
+class FedOATest(chex.TestCase):
+    def test_equals_the_loops(self):
+        _, _, state = toy.reference("fedoa")
+        for i, v in enumerate(oracle(2, 0.7)):
+            chex.assert_trees_all_close(tuple(one(state.clients[0], i)), v, atol=5e-6)
+
+    @parameterized.parameters("cosine", "pearson", "frobenius")
+    def test_other_distances_equal_the_loops(self, kind):
+        options = {"reading": {"reduction": kind, "micro": 2}} if kind == "frobenius" else {"distance": kind}
+        run = jax.jit(made.__wrapped__(fedoa, lam=0.7, **options)(toy.task()).client_update)
+        w, v = (MODEL.init(jax.random.key(k)) for k in (1, 2))
+        out = run(w, v, data_of(0), jax.random.key(5))
+        x, y = naive.rows(toy.data())[0]
+        want = naive.train(MODEL, *v, x, y, jax.random.key(5), epochs=2, whole=objective(kind), given=(0.7, tuple(w)), **STEPS)
+        chex.assert_trees_all_close(tuple(out.state), (want.params, want.stats), atol=5e-6)
+
+    def test_the_global_model_is_fedits_bit_for_bit_whatever_lambda(self):
+        fedit = toy.reference("fedit")[2].server.net
+        chex.assert_trees_all_equal(toy.reference("fedoa")[2].server.net, fedit)
+        chex.assert_trees_all_equal(ended(made(fedoa, lam=50.0)).server.net, fedit)
+
+    def test_without_the_regulariser_the_personal_models_are_locals(self):
+        clients = ended(made(fedoa, lam=0.0)).clients[0]
+        for i in range(0, toy.CLIENTS, 2):
+            chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-7)
+
+    def test_lambda_brings_features_together(self):
+        found = [update(lam=lam, measure=True).metrics for lam in (0.0, 0.7, 5.0)]
+        total, rows = (np.array([m["feature_distance"][k] for m in found]) for k in (0, 1))
+        np.testing.assert_array_equal(rows, [toy.SIZES[0]] * 3)
+        self.assertGreater(total[0], total[1] + 0.01)
+        self.assertGreater(total[1], 1.5 * total[2])
+
+    def test_where_nothing_is_apart_there_is_no_gradient(self):
+        z = jax.random.normal(jax.random.key(0), (4, 6))
+        for distance in (*DISTANCES.values(), lambda e, g: frobenius(e, g, jnp.ones(4, bool), 2)):
+            value, slope = jax.value_and_grad(lambda e, distance=distance: jnp.sum(distance(e, z)))(z)
+            self.assertAlmostEqual(float(value), 0, places=5)
+            np.testing.assert_allclose(slope, np.zeros((4, 6)), atol=1e-5)
+
+    def test_padding_counts_for_no_norm(self):
+        e, g = (jax.random.normal(jax.random.key(k), (7, 3)) for k in (0, 1))
+        padded = jnp.pad(e, ((0, 3), (0, 0)), constant_values=9.0), jnp.pad(g, ((0, 3), (0, 0)))
+        want = np.mean([np.linalg.norm(e[i : i + 3] - g[i : i + 3]) for i in (0, 3, 6)])
+        np.testing.assert_allclose(frobenius(*padded, jnp.arange(10) < 7, 3), want, rtol=1e-6)
+
+    def test_released_personal_models_begin_in_the_second_round(self):
+        sim = simulate(made(fedoa, lam=0.7, variant="released"))
+        state = sim.init(0)
+        begin = jax.device_get(state.clients[0])
+        key = naive.stream(0, naive.INIT)
+        for i in (0, 5):
+            own = MODEL.init(jax.random.fold_in(jax.random.fold_in(key, FRESH), i))
+            chex.assert_trees_all_close(one(begin, i), own, atol=1e-6)
+        state, _ = sim.rounds(state, 1)
+        chex.assert_trees_all_equal(jax.device_get(state.clients[0]), begin)
+        chex.assert_trees_all_close(state.server.net, Net(*fedavg_after(0, 1, weights="uniform", lr=0.1, momentum=0.5)), atol=2e-6)
+        state, _ = sim.rounds(state, 1)
+        came = naive.cohort(0, 1, toy.CLIENTS, 5)
+        moved = np.abs(jax.device_get(state.clients[0]).params["head"]["bias"] - begin.params["head"]["bias"]).max(1)
+        self.assertEqual({i for i in range(8) if moved[i] > 0}, set(came))
+
+    def test_printed_the_global_model_makes_one_full_step(self):
+        out = update(variant="printed")
+        w, (x, y) = MODEL.init(jax.random.key(1)), naive.rows(toy.data())[0]
+        gradient, _ = naive.gradient(MODEL, naive.nothing)(*w, x, y, ())
+        chex.assert_trees_all_close(out.uplink.params, jax.tree.map(lambda g: -0.1 * g, gradient), atol=1e-6)
+
+    def test_features_of_a_layer(self):
+        with self.assertRaisesRegex(ValueError, "unknown features of toy6 'block1'; allowed: features"):
+            update(features="block1")
+
+    def test_another_server(self):
+        w = ended(made(fedoa, server="momentum")).server.net
+        fedit = toy.reference("fedit")[2].server.net
+        self.assertGreater(np.abs(w.params["head"]["kernel"] - fedit.params["head"]["kernel"]).max(), 1e-3)
+
+    def test_what_travels(self):
+        shapes = toy.reference("fedoa")[0].shapes
+        numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
+        self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
+        shapes = toy.reference("fedoa_lora")[0].shapes  # LoRA of 5 x 6 with rank 2, and the head; never the body
+        numbers = (5 * 2 + 2 * 6) + (6 * 3 + 3)
+        self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
+
+    @parameterized.parameters(
+        (dict(lam=-1.0), "lam=-1.0, personal_epochs=2, reading.begin=0 must not be negative"),
+        (dict(distance="l1"), "unknown distance 'l1'; allowed: l2, cosine, pearson"),
+        (dict(variant="ours"), "unknown variant 'ours'; allowed: default, printed, released"),
+        (dict(variant="released", distance="cosine"), "distance='cosine' has no reading.reduction='frobenius'"),
+        (dict(server="adamm"), "server='adamm' is not one of"),
+    )
+    def test_bad_arguments(self, arguments, message):
+        with self.assertRaisesRegex(ValueError, message):
+            fedoa(toy.task(), optimizer=training.sgd(0.1), **arguments)
+        for reading, message in (
+            ({"micro": 0}, "reading.micro=0 must be at least 1"),
+            ({"reduction": "sum"}, "unknown reading.reduction 'sum'; allowed: mean, frobenius"),
+            ({"start": 1}, "unknown option of reading 'start'"),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                fedoa(toy.task(), optimizer=training.sgd(0.1), reading=reading)

@@ -1,0 +1,84 @@
+"""FedSDR in FedOA's adaptation, in loops, and its limits."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from fedjax_core.algorithm import Net
+from methods.fedsdr import fedsdr, penalty
+from tests import naive, toy
+from tests.methods.test_fedavg import MODEL
+from tests.methods.test_fedavg import oracle as fedavg_after
+from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+from tests.methods.test_local import of
+
+
+def together(e, g):
+    """The penalty, example by example and number by number."""
+    mean, total = sum(g) / len(g), 0.0
+    for e_b, g_b in zip(e, g, strict=True):
+        total += abs(sum(e_b[k] * abs(g_b[k] - mean[k]) for k in range(len(mean))))
+    return total / len(e)
+
+
+def removing(params, stats, x, y, given):
+    lam, w = given
+    outputs, stats = MODEL.apply(Net(params, stats), x, train=True)
+    ce = naive.cross_entropy(outputs["logits"], y)
+    return ce + lam * together(outputs["features"], MODEL.apply(Net(*w), x)[0]["features"]), (stats, outputs["logits"], ce)
+
+
+def oracle(rounds, lam):
+    clients = naive.rows(toy.data())
+    v = [tuple(MODEL.init(naive.stream(0, naive.INIT)))] * len(clients)
+    for r in range(rounds):
+        w = fedavg_after(0, r, weights="uniform", lr=0.1, momentum=0.5)
+        for i in naive.cohort(0, r, len(clients), 5):
+            key = naive.client_key(0, r, i)
+            v[i] = naive.train(MODEL, *v[i], *clients[i], key, epochs=2, whole=removing, given=(lam, w), **STEPS)[:2]
+    return v
+
+
+class FedSDRTest(chex.TestCase):
+    def test_equals_the_loops(self):
+        _, _, state = toy.reference("fedsdr")
+        for i, v in enumerate(oracle(2, 0.7)):
+            chex.assert_trees_all_close(tuple(one(state.clients[0], i)), v, atol=5e-6)
+
+    def test_the_global_model_is_fedits(self):
+        chex.assert_trees_all_equal(toy.reference("fedsdr")[2].server.net, toy.reference("fedit")[2].server.net)
+
+    def test_without_the_penalty_the_personal_models_are_locals(self):
+        clients = ended(made(fedsdr, epochs=2, lam=0.0)).clients[0]
+        for i in range(0, toy.CLIENTS, 2):
+            chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-7)
+
+    def test_the_penalty(self):
+        e, g = (jax.random.normal(jax.random.key(k), (5, 3)) for k in (0, 1))
+        there = jnp.ones(5, bool)
+        value = float(penalty(e, g, there))
+        self.assertAlmostEqual(value, float(together(e, g)), places=5)
+        self.assertGreater(value, 0.1)
+        self.assertAlmostEqual(float(penalty(-e, g, there)), value, places=6)
+        self.assertAlmostEqual(float(penalty(e, 2 * jnp.mean(g, 0)[None] - g, there)), value, places=5)
+        self.assertAlmostEqual(float(penalty(e, jnp.ones((5, 3)), there)), 0, places=6)
+        self.assertEqual(float(penalty(e[:1], g[:1], there[:1])), 0)
+        padded = penalty(jnp.pad(e, ((0, 2), (0, 0))), jnp.pad(g, ((0, 2), (0, 0)), constant_values=jnp.nan), jnp.arange(7) < 5)
+        self.assertAlmostEqual(float(padded), value, places=6)
+
+    def test_released_begins_in_the_second_round(self):
+        sim = simulate(made(fedsdr, variant="released"))
+        state = sim.init(0)
+        begin = jax.device_get(state.clients[0])
+        self.assertGreater(np.abs(begin.params["head"]["kernel"][0] - begin.params["head"]["kernel"][1]).max(), 1e-3)
+        state, _ = sim.rounds(state, 1)
+        chex.assert_trees_all_equal(jax.device_get(state.clients[0]), begin)
+
+    @parameterized.parameters(
+        (dict(lam=-1.0), "lam=-1.0 must not be negative"), (dict(variant="printed"), "unknown variant 'printed'; allowed: default")
+    )
+    def test_bad_arguments(self, arguments, message):
+        with self.assertRaisesRegex(ValueError, message):
+            simulate(made(fedsdr, **arguments))

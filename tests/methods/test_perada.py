@@ -1,0 +1,142 @@
+"""PerAda in loops, with its distillation step by step, and its limits."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import parameterized
+
+from fedjax_core import simulation, training
+from fedjax_core.algorithm import Net
+from methods.ditto import ditto
+from methods.perada import perada
+from tests import naive, toy
+from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+from tests.methods.test_local import of
+
+SERVER = 5  # stream
+MODEL = toy.model(outputs=toy.CLASSES + 2)
+
+
+def pulled(params, stats, x, y, given):
+    """Cross-entropy + lam |v - w|^2."""
+    lam, w = given
+    outputs, stats = MODEL.apply(Net(params, stats), x, train=True)
+    ce = naive.cross_entropy(outputs["logits"], y)
+    apart = sum(jnp.sum((a - b) ** 2) for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(w), strict=True))
+    return ce + lam * apart, (stats, outputs["logits"], ce)
+
+
+@jax.jit
+def taught(params, stats, x, teacher):
+    """Gradient and new statistics of KL(softmax(teacher) | softmax(student))."""
+
+    def value(params):
+        outputs, new = MODEL.apply(Net(params, stats), x, train=True)
+        p, q = jax.nn.softmax(teacher), jax.nn.log_softmax(outputs["logits"])
+        return jnp.mean(jnp.sum(p * (jnp.log(p) - q), 1)), new
+
+    return jax.grad(value, has_aux=True)(params)
+
+
+def distilled(r, w, came, public):
+    """Two epochs of Adam, whose rate falls like a cosine, in minibatches of four."""
+    teacher = sum(MODEL.apply(Net(*w_i), public.x)[0]["logits"] for w_i in came) / len(came)
+    key, (params, stats) = naive.stream(0, SERVER, r), w
+    m, v, step, total = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), 0, 4
+    for epoch in range(2):
+        places = naive.order(key, epoch, toy.PUBLIC)
+        for start in (0, 4):
+            now = np.array(places[start : start + 4])
+            g, stats = taught(params, stats, public.x[now], teacher[now])
+            m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, g)
+            v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, v, g)
+            rate = 0.01 * (1 + np.cos(np.pi * step / total)) / 2
+            step += 1
+            a, b = 1 - 0.9**step, 1 - 0.999**step
+            params = jax.tree.map(lambda p, m, v, rate=rate, a=a, b=b: p - rate * (m / a) / (jnp.sqrt(v / b) + 1e-8), params, m, v)
+    return params, stats
+
+
+def oracle(rounds, lam):
+    """Server's and all clients' networks."""
+    clients, public = naive.rows(toy.data()), toy.task_with_public().public
+    w = tuple(MODEL.init(naive.stream(0, naive.INIT)))
+    v = [w] * len(clients)
+    for r in range(rounds):
+        came = []
+        for i in naive.cohort(0, r, len(clients), 5):
+            key = naive.client_key(0, r, i)
+            v[i] = naive.train(MODEL, *v[i], *clients[i], key, epochs=2, whole=pulled, given=(lam, w[0]), **STEPS)[:2]
+            came.append(naive.train(MODEL, *w, *clients[i], key, epochs=2, **STEPS)[:2])
+        w = distilled(r, naive.mean(came, [1] * len(came)), came, public)
+    return w, v
+
+
+class PerAdaTest(chex.TestCase):
+    def test_equals_the_loops(self):
+        _, _, state = toy.reference("perada")
+        w, v = oracle(2, 0.35)
+        chex.assert_trees_all_close(tuple(state.server.net), w, atol=5e-5)
+        for i in range(toy.CLIENTS):
+            chex.assert_trees_all_close(tuple(one(state.clients[0], i)), v[i], atol=5e-5)
+
+    def test_without_distillation_it_is_ditto(self):
+        state, same = (ended(made(m, epochs=2, lam=lam, weights="uniform")) for m, lam in ((perada, 0.35), (ditto, 0.7)))
+        chex.assert_trees_all_equal(state.clients, same.clients)
+        chex.assert_trees_all_equal(state.server.net, toy.reference("fedit")[2].server.net)
+
+    def test_without_pull_the_personal_models_are_locals(self):
+        clients = ended(made(perada, lam=0.0)).clients[0]
+        for i in range(0, toy.CLIENTS, 2):
+            chex.assert_trees_all_close(tuple(one(clients, i)), of(toy.reference("local")[2], i), atol=1e-7)
+
+    def test_distillation_ends_after_its_rounds(self):
+        """With none of them the server's model is the mean."""
+        build = functools.partial(perada, optimizer=training.sgd(0.1, momentum=0.5), batch=toy.BATCH)
+        sims = [
+            simulation.Simulation(toy.groups(functools.partial(build, **more), task=toy.task_with_public), toy.data(), cohort=5)
+            for more in ({}, {"distil": {"on": True, "rounds": 0, "epochs": 1, "batch": 4}})
+        ]
+        plain, none = (jax.device_get(sim.rounds(sim.init(0), 1)[0]) for sim in sims)
+        chex.assert_trees_all_close(plain.server.net, none.server.net, atol=1e-6)
+
+    def test_whom_all_clients_equal_is_taught_nothing(self):
+        """A teacher that is the student has no gradient; a network without batch statistics."""
+        model = toy.model(statistics=False, outputs=toy.CLASSES + 2)
+        net, x = model.init(jax.random.key(0)), toy.task_with_public().public.x
+        teacher = model.apply(net, x)[0]["logits"]
+
+        def kl(params):
+            p, q = jax.nn.softmax(teacher), jax.nn.log_softmax(model.apply(Net(params), x)[0]["logits"])
+            return jnp.mean(jnp.sum(p * (jnp.log(p) - q), 1))
+
+        self.assertLess(float(optax.tree.norm(jax.grad(kl)(net.params))), 1e-6)
+
+    def test_released_has_no_pull_and_begins_in_the_second_round(self):
+        a, b = (ended(made(perada, lam=lam, variant="released")) for lam in (0.5, 5.0))
+        chex.assert_trees_all_equal(a.clients, b.clients)
+        sim = simulate(made(perada, variant="released"))
+        state = sim.init(0)
+        begin = jax.device_get(state.clients)
+        state, _ = sim.rounds(state, 1)
+        chex.assert_trees_all_equal(jax.device_get(state.clients), begin)
+
+    def test_what_travels(self):
+        shapes = toy.reference("perada")[0].shapes  # nothing more for the distillation
+        numbers = (5 * 6 + 6) + (6 * 5 + 5) + 5
+        self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
+
+    @parameterized.parameters(
+        (dict(lam=-1.0), "lam=-1.0 must not be negative"),
+        (dict(variant="printed"), "unknown variant 'printed'"),
+        (dict(distil={"on": True}), "distil.on=True needs public examples, task.public is empty"),
+        (dict(distil={"temperature": 0.0}), "temperature=0.0 positive"),
+        (dict(distil={"steps": 5}), "unknown option of distil 'steps'"),
+    )
+    def test_bad_arguments(self, arguments, message):
+        with self.assertRaisesRegex(ValueError, message):
+            perada(toy.task(), optimizer=training.sgd(0.1), **arguments)

@@ -1,0 +1,155 @@
+"""pFedMe in loops over minibatches and inner steps, FedOA's form of it, and their limits."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from fedjax_core import training
+from methods.pfedme import pfedme
+from tests import naive, toy
+from tests.methods.test_fedavg import MODEL
+from tests.methods.test_fedavg import oracle as fedavg_after
+from tests.methods.test_fedper import STEPS, ended, made, one, simulate
+
+FRESH = 0x6672
+PLAIN = training.sgd(0.1)
+
+
+def solved(w, x, y, key, *, lam, steps, outer, warm, lr, momentum=0.0, epochs=2):
+    """(w_i, theta, statistics) after one client's round."""
+    gradient = naive.gradient(MODEL, naive.nothing)
+    w_i, stats = w
+    theta, velocity = w_i, jax.tree.map(jnp.zeros_like, w_i)
+    for epoch in range(epochs):
+        places = naive.order(key, epoch, len(y))
+        for start in range(0, len(places), toy.BATCH):
+            now = np.array(places[start : start + toy.BATCH])
+            theta = theta if warm else w_i
+            for _ in range(steps):
+                g, (stats, *_) = gradient(theta, stats, x[now], y[now], ())
+                g = jax.tree.map(lambda g, t, w: g + lam * (t - w), g, theta, w_i)
+                velocity = jax.tree.map(lambda v, g: momentum * v + g, velocity, g)
+                theta = naive.plus(theta, velocity, -lr)
+            w_i = jax.tree.map(lambda w, t: w - outer * lam * (w - t), w_i, theta)
+    return w_i, theta, stats
+
+
+def oracle(rounds, beta=1.0, **settings):
+    """Server's network, and all clients' theta."""
+    clients = naive.rows(toy.data())
+    w = tuple(MODEL.init(naive.stream(0, naive.INIT)))
+    theta = [w] * len(clients)
+    for r in range(rounds):
+        came = []
+        for i in naive.cohort(0, r, len(clients), 5):
+            w_i, mine, stats = solved(w, *clients[i], naive.client_key(0, r, i), **settings)
+            theta[i] = mine, stats
+            came.append((w_i, stats))
+        mean = naive.mean(came, [1] * len(came))
+        w = jax.tree.map(lambda old, new: (1 - beta) * old + beta * new, w, mean)
+    return w, theta
+
+
+class PFedMeTest(chex.TestCase):
+    def test_equals_the_loops(self):
+        _, _, state = toy.reference("pfedme")
+        w, theta = oracle(2, lam=2.0, steps=2, outer=0.3, warm=True, lr=0.1, momentum=0.5)
+        chex.assert_trees_all_close(tuple(state.server.net), w, atol=5e-6)
+        for i in range(toy.CLIENTS):
+            chex.assert_trees_all_close(tuple(one(state.clients[0], i)), theta[i], atol=5e-6)
+
+    def test_one_inner_step_from_w_is_fedavg_with_the_product_of_rates(self):
+        state = ended(made(pfedme, lam=2.0, inner_steps=1, outer_lr=0.25, warm=False, epochs=2, optimizer=PLAIN))
+        w = fedavg_after(0, 2, weights="uniform", lr=0.1 * 2.0 * 0.25, momentum=0.0)
+        chex.assert_trees_all_close(tuple(state.server.net), w, atol=5e-6)
+
+    def test_beta_moves_the_server_part_of_the_way(self):
+        settings = dict(lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2)
+        sims = [simulate(made(pfedme, beta=beta, **settings)) for beta in (0.0, 0.4, 1.0)]
+        states = [jax.device_get(sim.rounds(sim.init(0), 1)[0]) for sim in sims]
+        none, some, all_ = (np.asarray(state.server.net.params["head"]["kernel"]) for state in states)
+        chex.assert_trees_all_close(some - none, 0.4 * (all_ - none), atol=1e-6)
+        np.testing.assert_array_equal(none, MODEL.init(naive.stream(0, naive.INIT)).params["head"]["kernel"])
+        self.assertGreater(np.abs(all_ - none).max(), 1e-3)
+
+    def test_without_lambda_the_server_stays(self):
+        state = ended(made(pfedme, lam=0.0, epochs=2))
+        chex.assert_trees_all_equal(state.server.net.params, jax.device_get(MODEL.init(naive.stream(0, naive.INIT)).params))
+
+    def test_a_strong_pull_solved_well_is_fedavg_with_the_outer_rate(self):
+        """theta = w_i - gradient / lambda, so that w_i moves by eta times the gradient."""
+        lam = 1e4
+        build = made(pfedme, lam=lam, inner_steps=3, outer_lr=0.05, epochs=2, optimizer=training.sgd(1 / lam))
+        w = fedavg_after(0, 1, weights="uniform", lr=0.05, momentum=0.0)
+        sim = simulate(build)
+        state, _ = sim.rounds(sim.init(0), 1)
+        chex.assert_trees_all_close(state.server.net.params, w[0], atol=2e-3)
+
+    def test_every_setting_moves_theta(self):
+        held, key = toy.reference("pfedme")[0]._held_on_host, jax.random.key(5)
+        data = training.ClientData(held.train, held.index[0], held.size[0])
+        w, found = MODEL.init(jax.random.key(1)), []
+        for more in ({}, {"lam": 1.0}, {"inner_steps": 3}, {"outer_lr": 0.1}, {"warm": False}):
+            settings = {"lam": 2.0, "inner_steps": 2, "outer_lr": 0.3} | more
+            out = jax.jit(made(pfedme, **settings)(toy.task()).client_update)(w, w, data, key)
+            found.append(np.asarray(out.state.params["head"]["kernel"]))
+        for i in range(5):
+            for j in range(i):
+                self.assertGreater(np.abs(found[i] - found[j]).max(), 1e-4)
+
+    def test_an_optimiser_that_is_annealed_knows_where_it_is(self):
+        """With a cosine to zero the last inner steps are small ones."""
+        held, key = toy.reference("pfedme")[0]._held_on_host, jax.random.key(5)
+        data = training.ClientData(held.train, held.index[0], held.size[0])
+        w, ends = MODEL.init(jax.random.key(1)), []
+        for anneal in (None, "linear"):
+            build = made(pfedme, lam=2.0, inner_steps=2, outer_lr=0.3, optimizer=training.sgd(0.1, anneal=anneal))
+            out = jax.jit(build(toy.task()).client_update)(w, w, data, key)
+            ends.append(np.abs(np.subtract(out.state.params["head"]["kernel"], w.params["head"]["kernel"])).max())
+        self.assertGreater(ends[0], ends[1])
+        self.assertGreater(ends[1], 1e-3)
+
+    def test_released(self):
+        """Round 0 is FedIT's; then theta alone, and one step of w towards it."""
+        sim = simulate(made(pfedme, lam=0.5, outer_lr=0.2, epochs=2, variant="released"))
+        state = sim.init(0)
+        begin = jax.device_get(state.clients[0])
+        state, _ = sim.rounds(state, 1)
+        chex.assert_trees_all_equal(jax.device_get(state.clients[0]), begin)
+        w = fedavg_after(0, 1, weights="uniform", lr=0.1, momentum=0.5)
+        chex.assert_trees_all_close(tuple(state.server.net), w, atol=2e-6)
+        state, _ = sim.rounds(state, 1)
+        clients, moves, stats = naive.rows(toy.data()), [], []
+        for i in naive.cohort(0, 1, len(clients), 5):
+            own = MODEL.init(jax.random.fold_in(jax.random.fold_in(naive.stream(0, naive.INIT), FRESH), i))
+            theta = naive.train(MODEL, *own, *clients[i], naive.client_key(0, 1, i), epochs=2, **STEPS)
+            chex.assert_trees_all_close(one(jax.device_get(state.clients[0]), i).params, theta.params, atol=5e-6)
+            moves.append(jax.tree.map(lambda w, t: w - 2 * 0.5 * 0.2 * (w - t), w[0], theta.params))
+            stats.append(theta.stats)
+        chex.assert_trees_all_close(state.server.net.params, naive.mean(moves, [1] * len(moves)), atol=5e-6)
+        chex.assert_trees_all_close(state.server.net.stats, naive.mean(stats, [1] * len(stats)), atol=5e-6)
+
+    def test_released_without_lambda_the_server_stays_after_the_first_round(self):
+        sim = simulate(made(pfedme, lam=0.0, epochs=2, variant="released"))
+        first, _ = sim.rounds(sim.init(0), 1)
+        first = jax.device_get(first)
+        last, _ = sim.rounds(sim.put(first), 1)
+        chex.assert_trees_all_equal(jax.device_get(last.server.net.params), first.server.net.params)
+
+    def test_what_travels(self):
+        shapes = toy.reference("pfedme")[0].shapes
+        numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
+        self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
+
+    @parameterized.parameters(
+        (dict(lam=-1.0), "lam=-1.0, beta=1.0 must not be negative"),
+        (dict(beta=-0.1), "beta=-0.1"),
+        (dict(outer_lr=0.0), "outer_lr=0.0 positive"),
+        (dict(inner_steps=0), "inner_steps=0 at least 1"),
+        (dict(variant="printed"), "unknown variant 'printed'; allowed: default, released"),
+    )
+    def test_bad_arguments(self, arguments, message):
+        with self.assertRaisesRegex(ValueError, message):
+            pfedme(toy.task(), optimizer=PLAIN, **arguments)
