@@ -158,8 +158,8 @@ def complete(
     """Completions of many prompts: the longest first, in batches as wide as their longest prompt.
 
     Args:
-      generate: jitted (tokens [B, T], mask [B, T]) -> (tokens [B, L], mask [B, L]), such as
-        `jax.jit(lambda tokens, mask: model.generate(params, tokens, mask, limit=80))` with params as an argument of its own.
+      generate: (tokens [B, T], mask [B, T]) -> (tokens [B, L], mask [B, L]), such as `functools.partial(generate, params)` of
+        `generate = jax.jit(functools.partial(model.generate, limit=80))`.
       prompts: rows of tokens, none of them empty.
       batch: B.
       multiple: widths are multiples of it, so that few programs are compiled.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_core import pretrained
-from fedjax_core.nn import llama
+from fedjax_core.nn import count, llama
 from tests import reference
 
 PLAIN = {
@@ -190,6 +190,16 @@ def test_a_fresh_model_has_the_files_form():
         assert ("head" in fresh) != config["tie_word_embeddings"]
     params = jax.jit(built("plain").model.init)(jax.random.key(0))
     assert not np.array_equal(*params["layers"]["mlp"]["up"]["kernel"])
+
+
+def test_the_published_sizes():
+    """LLaMA-7B's and Llama-3.2-1B's numbers of parameters, without making them."""
+    seven = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+    seven |= {"model_type": "llama", "num_attention_heads": 32}
+    one = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+    one |= {"model_type": "llama", "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}
+    for config, wanted in ((seven, 6_738_415_616), (one, 1_235_814_400)):
+        assert count(jax.eval_shape(llama.build(config, "bfloat16").init, jax.random.key(0))) == wanted
 
 
 @functools.cache
