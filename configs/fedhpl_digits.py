@@ -24,7 +24,8 @@ def get_config(variant: str = "small"):
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
-        config.train = "prompts"
+        config.models = (*config.models[:2], "cnn(widths=(8,), dense=16, frame=1)")
+        config.train, config.data.clients = "prompts", 6
     if variant == "paper":
         config.method.epochs = 1
         base.as_in_fedhpl(config)
