@@ -283,8 +283,8 @@ def adapted(
 
     def network(frozen: Net) -> Model:
         def init(key):
-            fresh = model.init(key)
-            whole = {name: frozen.params.get(name, fresh.params[name]) for name in entries}
+            fresh = model.init(key).params if any(name not in frozen.params for name in entries) else {}
+            whole = {name: frozen.params[name] if name in frozen.params else fresh[name] for name in entries}
             return Net(whole | {ENTRY: own.init(jax.random.fold_in(key, _STREAM))}, {})
 
         def around(net):

@@ -12,7 +12,7 @@ nor the plan.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -410,7 +410,7 @@ class Simulation:
         if scored:
             local = (sent, out.state) if out.local is None else out.local
             own = self._batches(held.test, held.test_index[i], jnp.where(there, held.test_size[i], 0))
-            stacked += (self._score(_predictors(algorithm, local, local), own),)
+            stacked += (self._score(g, _predictors(algorithm, local, local), own),)
         return (adds, said), stacked
 
     def _rounds_program(self, held: Held, state: State, n: Array, scored: bool):
@@ -570,28 +570,30 @@ class Simulation:
         real = jnp.ones(support.shape[1:], bool), jnp.ones(query.shape[1:], bool)
         return len(support), lambda i: assemble(held.test, support[i], query[i], *real)
 
-    def _score(self, predictors: dict[str, Callable], batches: Batches):
-        """Predictors (x -> outputs) on test batches: {predictor: {"loss", "accuracy"}: pairs}."""
-        number, batch = batches
+    def _score(self, g: int, predictors: dict[str, Callable], batches: Batches):
+        """Predictors (x -> outputs) on test batches: {predictor: {"loss", "accuracy", and the task's}: pairs}."""
+        (number, batch), own = batches, self.groups[g].task.scores
 
         def add(i, sums):
             x, y, mask, _ = batch(i)
-            return jax.tree.map(jnp.add, sums, {name: _pairs(predict(x), y, mask) for name, predict in predictors.items()})
+            found = {name: _pairs(predict(x), x, y, mask, own) for name, predict in predictors.items()}
+            return jax.tree.map(jnp.add, sums, found)
 
         pair = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
-        zero = {name: {"accuracy": pair, "loss": pair} for name in predictors}
+        zero = {name: dict.fromkeys(("accuracy", "loss", *own), pair) for name in predictors}
         return jax.lax.fori_loop(0, number, add, zero)
 
     def _global_program(self, held: Held, server: PyTree, round: Array):  # noqa: A002
         """The server's model on the whole test set, its batches spread like clients."""
         algorithm = self._algorithm(0, held, round)
         predict = algorithm.predict["global"]
-        plan, number = self.plan._replace(chunk=1), self._whole_test(held)[0]
+        plan, number, own = self.plan._replace(chunk=1), self._whole_test(held)[0], self.groups[0].task.scores
 
         def one(shared, i):
             held, server = shared
             x, y, mask, _ = self._whole_test(held)[1](jnp.minimum(i, number - 1))
-            return _pairs(predict(algorithm.broadcast(server, jnp.int32(0)), (), x), y, mask & (i < number)), ()
+            outputs = predict(algorithm.broadcast(server, jnp.int32(0)), (), x)
+            return _pairs(outputs, x, y, mask & (i < number), own), ()
 
         return parallel.map_clients(one, (held, server), jnp.arange(parallel.slots(number, plan)), plan=plan, on=self.mesh)[0]
 
@@ -610,11 +612,11 @@ class Simulation:
             scores = {}
             if "own" in self.evaluation.scopes:
                 own = self._batches(held.test, held.test_index[i], jnp.where(there, held.test_size[i], 0))
-                scores["own"] = self._score(predictors, own)
+                scores["own"] = self._score(g, predictors, own)
             predictors.pop("global", None)  # on the whole test set it is the same for all clients: scope "global" has it
             if "all" in self.evaluation.scopes and predictors:
                 number, batch = self._whole_test(held)
-                scores["all"] = self._score(predictors, (jnp.where(there, number, 0), batch))
+                scores["all"] = self._score(g, predictors, (jnp.where(there, number, 0), batch))
             return (), scores
 
         shared = held, state.server, state.round, state.key
@@ -847,10 +849,14 @@ def _collect(collect: PyTree, contributions: list) -> PyTree:
     return structure.unflatten(lowered)
 
 
-def _pairs(outputs: dict[str, Array], y: Array, mask: Array) -> dict[str, metrics.Pair]:
+def _pairs(
+    outputs: dict[str, Array], x: PyTree, y: Array, mask: Array, own: Mapping[str, Callable[..., metrics.Pair]]
+) -> dict[str, metrics.Pair]:
+    """Accuracy, loss, and a task's own scores."""
+    more = {name: score(outputs, x, y, mask) for name, score in own.items()}
     logits, y = outputs["logits"], outputs.get("targets", y)
     rows = losses.cross_entropy_rows(logits.astype(jnp.float32), jnp.maximum(y, 0))
-    return {"accuracy": metrics.accuracy(logits, y, mask), "loss": metrics.mean_of(rows, losses.counted(y, mask))}
+    return {"accuracy": metrics.accuracy(logits, y, mask), "loss": metrics.mean_of(rows, losses.counted(y, mask))} | more
 
 
 def _predictors(algorithm: Algorithm, plain: tuple[PyTree, PyTree], personal: tuple[PyTree, PyTree]) -> dict[str, Callable]:

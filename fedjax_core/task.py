@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -77,6 +77,7 @@ class Task:
       round: index of the current round, from 0; a traced scalar inside a round.
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
       group: the place of this network's clients among them.
+      scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight).
 
     `frozen` and `public` travel as arguments of the jitted round and are bound again inside it (`bind`): closed over, a large
     backbone would be printed into the compiled program as a constant.
@@ -91,6 +92,7 @@ class Task:
     round: Array | int = 0
     groups: tuple[Peers, ...] = ()
     group: int = 0
+    scores: Mapping[str, Callable[..., tuple[Array, Array]]] = dataclasses.field(default_factory=dict)
 
     @property
     def model(self) -> Model:
