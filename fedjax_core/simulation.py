@@ -292,9 +292,9 @@ class Simulation:
     @property
     def held(self) -> Held:
         """Data, and what is frozen or public, on the plan's devices."""
-        if self._held is None:
-            self._held = parallel.place(self._held_on_host, self.mesh)
-        return self._held
+        held = parallel.place(self._held_on_host, self.mesh) if self._held is None else self._held
+        self._held = held
+        return held
 
     def _plan(self, g: int) -> parallel.Plan:
         """The plan for one group: no larger a chunk than its part of the cohort can fill."""

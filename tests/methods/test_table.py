@@ -443,7 +443,7 @@ def test_counts_stand_beside_accuracies(tmp_path):
     assert result.values["sent"] == 4 * result.values["trained"]
     for text, said in (("trained(group=1)", "group=1 must lie in"), ("trainde", "Did you mean 'trained'")):
         with pytest.raises(ValueError, match=said):
-            analyse.number(text)(next((tmp_path / "runs").iterdir()))
+            analyse.number(text)(next((tmp_path / "runs").iterdir()), None)
     with pytest.raises(ValueError, match="unit=1024 of what is shown in per cent"):
         tables.cells(definition(measures=(Measure("x", GLOBAL.scores, unit=1024),)), "smoke")
 

@@ -260,7 +260,8 @@ def test_blank_images_have_the_shape_and_the_classes_asked_for():
     assert data.train.x.shape == (200, 8, 6, 1)
     assert not data.train.x.any()
     assert np.bincount(data.train.y).tolist() == [2] * 100
-    for wrong in ({"shape": (8, 8)}, {"classes": 1}, {"classes": 10, "rows": 9}):
+    wrongs: list[dict[str, Any]] = [{"shape": (8, 8)}, {"classes": 1}, {"classes": 10, "rows": 9}]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match=r"blank: shape=.*must be \[H, W, C\], at least 2, and at least K"):
             sources.load("blank", **wrong)
 
@@ -294,10 +295,11 @@ def test_svhn_files_that_are_not_it_are_refused(tmp_path):
     write_svhn(tmp_path)
     with pytest.raises(ValueError, match=r"train_32x32.mat: .* bytes with md5 .*, published is e26dedcc434d2e4c54c9b2d4a06d8373"):
         sources.load("svhn", tmp_path)
-    for other, said in (
+    others: list[tuple[dict[str, Any], str]] = [
         ({"y": np.full((7, 1), 11)}, r"y from 11 to 11, must be \(32, 32, 3, 7\), 1 to 10"),
         ({"X": np.zeros((32, 32, 7), np.uint8)}, r"X \(32, 32, 7\)"),
-    ):
+    ]
+    for other, said in others:
         _, md5 = write_svhn(tmp_path, **other)
         with pytest.raises(ValueError, match=said):
             sources.read_svhn(tmp_path, md5)
