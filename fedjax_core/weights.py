@@ -235,11 +235,8 @@ def write(path: str | os.PathLike, net: Net, layout: str, description: Mapping[s
       OSError: the file cannot be written.
     """
     by_name.choose("layout", layout, WRITTEN[1:])
-    where = f"a file of layout {layout}"
     leaves, arrays = named(net), {}
-    if prompts := [leaf for leaf in leaves if leaf.startswith("params.prompts")]:
-        raise ValueError(f"{where} has no place for {prompts[0]}; layout own has")
-    for key, place in _places(net, layout, where).items():
+    for key, place in _written(net, layout).items():
         part = np.asarray(leaves[place.leaf])[place.at]
         mixed = part.reshape([place.shape[axis] for axis in place.order])
         arrays[_prefix(key, net, layout) + key] = mixed.transpose(np.argsort(place.order))
@@ -260,10 +257,12 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
       description: as `export.save_model` takes it.
 
     Raises:
-      ValueError: there is a `config.json` that is none of transformers', such as a run's.
+      ValueError: the network has leaves that have no place in this layout, or there is a `config.json` that is none of
+        transformers', such as a run's.
       OSError: it cannot be written.
     """
     path = Path(path)
+    _written(net, "transformers")
     if path.exists() and "model_type" not in json.loads(path.read_text()):
         raise ValueError(f"{path} lies where transformers looks for a model's configuration; choose another folder")
     options = by_name.parse(description["model"])[1]
@@ -406,6 +405,14 @@ def _places(like: Net, layout: str, where: str) -> dict[str, Place]:
             raise ValueError(f"{where} has no place for {leaf}; such files hold ViTs, or ResNets with batch normalisation")
         found |= places
     return found
+
+
+def _written(net: Net, layout: str) -> dict[str, Place]:
+    """The tensors of a file that is to hold these arrays, all of them."""
+    where = f"a file of layout {layout}"
+    if prompts := [leaf for leaf in named(net) if leaf.startswith("params.prompts")]:
+        raise ValueError(f"{where} has no place for {prompts[0]}; layout own has")
+    return _places(net, layout, where)
 
 
 def _vit(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, Place]:

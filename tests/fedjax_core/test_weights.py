@@ -369,6 +369,8 @@ def test_networks_that_others_have_not(tmp_path, name):
     model = nn.build(name, 3, (8, 8, 3))
     with pytest.raises(ValueError, match=r"layout timm has no place for params\.\w+\.bias; such files hold ViTs"):
         weights.write(tmp_path / "m", filled(model), "timm")
+    with pytest.raises(ValueError, match=r"layout transformers has no place for params\.\w+\.bias; such files hold ViTs"):
+        weights.write_config(tmp_path / "config.json", filled(model), {})
     saved(tmp_path / "m", "vit")
     with pytest.raises(ValueError, match=r"m \(timm\) has no place for params"):
         weights.backbone(tmp_path / "m", name, shapes(model))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from configs import fedavg_digits
 from fedjax_core import export as files
-from fedjax_core import nn
+from fedjax_core import nn, weights
 from fedjax_core.workdir import read_json
 from methods import experiment, export, predict
 
@@ -26,14 +26,14 @@ def _lighter(monkeypatch):
     monkeypatch.setattr(experiment, "load", LOAD)
 
 
-def run(directory, **method):
+def run(directory, models=("mlp(widths=(8,))",), **method):
     config = fedavg_digits.get_config("smoke")
     config.rounds = config.evaluation.every = 1
     config.data.clients = 4
     config.plan.devices = 1
     config.cohort.size = 2
     config.evaluation.scopes = ("global",)
-    config.models = ("mlp(widths=(8,))",)
+    config.models = models
     config.method = dict(name="fedavg", epochs=1, batch=64) | method
     if config.method.name == "local":
         config.models = ("mlp(widths=(8,))", "mlp(widths=(9,))")
@@ -116,6 +116,32 @@ def test_clients_models_are_their_own(local, tmp_path, digits):
         wanted = view.predict("personal", view.holds["personal"], digits.x[:5])["logits"]
         np.testing.assert_allclose(model.apply(net, digits.x[:5])[0]["logits"], wanted, atol=1e-5)
         jax.tree.map(np.testing.assert_array_equal, net, view.holds["personal"][1])
+
+
+def test_other_layouts(fedavg, tmp_path, capfd):
+    """Of a ViT, as other programs read it (their reading is in `test_weights.py`); not of what they do not know."""
+    vit = run(tmp_path / "vit", models=("vit(patch=4, width=8, depth=1, heads=2, epsilon=1e-5)",))
+    assert export.main([str(vit), f"--out={tmp_path / 'own'}"]) == 0
+    _, net, _ = files.load_model(tmp_path / "own")
+    for layout in ("timm", "transformers"):
+        out = tmp_path / layout / "model.safetensors"
+        out.parent.mkdir()
+        assert export.main([str(vit), f"--out={out}", f"--layout={layout}"]) == 0
+        again = weights.backbone(out, "vit", net)
+        jax.tree.map(np.testing.assert_array_equal, again, net)
+        assert weights.scaling(out) == weights.scaling(tmp_path / "own")
+    assert not (tmp_path / "timm" / "config.json").exists()
+    config = read_json(tmp_path / "transformers" / "config.json")
+    assert (config["hidden_size"], config["image_size"], config["layer_norm_eps"]) == (8, [8, 8], 1e-5)
+    capfd.readouterr()
+    for place, layout, said in (
+        (fedavg, "timm", "layout timm has no place for params.dense1.bias"),
+        (vit, "torch", "unknown layout 'torch'; allowed: own, timm, transformers"),
+        (vit, "transformers", "config.json lies where transformers looks for a model's configuration; choose another folder"),
+    ):
+        assert export.main([str(place), f"--out={vit / 'm'}", f"--layout={layout}"]) == 1
+        assert said in capfd.readouterr().err
+    assert not (vit / "m").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ SMALL = {
     "cnn": {"widths": (4, 6), "dense": 8},
     "resnet8": {"width": 4},
     "resnet10": {"width": 2, "stem": "imagenet", "norm": "none"},
+    "vit": {"patch": 1, "width": 6, "depth": 2, "heads": 2, "prompts": 1},
 }
 SHAPE = (9, 8, 3)
 
