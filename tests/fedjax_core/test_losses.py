@@ -61,3 +61,18 @@ def test_distillation_is_the_divergence_from_the_teacher():
     np.testing.assert_allclose(losses.distillation(logits, teacher, mask, 2.0), expected, rtol=1e-5)
     assert not np.any(jax.grad(losses.distillation, 1)(logits, teacher, mask, 2.0))
     assert float(losses.distillation(teacher, teacher, mask)) == 0.0
+
+
+def test_of_sequences_the_tokens_that_are_not_negative_count():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(3, 4, 5)).astype(np.float32)
+    y = np.array([[-1, 2, 0, 4], [-1, -1, -1, 3], [1, 1, 1, 1]])
+    mask = np.array([True, True, False])
+    each = [-np.log(np.exp(logits[b, t, y[b, t]]) / np.exp(logits[b, t]).sum()) for b in range(2) for t in range(4) if y[b, t] >= 0]
+    np.testing.assert_allclose(losses.cross_entropy(logits, y, mask), np.mean(each), rtol=1e-5)
+    gradient = jax.grad(losses.cross_entropy)(jnp.asarray(logits), y, mask)
+    assert (np.abs(np.asarray(gradient)).sum(-1) > 0).tolist() == [
+        [False, True, True, True],
+        [False, False, False, True],
+        [False] * 4,
+    ]

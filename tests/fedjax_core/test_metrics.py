@@ -41,3 +41,9 @@ def test_bytes_of_arrays_and_of_shapes():
     assert metrics.nbytes(tree) == 48 + 4 + 5 + 4
     assert metrics.nbytes(()) == 0
     assert metrics.nbytes(jax.ShapeDtypeStruct((2**20, 2**12), jnp.float32)) == 2**34
+
+
+def test_accuracy_of_sequences_counts_tokens():
+    y = np.array([[-1, 2, 0], [1, 1, 1]])
+    logits = np.eye(3)[np.array([[0, 2, 1], [1, 1, 1]])]
+    assert tuple(map(float, metrics.accuracy(logits, y, np.array([True, False])))) == (1.0, 2.0)

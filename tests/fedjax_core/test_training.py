@@ -143,6 +143,36 @@ class FitTest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, f"epochs={epochs}, batch={batch}"):
             training.fit(LOSS, optax.sgd(0.1), epochs=epochs, batch=batch)
 
+    def test_what_is_beside_the_rows_goes_with_them(self):
+        rows = [5, 3, 11, 8, 20, 2, 7]
+        beside = {"own": jnp.asarray([10.0 * row for row in rows] + [jnp.nan, jnp.nan])}
+
+        def loss(net, batch, key):
+            right = jnp.where(batch.mask, batch.beside["own"] == 10 * batch.x, True)
+            return net.params["w"] * 0.0, training.Aux(net.stats, (jnp.sum(right), jnp.sum(batch.mask)))
+
+        numbers = Examples(jnp.arange(40.0), jnp.zeros(40, jnp.int32))
+        run = jax.jit(training.fit(loss, optax.sgd(0.1), epochs=2, batch=4))
+        end = run(Net({"w": jnp.float32(0)}), data(rows, (0, 0), numbers), jax.random.key(0), beside)
+        self.assertEqual(tuple(map(int, end.sums)), (2 * 2 * 4, 2 * 7))
+
+    @parameterized.parameters("linear", "cosine")
+    def test_annealing_ends_at_zero_within_a_training(self, form):
+        """Seven rows in twos are four steps, twice; each step alone is one by its share of the rate."""
+
+        def loss(net, batch, key):
+            return net.params["w"], training.Aux(net.stats, ())
+
+        run = jax.jit(training.fit(loss, training.sgd(0.5, anneal=form)(0), epochs=2, batch=2))
+        end = run(Net({"w": jnp.float32(0)}), data(range(7)), jax.random.key(0))
+        shares = [1 - t / 8 if form == "linear" else (1 + np.cos(np.pi * t / 8)) / 2 for t in range(8)]
+        np.testing.assert_allclose(end.net.params["w"], -0.5 * sum(shares), rtol=1e-6)
+
+    def test_annealing_has_two_forms(self):
+        for make in (training.sgd, training.adam):
+            with self.assertRaisesRegex(ValueError, "optimizer.anneal='step' is not one of 'linear', 'cosine'"):
+                make(0.1, anneal="step")
+
 
 class TrainableTest(chex.TestCase):
     @parameterized.parameters("head", "body")
