@@ -61,6 +61,15 @@ class ErrorsTest(chex.TestCase):
             dict(statistics="locl"),
             r"unknown statistics 'locl'; allowed: average, local, freeze\. Did you mean 'local'\?",
         ),
+        (ValueError, dict(train="prompt"), r"unknown train 'prompt'; allowed: all, prompts, head\. Did you mean 'prompts'\?"),
+        (ValueError, dict(train="prompts"), "train='prompts': mlp has no entry 'prompts', only dense1, head"),
+        (ValueError, dict(normalise="imagenets"), r"unknown normalise 'imagenets'; .*Did you mean 'imagenet'\?"),
+        (ValueError, dict(normalise="imagenet"), "normalise='imagenet' is for images of 3 channels, these have 5"),
+        (
+            ValueError,
+            dict(weights=("a", "b")),
+            r"weights=\('a', 'b'\) must be one file, or one .* for each of the 1 models",
+        ),
         (ValueError, dict(augment="flipp"), r"unknown augmentation 'flipp'; allowed: .*Did you mean 'flip'\?"),
         (TypeError, dict(augment="crop(pad=4)"), "augmentation 'crop' has no option 'pad'; it takes: padding"),
         (ValueError, dict(augment="flip"), r"augmentation is for images \[H, W, C\], these examples are \[5\]"),
@@ -97,6 +106,26 @@ class BuildTest(chex.TestCase):
         widths = [jax.eval_shape(g.task.model.init, jax.random.key(0)).params["head"]["kernel"].shape for g in sim.groups]
         self.assertEqual(widths, [(6, 3), (7, 3), (8, 3)])
         self.assertEqual([g.task.population for g in sim.groups], [8] * 3)
+
+    def test_equal_models_are_one_group(self):
+        specs = ("mlp(widths=(6,))", "mlp(widths=(7,))", "mlp(widths=(6,))")
+        sim = build(dict(name="fedhe", epochs=1, batch=4), models=specs)
+        self.assertEqual([g.clients.tolist() for g in sim.groups], [[0, 2, 3, 5, 6], [1, 4, 7]])
+        self.assertEqual([g.name for g in sim.groups], [f"0: {specs[0]}", f"1: {specs[1]}"])
+
+    def test_a_part_is_trained_over_one_random_backbone(self):
+        first, again, other = (build(dict(name="local", epochs=1, batch=4), train="head", seed=seed) for seed in (3, 3, 4))
+        frozen = [sim.groups[0].task.frozen.params for sim in (first, again, other)]
+        self.assertEqual(set(frozen[0]), {"dense1"})
+        chex.assert_trees_all_equal(frozen[0], frozen[1])
+        self.assertGreater(np.abs(frozen[0]["dense1"]["kernel"] - frozen[2]["dense1"]["kernel"]).max(), 0.01)
+        self.assertEqual(set(first.shapes.groups[0].client.params), {"head"})
+
+    def test_inputs_are_normalised_as_asked(self):
+        images = Examples(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2, np.int32))
+        for name, (mean, std) in {"imagenet": (0.485, 0.229), "half": (0.5, 0.5), "data": (0.0, 1.0)}.items():
+            found = experiment.scaling(config(normalise=name), images)
+            self.assertEqual((found[0][0], found[1][0]), (mean, std), name)
 
     def test_settings_arrive(self):
         sim = build(

@@ -1,0 +1,84 @@
+"""From a network that was trained in the middle to a federation over its prompts, and out again as one file."""
+
+import jax
+import numpy as np
+import pytest
+
+from configs import centralized_pretrain, fedhpl_digits
+from fedjax_core import export as files
+from fedjax_core import metrics
+from methods import analyse, experiment, export, predict
+
+VIT = "vit(patch=4, width=8, depth=2, heads=2)"
+PROMPTED = "vit(patch=4, width=8, depth=2, heads=2, prompts=2)"
+
+
+def settled(config, model):
+    config.models, config.rounds, config.evaluation.every, config.plan.devices = (model,), 1, 1, 1
+    config.data.clients = 3
+    config.evaluation.scopes = ("own",) if "prompts" in model else ("global",)
+    return config
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    """A file with a small transformer that has seen the digits 0 to 4."""
+    place = tmp_path_factory.mktemp("pretrain")
+    config = settled(centralized_pretrain.get_config("smoke"), VIT)
+    experiment.execute(config, str(place / "run"), progress=False, console=lambda text: None)
+    export.export(place / "run", place / "backbone.safetensors")
+    return place / "backbone.safetensors"
+
+
+@pytest.fixture(scope="module")
+def run(backbone):
+    """FedHPL on all digits over it."""
+    config = settled(fedhpl_digits.get_config("smoke"), PROMPTED)
+    config.weights = str(backbone)
+    experiment.execute(config, str(backbone.parent / "fedhpl"), progress=False, console=lambda text: None)
+    return backbone.parent / "fedhpl"
+
+
+def test_the_backbone_is_the_files_and_the_head_is_new(backbone, run):
+    _, net, description = files.load_model(backbone)
+    config, simulation, state = experiment.load(run)
+    (group,) = simulation.groups
+    frozen = group.task.frozen
+    assert set(frozen.params) == set(net.params) - {"head"}  # for five classes
+    for name, entry in frozen.params.items():
+        jax.tree.map(np.testing.assert_array_equal, entry, net.params[name])
+    assert set(state.clients[0].params) == {"prompts", "head"}
+    assert metrics.nbytes(simulation.held.tasks) == metrics.nbytes(frozen)
+    mean, std = experiment.scaling(config, simulation.data.train, str(backbone))
+    assert (list(mean), list(std)) == (description["mean"], description["std"])
+    assert list(mean) != list(experiment.scale(simulation.data.train)[0])
+
+
+def test_a_client_is_exported_whole(run, tmp_path):
+    said = export.export(run, tmp_path / "client", client=1)
+    assert said["model"] == PROMPTED
+    model, net, _ = files.load_model(tmp_path / "client")
+    _, simulation, state = experiment.load(run)
+    view = simulation.view(state, 1)
+    x = np.asarray(simulation.data.test.x[:9])
+    wanted = view.predict("personal", view.holds["personal"], x)["logits"]
+    np.testing.assert_allclose(model.apply(net, x)[0]["logits"], wanted, atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, net.params["blocks"], simulation.groups[0].task.frozen.params["blocks"])
+    np.save(tmp_path / "x.npy", x)
+    table = predict.predict(tmp_path / "client", tmp_path / "x.npy")
+    assert [row["class"] for row in table] == [str(c) for c in np.argmax(wanted, 1)]
+
+
+def test_it_is_analysed(run, tmp_path, capsys):
+    assert analyse.main([str(run), "--what=clients,tsne", f"--out={tmp_path}", "--points=3", "--compilation_cache="]) == 0
+    assert {"clients", "tsne"} <= {file.stem.split("-")[-1].split("_")[0] for file in tmp_path.glob("*.png")}, capsys.readouterr()
+
+
+def test_all_of_a_network_goes_on_from_the_file(backbone):
+    _, net, _ = files.load_model(backbone)
+    config = settled(fedhpl_digits.get_config("smoke"), PROMPTED)
+    config.update(weights=str(backbone), train="all")
+    simulation = experiment.build(config)
+    begun = simulation.groups[0].task.bind(simulation.groups[0].task.held, 0).model.init(jax.random.key(3))
+    assert set(begun.params) == set(net.params) | {"prompts"}
+    jax.tree.map(np.testing.assert_array_equal, begun.params["blocks"], net.params["blocks"])
