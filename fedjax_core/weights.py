@@ -11,7 +11,8 @@
 
 The layout is found from the tensors' names. Position embeddings of another grid of patches are interpolated as the layout's own
 code does it: timm's bicubic with antialiasing (own too), transformers' bicubic without, npz bilinear with corners on corners.
-Norms' epsilon is not in the tensors: `options` has what goes with a file. Files are mapped, not loaded; pickles are never read.
+Norms' epsilon is not in the tensors: `options` has what goes with a file. Nor is, but in npz and own, the number of heads: it is the
+network's own. Safetensors are mapped, not loaded; pickles are never read.
 
 https://github.com/huggingface/pytorch-image-models, https://github.com/huggingface/transformers,
 https://github.com/google-research/vision_transformer

@@ -33,6 +33,7 @@ def images(rows=4, seed=1):
         ("resnet8", 10, "cifar", 1_227_594, None),  # FedSKC
         ("resnet8", 10, "imagenet", None, 1_235_392),  # FedPFT
         ("resnet10", 10, "imagenet", None, 4_911_552),
+        ("resnet18", 10, "imagenet", 11_181_642, None),  # FedHPL
         ("resnet18", 1000, "imagenet", 11_689_512, None),  # torchvision
         ("resnet34", 1000, "imagenet", 21_797_672, None),
         ("resnet50", 1000, "imagenet", 25_557_032, None),
