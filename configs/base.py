@@ -52,7 +52,8 @@ def as_in_fedhpl(config: Any) -> None:
 def as_in_fedoa(config: Any) -> None:
     """FedOA's protocol, into a config with a method: LoRA of LLaMA-7B, 6 clients with one data set of FLAN each and 1000 examples,
     reading comprehension left out and tested on, 2 local epochs of AdamW that falls to 0, all clients in every one of 20 rounds."""
-    config.data.update(source="instructions(folder='flan_ood', leave_out='reading_comprehension')", clients=6)
+    source = "instructions(folder='flan_ood', leave_out='reading_comprehension')"
+    config.data.update(source=source, clients=6, partition="by_domain")
     config.models = ("pretrained(folder='llama-7b', dtype='bfloat16', limit=512, remat=True)",)
     config.adapter = "lora(rank=8, alpha=16.0, dropout=0.05, targets=('query', 'value'))"
     config.optimizer.update(name="adam", lr=3e-4, clip=1.0, anneal="linear")

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import methods
-from fedjax_core import augment, by_name, episodes, nn, parallel, training, weights
+from fedjax_core import augment, by_name, episodes, language, lora, nn, parallel, training, weights
 from fedjax_core import cohort as cohorts
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.checkpoint import Checkpoints
@@ -61,6 +61,8 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def dataset(config: Config) -> federated.FederatedData:
     """The config's data, divided over its clients."""
+    if language.named(config.data.source):
+        return _instructions(config).data
     data = config.data
     name, options = by_name.parse(data.source)
     scheme, arguments = by_name.parse(data.partition)
@@ -80,6 +82,23 @@ def public(config: Config, like: Examples) -> Examples | tuple[()]:
     name, options = by_name.parse(config.public)
     examples = options.pop("examples", None)
     return adapted(smaller(sources.load(name, config.data.dir, **options), examples=examples).train, like)
+
+
+def _instructions(config: Config) -> language.Prepared:
+    """Instructions, read for the config's one model.
+
+    Raises:
+      ValueError: the config asks for what is for images alone.
+    """
+    wanted = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
+    for name, only in wanted.items():
+        if config[name] != only:
+            raise ValueError(f"{name}={config[name]!r} is for images; with instructions it must be {only!r}")
+    if config.data.partition != language.PARTITION or len(config.models) != 1:
+        wants = f"instructions need data.partition={language.PARTITION!r} and one model"
+        raise ValueError(f"data.partition={config.data.partition!r}, models={tuple(config.models)}: {wants}")
+    data = config.data
+    return language.prepare(data.source, data.dir, data.clients, data.seed, config.models[0])
 
 
 def network(
@@ -203,6 +222,11 @@ def check(config: Config) -> None:
     by_name.choose("train", config.train, PARTS)
     by_name.choose("normalise", config.normalise, NORMALISATIONS)
     weight_files(config)
+    if config.adapter is not None:
+        lora.parse(config.adapter)
+    if language.named(config.data.source):
+        language.check(config.data.source, config.models[0])
+        return
     for spec in config.models:
         by_name.choose("model", by_name.parse(spec)[0], nn.MODULES)
     if config.augment is not None:
@@ -265,6 +289,8 @@ def _task(
     shapes_only: bool,
 ) -> Task:
     """The network of one group, and what of it is trained."""
+    if language.named(config.data.source):
+        return language.task(_instructions(config), config.adapter, shapes_only)
 
     def wrapped(model: Model) -> Model:
         model = model if config.augment is None else augment.augmented(model, config.augment)
@@ -275,9 +301,11 @@ def _task(
     model = network(spec, data, config.statistics, outputs, scaling(config, data.train, file))
     settings = {"classes": data.classes, "population": data.clients, "shape": tuple(data.train.x.shape[1:])}
     settings["public"] = everybodys
-    if file is None and by_name.choose("train", config.train, PARTS) == "all":
+    if file is None and config.adapter is None and by_name.choose("train", config.train, PARTS) == "all":
         return of_model(wrapped(model), **settings)
     arrays = beginning(config, model, file, nn.image_size(settings["shape"], **by_name.parse(spec)[1]), shapes_only)
+    if config.adapter is not None:
+        return lora.adapted(model, arrays, lora.parse(config.adapter), PARTS[config.train] or (), **settings).wrapped(wrapped)
     return part_of(model, arrays, config.train, **settings).wrapped(wrapped)
 
 

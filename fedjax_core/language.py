@@ -1,0 +1,196 @@
+"""Language models on instructions, as a config names them: the data as the model's tokenizer reads them, and the task.
+
+  config.data.source = "instructions(folder='flan_ood', leave_out='sentiment')"
+  config.data.partition = "by_domain"                                   # a client has one data set, or an equal part of one
+  config.models = ("pretrained(folder='llama-7b', dtype='bfloat16', limit=512)",)
+  config.adapter = "lora(rank=8)"
+
+An encoder (BERT) scores each question's options and is also scored by the ROUGE-1 of the option that it chooses; a language model
+(LLaMA) writes the answer, and its accuracy and loss are those of the answers' tokens (`text.py`).
+"""
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import by_name, lora, pretrained, text
+from fedjax_core.algorithm import Array, Examples, Net, PyTree
+from fedjax_core.data import federated, instructions, sources
+from fedjax_core.metrics import Pair, mean_of
+from fedjax_core.nn.transformer import Encoder, LanguageModel
+from fedjax_core.task import Task, part_of
+from fedjax_core.workdir import read_json
+
+SOURCE, MODEL, PARTITION = "instructions", "pretrained", "by_domain"
+
+
+class Source(NamedTuple):
+    """Where instructions are.
+
+    Attributes:
+      leave_out: the task that nobody trains on.
+      folder: with the files, in the directory of data.
+      train, test: files; if both are one, its rows have a field `split`.
+      tested: "left_out" or "own", see `instructions.leave_out`.
+    """
+
+    leave_out: str
+    folder: str = "."
+    train: str = "train.jsonl.gz"
+    test: str = "test.jsonl.gz"
+    tested: str = "left_out"
+
+
+class Spec(NamedTuple):
+    """Which model, and how it reads.
+
+    Attributes:
+      folder: in the public layout (`pretrained.py`).
+      package: an installed package that brings a model along, in place of a folder.
+      dtype: of parameters and computation.
+      limit: the most tokens of a text.
+      long: of longer ones, for a language model: "refuse" or "cut"; an encoder keeps a question's tail.
+      remat: whether backward passes compute layers anew, to save memory.
+      temperature: of an encoder's scores.
+    """
+
+    folder: str | None = None
+    package: str | None = None
+    dtype: str = "float32"
+    limit: int = 256
+    long: str = "cut"
+    remat: bool = False
+    temperature: float = text.TEMPERATURE
+
+
+class Prepared(NamedTuple):
+    """What a source and a model make together.
+
+    Attributes:
+      data: the federated data.
+      model: without its weights.
+      options: [U, T] tokens and mask of all options, for an encoder; else None.
+      spec: of the model.
+      folder: its.
+      divided: the instances, in the order of the data's rows.
+    """
+
+    data: federated.FederatedData
+    model: Encoder | LanguageModel
+    options: dict[str, np.ndarray] | None
+    spec: Spec
+    folder: Path
+    divided: instructions.Divided
+
+
+def named(source: str) -> bool:
+    """Whether a config's source of data is one of instructions."""
+    return by_name.parse(source)[0] == SOURCE
+
+
+def check(source: str, spec: str) -> tuple[Source, Spec]:
+    """Both as they are named; raises ValueError or TypeError for what there is not."""
+    of, model = by_name.parse(source), by_name.parse(spec)
+    if model[0] != MODEL:
+        raise ValueError(f"model {spec!r} cannot read instructions; models must be ('{MODEL}(folder=...)',)")
+    where, own = by_name.call(f"data set {SOURCE!r}", Source, {}, of[1]), by_name.call(f"model {MODEL!r}", Spec, {}, model[1])
+    if (own.folder is None) == (own.package is None):
+        raise ValueError(f"model {spec!r} has folder={own.folder!r}, package={own.package!r}; it must have one of them")
+    return where, own
+
+
+@functools.lru_cache(maxsize=2)
+def prepare(source: str, data_dir: str | None, clients: int, seed: int, spec: str) -> Prepared:
+    """Data, read and tokenised once.
+
+    Args:
+      source: such as "instructions(leave_out='sentiment')".
+      data_dir: where data sets lie; None: as `sources.load`.
+      clients: N.
+      seed: of the data.
+      spec: such as "pretrained(folder='llama-7b')".
+
+    Raises:
+      ValueError, TypeError: an unknown option or model, damaged files, or a text that does not fit.
+      OSError: a file is not there.
+      ImportError: a package is missing; the message says how to get it.
+    """
+    of, own = check(source, spec)
+    root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / of.folder
+    both = of.train == of.test
+    train, test = (
+        instructions.read(root / file, part if both else None) for file, part in ((of.train, "train"), (of.test, "test"))
+    )
+    divided = instructions.leave_out(train, test, of.leave_out, clients, seed, of.tested)
+    folder = Path(own.folder) if own.folder is not None else pretrained.installed(str(own.package))
+    model, tokenizer = described(folder, own), pretrained.tokenizer(folder)
+    if isinstance(model, Encoder):
+        data, options = instructions.to_choose(divided, tokenizer, own.limit)
+        return Prepared(_with_rouge(data, divided), model, options, own, folder, divided)
+    if not model.stop:
+        raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
+    data = instructions.to_write(divided, tokenizer, own.limit, model.stop[0], long=own.long)
+    return Prepared(data, model, None, own, folder, divided)
+
+
+def described(folder: Path, spec: Spec) -> Encoder | LanguageModel:
+    """The model that a folder's config.json describes."""
+    config = read_json(folder / pretrained.CONFIG)
+    family = by_name.choose(f"model_type in {folder / pretrained.CONFIG}", config.get("model_type"), pretrained.FAMILIES)
+    return pretrained.FAMILIES[family].build(config, spec.dtype, spec.remat)
+
+
+def _with_rouge(data: federated.FederatedData, divided: instructions.Divided) -> federated.FederatedData:
+    """The data with "rouge1" [rows, K] in the test set: that of each option with the answer."""
+    rows = np.zeros(data.test.x["options"].shape, np.float32)
+    for i, row in enumerate(divided.test):
+        rows[i, : len(row.options)] = text.rouge1(row.options, [row.answer] * len(row.options))
+    return dataclasses.replace(data, test=Examples(data.test.x | {"rouge1": rows}, data.test.y))
+
+
+def rouge1(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
+    """Mean ROUGE-1 of the chosen options."""
+    del y
+    chosen = jnp.argmax(outputs["logits"], -1)
+    return mean_of(jnp.take_along_axis(x["rouge1"], chosen[:, None], 1)[:, 0], mask)
+
+
+def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task:
+    """The model's task on its data.
+
+    Args:
+      made: by `prepare`.
+      adapter: such as "lora(rank=8)"; None: the model is trained whole.
+      shapes_only: zeros that take no memory in place of its weights, which are not looked for.
+
+    Raises:
+      ValueError, OSError: as `pretrained.load` and `lora.adapted`.
+    """
+    encoder = made.options is not None
+    if isinstance(made.model, Encoder):
+        assert made.options is not None
+        model = text.scoring(made.model, len(made.options["tokens"]), made.spec.temperature)
+    else:
+        model = text.writing(made.model)
+    if shapes_only:
+        zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        arrays: Any = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
+    else:
+        loaded, base = pretrained.load(made.folder, made.spec.dtype, made.spec.remat)
+        arrays = Net(base, {})
+        if isinstance(loaded, Encoder):
+            assert made.options is not None
+            arrays = text.with_options(loaded, base, **made.options)
+        arrays = jax.device_get(arrays)
+    settings: dict[str, Any] = {"classes": made.data.classes, "population": made.data.clients}
+    if adapter is None:
+        made_of = part_of(model, arrays, [name for name in arrays.params if name != "head" or not encoder], **settings)
+    else:
+        made_of = lora.adapted(model, arrays, lora.parse(adapter), **settings)
+    return dataclasses.replace(made_of, scores={"rouge1": rouge1} if encoder else {})

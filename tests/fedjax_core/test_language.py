@@ -1,0 +1,119 @@
+"""From a config's words to language models in a federation: files on disk, tiny models, a tokenizer of letters."""
+
+import functools
+import json
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from configs import base
+from fedjax_core import language, pretrained
+from fedjax_core.nn import bert, llama
+from methods import experiment
+from tests.fedjax_core.data.test_instructions import END, Letters, rows
+from tests.fedjax_core.nn.test_bert import CONFIG as BERT
+from tests.fedjax_core.nn.test_llama import PLAIN as LLAMA
+
+MODELS = {
+    "bert": BERT | {"vocab_size": 128, "max_position_embeddings": 48, "num_hidden_layers": 1, "initializer_range": 0.3},
+    "llama": LLAMA
+    | {"vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 256, "initializer_range": 0.3, "eos_token_id": END},
+}
+FAMILIES, LIMITS = {"bert": bert, "llama": llama}, {"bert": 40, "llama": 128}
+
+
+def loaded(folder, dtype="float32", remat=False):
+    """`pretrained.load`, random."""
+    config = json.loads((folder / "config.json").read_text())
+    model = FAMILIES[config["model_type"]].build(config, dtype, remat)
+    return model, jax.jit(model.init)(jax.random.key(0))
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """(model, method, more) -> a config over files in a directory."""
+    (tmp_path / "flan").mkdir()
+    for name, each in (("train", 6), ("test", 3)):
+        lines = [
+            json.dumps({"task": row.task, "dataset": row.dataset, "instruction": row.instruction, "output": row.answer})
+            for row in rows(each)
+        ]
+        (tmp_path / "flan" / f"{name}.jsonl").write_text("\n".join(lines))
+    for name, content in MODELS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(content | {"model_type": name}))
+    monkeypatch.setattr(pretrained, "tokenizer", lambda folder: Letters())
+    monkeypatch.setattr(pretrained, "load", loaded)
+    language.prepare.cache_clear()
+
+    def make(model, **method):
+        made = base.get_config("smoke")
+        files = "folder='flan', train='train.jsonl', test='test.jsonl'"
+        made.data.update(source=f"instructions({files}, leave_out='logic')", dir=str(tmp_path), clients=4, partition="by_domain")
+        made.models = (f"pretrained(folder='{tmp_path / model}', limit={LIMITS[model]})",)
+        made.adapter = "lora(rank=2)"
+        made.method = method
+        made.optimizer.update(name="adam", lr=0.01, anneal="linear", clip=1.0)
+        made.evaluation.update(scopes=("global", "all"), batch=4)
+        made.cohort.fraction, made.plan.devices = 1.0, 1
+        return made
+
+    return make
+
+
+def test_an_encoder_chooses(config):
+    sim = experiment.build(config("bert", name="fedoa", batch=4, epochs=1, measure=True))
+    assert sim.data.clients == 4
+    state, records = sim.rounds(sim.init(0), 2)
+    assert records[1]["train/feature_distance"] > 0
+    scores = sim.evaluate(state)
+    assert {"test/global/accuracy", "test/global/rouge1", "test/personal/all/rouge1/mean"} <= set(scores)
+    assert scores["test/global/rouge1"] >= scores["test/global/accuracy"] - 1e-6
+    task = sim.groups[0].task
+    assert sorted(state.server.net.params) == ["adapter"]
+    chex.assert_trees_all_equal(jax.device_get(sim.held.tasks[0][0]), task.frozen)
+
+
+def test_a_language_model_writes(config):
+    sim = experiment.build(config("llama", name="fedit", batch=4, epochs=1))
+    state, records = sim.rounds(sim.init(0), 2)
+    assert records[1]["train/loss"] < records[0]["train/loss"]
+    scores = sim.evaluate(state)
+    assert 0 <= scores["test/global/accuracy"] <= 1
+    assert not any("rouge1" in name for name in scores)
+
+
+def test_shapes_alone_need_no_weights(config, monkeypatch):
+    monkeypatch.setattr(pretrained, "load", None)
+    sim = experiment.build(config("llama", name="fedit", batch=4), shapes_only=True)
+    assert all(0 in leaf.strides or not leaf.ndim for leaf in jax.tree.leaves(sim.groups[0].task.frozen))
+
+
+def test_the_score_is_that_of_the_chosen_option():
+    x = {"rouge1": np.array([[1.0, 0.5, 0.0], [0.2, 1.0, 0.0], [9.0, 9.0, 9.0]], np.float32)}
+    logits = np.array([[0, 3, 1], [4, 2, 1], [1, 0, 0]])
+    total, weight = language.rouge1({"logits": logits}, x, None, np.array([True, True, False]))
+    np.testing.assert_allclose((total, weight), (0.7, 2))
+
+
+def test_what_does_not_go_together_is_refused(config):
+    made = functools.partial(config, "bert", name="fedit")
+    for change, message in (
+        ({"augment": "flip"}, "augment='flip' is for images; with instructions it must be None"),
+        ({"train": "head"}, "train='head' is for images"),
+        ({"models": ("mlp",)}, "model 'mlp' cannot read instructions"),
+        ({"models": ("pretrained(limit=9)",)}, "has folder=None, package=None; it must have one of them"),
+        ({"adapter": "lora(targets=('gate',))"}, "unknown adapter target of scoring bert of width 12 'gate'; allowed: query"),
+    ):
+        asked = made()
+        asked.update(change)
+        with pytest.raises(ValueError, match=message):
+            experiment.build(asked)
+    asked = made()
+    asked.data.partition = "iid"
+    with pytest.raises(ValueError, match=r"instructions need data\.partition='by_domain' and one model"):
+        experiment.build(asked)
+    with pytest.raises(TypeError, match="data set 'instructions' needs the option 'leave_out'"):
+        language.check("instructions(folder='flan')", "pretrained(folder='x')")
