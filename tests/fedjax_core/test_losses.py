@@ -30,6 +30,13 @@ def test_squared_error_is_a_mean_over_all_entries():
     np.testing.assert_allclose(losses.squared_error(LOGITS, TARGETS, MASK), np.mean(entries), rtol=1e-5)
 
 
+def test_absolute_error_is_a_mean_over_all_entries():
+    entries = [abs(LOGITS[i, d] - TARGETS[i, d]) for i in range(5) for d in range(3) if MASK[i]]
+    np.testing.assert_allclose(losses.absolute_error(LOGITS, TARGETS, MASK), np.mean(entries), rtol=1e-5)
+    gradient = jax.grad(lambda o: losses.absolute_error(o, TARGETS, MASK))(jnp.asarray(TARGETS))
+    np.testing.assert_array_equal(gradient, np.zeros((5, 3)))
+
+
 def test_the_mean_over_nothing_is_zero_with_zero_gradient():
     nobody = np.zeros(5, bool)
     for loss in (lambda o: losses.cross_entropy(o, Y, nobody), lambda o: losses.squared_error(o, TARGETS, nobody)):
