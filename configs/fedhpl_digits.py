@@ -20,14 +20,13 @@ def get_config(variant: str = "small"):
         "resnet8(width=8, frame=1)",
     )
     config.optimizer.update(lr=0.02, momentum=0.9)
-    config.method = dict(name="fedhpl", epochs=5, batch=32)
+    config.method = dict(name="fedhpl", epochs=1 if variant == "paper" else 5, batch=32)
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
         config.models = (*config.models[:2], "cnn(widths=(8,), dense=16, frame=1)")
         config.train, config.data.clients = "prompts", 6
     if variant == "paper":
-        config.method.epochs = 1
         base.as_in_fedhpl(config)
         sizes = ("s", "b", "l", "b", "s")
         config.models = tuple(f"vit_{size}16(prompts=3, resize=224)" for size in sizes)
