@@ -11,7 +11,7 @@
 
 The layout is found from the tensors' names. Position embeddings of another grid of patches are interpolated as the layout's own
 code does it: timm's bicubic with antialiasing (own too), transformers' bicubic without, npz bilinear with corners on corners.
-Norms' epsilon is not in the tensors: `options` has what goes with a file. Nor is, but in npz and own, the number of heads: it is the
+Norms' epsilon is not in the tensors: `options` has what goes with a file. Nor is the number of heads, but in npz and own: it is the
 network's own. Safetensors are mapped, not loaded; pickles are never read.
 
 https://github.com/huggingface/pytorch-image-models, https://github.com/huggingface/transformers,
@@ -40,6 +40,7 @@ from fedjax_core.workdir import explained, plain, write_bytes
 LAYOUTS = ("own", "timm", "transformers", "npz")
 WRITTEN = ("own", "timm", "transformers")
 Arrays = Mapping[str, np.ndarray]
+_EPSILON = 1e-6  # ViT's own
 
 _INNER, _OUTER = "encoder.layer.{i}.", "Transformer/encoderblock_{i}/"
 # Modules by layout: {i} is a block's number, {p} one of query, key, value; {0} {1} {2} are our numbers, {a} {b} {c} one less.
@@ -154,8 +155,8 @@ def layout_of(names: Iterable[str], path: str | os.PathLike) -> str:
 def options(path: str | os.PathLike) -> dict[str, Any]:
     """Options of the network that go with a file.
 
-    Of a ViT in transformers' layout the norms' epsilon: that of the `config.json` beside the file, or if there is none 1e-12,
-    transformers' default. All others go with the networks' own defaults.
+    Of a ViT in transformers' layout the norms' epsilon: what the file says if we wrote it, else the `config.json` beside it, or if
+    there is none 1e-12, transformers' default. All others go with the networks' own defaults.
 
     Raises:
       ValueError: its layout is unknown.
@@ -163,9 +164,11 @@ def options(path: str | os.PathLike) -> dict[str, Any]:
     """
     if _packed(path):
         return {}
-    arrays, _ = read(path)
+    arrays, metadata = read(path)
     if layout_of(arrays, path) != "transformers" or not any(name.endswith(_MARKS["transformers"][0]) for name in arrays):
         return {}
+    if spec := _description(metadata).get("model"):
+        return {"epsilon": by_name.parse(spec)[1].get("epsilon", _EPSILON)}
     beside = Path(path).parent / "config.json"
     found = json.loads(beside.read_text()) if beside.is_file() else {}
     return {"epsilon": float(found.get("layer_norm_eps", 1e-12))}
@@ -281,7 +284,7 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
             "num_hidden_layers": depth,
             "num_attention_heads": heads,
             "intermediate_size": shape("blocks.mlp1.kernel")[-1],
-            "layer_norm_eps": options.get("epsilon", 1e-6),
+            "layer_norm_eps": options.get("epsilon", _EPSILON),
             "image_size": size if isinstance(size, int) else list(size),
             "patch_size": shape("patches.kernel")[0],
             "num_channels": shape("patches.kernel")[2],

@@ -242,6 +242,8 @@ def test_transformers_without_torch(tmp_path):
     assert weights.options(tmp_path / "m") == {"epsilon": 1e-12}
     (tmp_path / "config.json").write_text('{"layer_norm_eps": 1e-6}')
     assert weights.options(tmp_path / "m") == {"epsilon": 1e-6}
+    weights.write(tmp_path / "m", net, "transformers", {"model": "vit(epsilon=1e-3)"})
+    assert weights.options(tmp_path / "m") == {"epsilon": 1e-3}
 
 
 # ------------------------------------------------------------------------------------------------------ the first release of ViT
