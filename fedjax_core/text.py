@@ -17,6 +17,7 @@ frozen base exists once and travels as an argument of the round.
 Data are those of `data/instructions.py`.
 """
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -40,12 +41,30 @@ def embed(encoder: Encoder, params: PyTree, tokens: Array, mask: Array) -> Array
     return losses.unit(total / jnp.maximum(jnp.sum(mask, 1), 1)[:, None])
 
 
-def embed_all(encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64) -> Array:
-    """`embed` of many rows [U, T], a batch after the other: [U, D]."""
-    one = jax.jit(lambda params, tokens, mask: embed(encoder, params, tokens, mask))
-    padding = ((0, -len(tokens) % batch), (0, 0))
-    parts = [np.pad(array, padding).reshape(-1, batch, tokens.shape[1]) for array in (tokens, mask)]
-    return jnp.concatenate([one(params, *part) for part in zip(*parts, strict=True)])[: len(tokens)]
+def embed_all(encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64, multiple: int = 16) -> Array:
+    """`embed` of many rows, in batches of like lengths.
+
+    Args:
+      encoder: the network.
+      params: its parameters.
+      tokens: [U, T].
+      mask: [U, T]; padding is on the right.
+      batch: rows at once.
+      multiple: batches are as wide as the smallest multiple of it that holds them.
+
+    Returns:
+      [U, D].
+    """
+    one = jax.jit(functools.partial(embed, encoder))
+    lengths = mask.sum(1)
+    order = np.argsort(lengths, kind="stable")
+    found = np.zeros((len(order), encoder.width), np.float32)
+    for start in range(0, len(order), batch):
+        mine = order[start : start + batch]
+        width = min(-(-max(1, lengths[mine[-1]]) // multiple) * multiple, tokens.shape[1])
+        rows = np.pad(mine, (0, batch - len(mine)), mode="edge")
+        found[mine] = one(params, tokens[rows, :width], mask[rows, :width])[: len(mine)]
+    return jnp.asarray(found)
 
 
 def scoring(encoder: Encoder, options: int, temperature: float = TEMPERATURE) -> Model:

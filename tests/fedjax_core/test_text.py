@@ -46,6 +46,14 @@ def test_an_embedding_is_the_mean_of_the_real_tokens():
     assert not found[2].any()
 
 
+def test_many_embeddings_are_those_of_each():
+    rng = np.random.default_rng(0)
+    tokens, mask = instructions.rectangle([rng.integers(1, 128, n) for n in (3, 20, 0, 9, 1, 13, 2)], 4, "right")
+    base = frozen()[1].params
+    found = text.embed_all(ENCODER, base, tokens, mask, batch=3, multiple=8)
+    np.testing.assert_allclose(found, embed(base, tokens, mask), atol=1e-5)
+
+
 def test_scores_are_cosines_with_the_options_of_the_row():
     model, net, data = frozen()
     rows = np.array([0, 13, 25, 31])
