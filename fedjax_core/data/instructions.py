@@ -107,7 +107,10 @@ def _instance(row: dict[str, Any]) -> Instance:
         if not isinstance(value, str):
             raise TypeError(f"a text in {name!r}")
     question, options = parse_options(instruction)
-    options = tuple(dict.fromkeys(row["options"])) if "options" in row else options
+    if "options" in row:
+        if not isinstance(row["options"], list) or not all(isinstance(option, str) for option in row["options"]):
+            raise TypeError("a list of texts in 'options'")
+        options = tuple(dict.fromkeys(option.strip() for option in row["options"]))
     return Instance(row["task"], row["dataset"], instruction, question, options, answer)
 
 
@@ -259,7 +262,7 @@ def to_write(
         y = np.array([names.index(row.dataset) for row in rows], np.int32)
         return Examples({"tokens": tokens, "mask": mask, "answer": answer}, y)
 
-    return _federated(divided, examples(divided.train), examples(divided.test), names if len(names) > 1 else (*names, "none"))
+    return _federated(divided, examples(divided.train), examples(divided.test), names)
 
 
 def tokenise(

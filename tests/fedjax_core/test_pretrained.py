@@ -13,6 +13,7 @@ import pytest
 from fedjax_core import export, pretrained, text
 from fedjax_core.data import instructions
 from tests import reference
+from tests.fedjax_core.data import test_instructions
 from tests.fedjax_core.nn import test_bert, test_llama
 
 VECTORS = Path(__file__).with_name("minilm_vectors.json")
@@ -88,6 +89,35 @@ def test_the_tokenizer_cuts_and_pads_as_asked_alone():
     assert tokenizer.decode([rows[1], []]) == ["yes", ""]
     with pytest.raises(ValueError, match="limit=2 leaves no room for text"):
         tokenizer.encode(["yes"], limit=2)
+
+
+def test_answers_keep_their_text(tmp_path):
+    """Through a byte-pair encoding of bytes that begins texts with a token of its own, learnt from other texts."""
+    package = pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
+    made = package.Tokenizer(package.models.BPE())
+    made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([row.instruction for row in test_instructions.rows(5)], trainer)
+    made.post_processor = package.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made.save(str(tmp_path / pretrained.TOKENIZER))
+    tokenizer, rows = pretrained.tokenizer(tmp_path), test_instructions.rows(3)
+    assert tokenizer.size == made.get_vocab_size() > 256
+    for row, (prompt, answer) in zip(rows, instructions.tokenise(rows, tokenizer, 200, 1), strict=True):
+        assert (prompt[0], answer[-1]) == (0, 1)
+        whole = instructions.ALPACA.replace("{instruction}", row.instruction)
+        assert tokenizer.decode([prompt, answer]) == [whole, row.answer]
+        assert instructions.prompts([row], tokenizer, 200) == [prompt]
+        [(cut, same)] = instructions.tokenise([row], tokenizer, len(prompt) + len(answer) - 2, 1, long="cut")
+        assert same == answer
+        assert len(cut) == len(prompt) - 2
+        assert tokenizer.decode([cut])[0].startswith("### Instruction:\n")
+        assert whole.endswith(tokenizer.decode([cut])[0].removeprefix("### Instruction:\n"))
 
 
 @pytest.fixture

@@ -70,6 +70,7 @@ def test_the_other_form_is_read_too(tmp_path):
         ("{", "line 2 of .* is not JSON"),
         ('{"task": "a", "dataset": "b", "output": "c"}', "line 2 of .* lacks 'input'"),
         ('{"task": "a", "dataset": "b", "instruction": "c", "output": 3}', "line 2 of .* lacks a text in 'output'"),
+        ('{"task": "a", "dataset": "b", "input": "c", "target": "d", "options": "e"}', "line 2 of .* lacks a list of texts"),
         ("[]", "line 2 of .* lacks"),
     ],
 )
@@ -231,6 +232,9 @@ def test_the_published_rows_are_read(shared_data):
     train, test = (instructions.read(shared_data / "flan_ood" / f"{part}.jsonl.gz") for part in ("train", "test"))
     assert (len(train), len(test)) == (8000, 1600)
     assert all(row.answer in row.options and instructions.OPTIONS not in row.question for row in train + test)
+    other = instructions.read(shared_data / "text_tasks.jsonl.gz", "test")
+    assert len(other) == 1600
+    assert all(row.answer in row.options for row in other)
     found = instructions.leave_out(train, test, "reading_comprehension", 30, 0)
     assert [len(index) for index in found.train_index] == [200] * 30
     assert {row.dataset for row in found.test} == {"openbook_qa", "record"}
