@@ -2,7 +2,7 @@
 
 Command:  python -m methods.table --table=configs/tables/fedhpl.py --workdir=runs/fedhpl --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 5 clients with 500 images each, small networks from scratch, 20 rounds;
+Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 5 clients with 1000 images each, small networks from scratch, 20 rounds;
           smoke (two rounds on digits, seconds); paper: the published setting, ViT-S/B/L and ResNet-18/34/50 at 224 pixels, 5
           clients, batches of 16, one local epoch, 10 rounds of FedHPL on CIFAR-10 and 15 on the others, 100 of all baselines.
 
@@ -17,7 +17,7 @@ vit_s16.npz, vit_b16.npz and vit_l16.npz (ImageNet-21k, then ImageNet-1k, superv
 Without files (small, smoke) a network is trained whole beside its prompts; with some of the data's size:
 --only=fedhpl,local --set=weights=FILE --set=train=prompts. All baselines but pFedPG train from scratch: ViTs at 224 pixels, ResNets
 at 32, with the stem that Table 7 counts (3x3 of FedGH, FedMD and FedHE, 7x7 of the others), pFedPT with Table 5's small ViT.
-FedMD's public set is not named: here SVHN for CIFAR-10, and CIFAR-10 for the other two.
+FedMD's public set is not named: here 5,000 examples of SVHN for CIFAR-10, and of CIFAR-10 for the other two.
 
 CIFAR-10 as a prepared tfds set: --set=data.source=tfds:cifar10. Figure 4 is `python -m methods.analyse RUN --what=partition`,
 Figures 5, 6 and 10 `--what=classes --scope=all` and 7 to 9 `--what=clients,classes` of several runs together.
@@ -56,13 +56,13 @@ CIFAR10, CIFAR100, SVHN = "CIFAR-10", "CIFAR-100", "SVHN"
 SOURCES = {CIFAR10: "cifar10", CIFAR100: "cifar100", SVHN: "svhn"}
 ROUNDS = {CIFAR10: 10, CIFAR100: 15, SVHN: 15}
 LEAST = {CIFAR10: 0.01, CIFAR100: 0.1, SVHN: 0.005}  # of each class, for every client, where they are disjoint
-PUBLIC = {CIFAR10: "svhn", CIFAR100: "cifar10", SVHN: "cifar10"}
+PUBLIC = {CIFAR10: "svhn(examples=5000)", CIFAR100: "cifar10(examples=5000)", SVHN: "cifar10(examples=5000)"}
 SKEWS = ("IID", "Dir", "Non-IID")
 
 BEGINNING: dict[str, Any] = {"weights": None, "train": "all", "normalise": "data"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"method.batch": 16, "evaluation.every": 1},
-    "small": {"data.size": 16, "data.examples": 2500, "method.batch": 16, "rounds": 20, "evaluation.every": 2},
+    "small": {"data.size": 16, "data.examples": 5000, "method.batch": 16, "rounds": 20, "evaluation.every": 5},
     "smoke": {"data.examples": 200, "method.batch": 16, "rounds": 2, "evaluation.every": 1},
 }
 SHARED: dict[str, Any] = {
