@@ -172,7 +172,11 @@ def _real(x: PyTree, mask: Array | None) -> PyTree:
 
 
 def complete(
-    generate: Callable[[Array, Array], tuple[Array, Array]], prompts: Sequence[Sequence[int]], batch: int = 32, multiple: int = 32
+    generate: Callable[[Array, Array], tuple[Array, Array]],
+    prompts: Sequence[Sequence[int]],
+    batch: int = 32,
+    multiple: int = 32,
+    widest: int | None = None,
 ) -> list[list[int]]:
     """Completions of many prompts: the longest first, in batches as wide as their longest prompt.
 
@@ -182,20 +186,25 @@ def complete(
       prompts: rows of tokens, none of them empty.
       batch: B.
       multiple: widths are multiples of it, so that few programs are compiled.
+      widest: but no width is larger, such as `model.context - limit`; None: no such end.
 
     Returns:
       Each prompt's completion, in the order of the prompts, without the token that ended it.
 
     Raises:
-      ValueError: a prompt is empty.
+      ValueError: a prompt is empty, or longer than the widest.
     """
     if not all(len(prompt) for prompt in prompts):
         raise ValueError("a prompt has no tokens; there must be at least one to begin with")
+    longest = max(map(len, prompts), default=0)
+    if widest is not None and longest > widest:
+        raise ValueError(f"a prompt has {longest} tokens, widest={widest}; cut it before (`instructions.prompts`)")
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
     found: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(order), batch):
         mine = order[start : start + batch]
         width = -(-len(prompts[mine[0]]) // multiple) * multiple
+        width = width if widest is None else min(width, widest)
         tokens, mask = np.zeros((batch, width), np.int32), np.zeros((batch, width), bool)
         for row in range(batch):
             prompt = prompts[mine[min(row, len(mine) - 1)]]  # a short last batch repeats its last one

@@ -168,8 +168,8 @@ def test_prompts_are_completed_in_their_order():
         widths.append(tokens.shape)
         return WRITER.generate(params, tokens, mask, limit=4, stop=tuple(range(64)))
 
-    found = text.complete(generate, prompts, batch=2, multiple=4)
-    assert widths == [(2, 12), (2, 8), (2, 4)]
+    found = text.complete(generate, prompts, batch=2, multiple=4, widest=11)
+    assert widths == [(2, 11), (2, 8), (2, 4)]
     for prompt, written in zip(prompts, found, strict=True):
         tail: list[int] = []
         while len(tail) < 4:
@@ -181,6 +181,8 @@ def test_prompts_are_completed_in_their_order():
     assert len({len(row) for row in found}) > 1
     with pytest.raises(ValueError, match="a prompt has no tokens"):
         text.complete(generate, [[1], []])
+    with pytest.raises(ValueError, match="a prompt has 11 tokens, widest=10"):
+        text.complete(generate, prompts, widest=10)
 
 
 def test_rouge_is_the_f_measure_of_words():
