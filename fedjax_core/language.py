@@ -186,7 +186,7 @@ def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task
         arrays = Net(base, {})
         if isinstance(loaded, Encoder):
             assert made.options is not None
-            arrays = text.with_options(loaded, base, **made.options)
+            arrays = text.with_options(loaded, base, made.options["tokens"], made.options["mask"])
         arrays = jax.device_get(arrays)
     settings: dict[str, Any] = {"classes": made.data.classes, "population": made.data.clients}
     if adapter is None:

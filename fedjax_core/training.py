@@ -390,9 +390,10 @@ def annealed(form: str) -> optax.GradientTransformationExtraArgs:
     if form not in ANNEALS:
         raise ValueError(f"optimizer.anneal={form!r} is not one of {', '.join(map(repr, ANNEALS))}")
 
-    def update(updates, state, params=None, *, progress, **_):
+    def update(updates, state, params=None, **told):
         del params
-        return jax.tree.map(lambda u: u * ANNEALS[form](jnp.asarray(progress, jnp.float32)).astype(u.dtype), updates), state
+        rate = ANNEALS[form](jnp.asarray(told["progress"], jnp.float32))
+        return jax.tree.map(lambda u: u * rate.astype(u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

@@ -105,7 +105,7 @@ def test_what_does_not_go_together_is_refused(config):
         ({"train": "head"}, "train='head' is for images"),
         ({"models": ("mlp",)}, "model 'mlp' cannot read instructions"),
         ({"models": ("pretrained(limit=9)",)}, "has folder=None, package=None; it must have one of them"),
-        ({"adapter": "lora(targets=('gate',))"}, "unknown adapter target of scoring bert of width 12 'gate'; allowed: query"),
+        ({"adapter": "lora(targets=('gate',))"}, "unknown adapter target of scoring bert of width 12 'gate'; allowed: key, output, query, value"),
     ):
         asked = made()
         asked.update(change)
