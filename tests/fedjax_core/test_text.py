@@ -156,6 +156,29 @@ def test_a_federation_trains_an_adapter_of_a_writer():
     assert sim.evaluate(state)["test/global/loss"] > 0
 
 
+def test_seven_billion_numbers_are_held_once():
+    """A step on LLaMA-7B, compiled for shapes alone: what it needs beside the weights is a small part of them."""
+    seven = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+    model = text.writing(llama.build({"model_type": "llama", "num_attention_heads": 32} | seven, remat=True))
+    base = jax.eval_shape(model.init, jax.random.key(0)).params
+    own = lora.adapter(lora.lora(), base)
+    trained = jax.eval_shape(own.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(trained)) == 4_194_304
+    shape = jax.ShapeDtypeStruct
+    x = {"tokens": shape((4, 512), jnp.int32), "mask": shape((4, 512), bool), "answer": shape((4, 16), bool)}
+
+    def loss(trained, base, x):
+        batch = training.Batch(x, jnp.zeros(4, jnp.int32), jnp.ones(4, bool))
+        key = jax.random.key(0)
+        return training.cross_entropy(model)(Net(own.wrap(base, trained, key), {}), batch, key)[0]
+
+    memory = jax.jit(jax.grad(loss)).lower(trained, base, x).compile().memory_analysis()
+    assert memory is not None
+    assert 26.9e9 < memory.argument_size_in_bytes < 27e9
+    assert memory.temp_size_in_bytes < 4e9  # the inputs of 32 layers, 1.1e9, and the inside of one
+    assert memory.output_size_in_bytes < 17e6
+
+
 def test_prompts_are_completed_in_their_order():
     """In batches of like lengths, each as it is alone."""
     params, of = writer()
