@@ -188,7 +188,7 @@ def part_of(
       The task.
 
     Raises:
-      ValueError: the network has no such entry, or `arrays` lack one that is not trained.
+      ValueError: the network has no such entry, or `arrays` lack one that is not trained, or the statistics.
     """
     entries = PARTS.get(trained) if isinstance(trained, str) else tuple(trained)
     if isinstance(trained, str) and trained not in PARTS:
@@ -200,6 +200,10 @@ def part_of(
     chosen = tuple(there.params) if entries is None else entries
     if missing := [name for name in there.params if name not in chosen and name not in arrays.params]:
         raise ValueError(f"train={trained!r}: {model.name} needs frozen arrays for {', '.join(missing)}")
+    if not jax.tree.leaves(there.stats):
+        arrays = arrays._replace(stats=there.stats)
+    elif entries is not None and jax.tree.structure(arrays.stats) != jax.tree.structure(there.stats):
+        raise ValueError(f"train={trained!r}: {model.name} needs frozen statistics beside its params")
 
     def network(frozen: Net) -> Model:
         def init(key):

@@ -107,6 +107,8 @@ def test_refused(trained, params, message):
     arrays = arrays if params is None else arrays._replace(params={name: arrays.params[name] for name in params})
     with pytest.raises(ValueError, match=message):
         part_of(WHOLE, arrays, trained, **SETTINGS)
+    with pytest.raises(ValueError, match="train='head': prompted6 needs frozen statistics"):
+        part_of(WHOLE, Net(begun().params), "head", **SETTINGS)
     plain = toy.model(6)
     with pytest.raises(ValueError, match="train='prompts': toy6 has no entry 'prompts'"):
         part_of(plain, plain.init(jax.random.key(0)), "prompts", **SETTINGS)

@@ -284,6 +284,22 @@ class FrozenTest(chex.TestCase):
         for form, _ in after.server.shared:
             self.assertLess(metrics.nbytes(form), 4 * 40)
 
+    def test_no_copy_of_the_backbone_is_made(self):
+        """With four clients at once, all that a round needs beside its arguments is much smaller than the backbone."""
+        whole = nn.build("mlp", K, (toy.INPUTS,), widths=(600, 600))
+        body = jax.eval_shape(whole.init, jax.random.key(0)).params
+        body.pop("head")
+        zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), body)
+        task = part_of(whole, Net(zeros), "head", classes=K, population=N)
+        make = functools.partial(local, optimizer=SGD, batch=toy.BATCH)
+        sim = simulation.Simulation(simulation.one_group(make, task, N), toy.data(), plan=parallel.Plan(4, 1))
+        state = jax.eval_shape(sim._init_program, sim.held, jax.random.key_data(jax.random.key(0)))
+        found = sim._many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile().memory_analysis()
+        backbone = metrics.nbytes(zeros)
+        self.assertLess(found.argument_size_in_bytes, 1.2 * backbone)
+        self.assertLess(found.temp_size_in_bytes, 0.3 * backbone)
+        self.assertLess(found.output_size_in_bytes, 0.2 * backbone)
+
     @parameterized.named_parameters((name, make) for name, make in METHODS.items())
     def test_other_methods_run_on_prompts_and_head(self, make):
         """Abstractly: what they send and keep is made of the trained entries."""
