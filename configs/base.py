@@ -42,7 +42,7 @@ def as_in_fedhpl(config: Any) -> None:
     epochs, one, are the method's."""
     config.data.update(source="cifar10", clients=5, partition="overlapping_dirichlet")
     config.models = tuple(f"resnet{depth}(stem='imagenet', resize=224)" for depth in (18, 34, 50, 34, 18))
-    config.optimizer.update(lr=0.01, momentum=0.9, weight_decay=1e-4)
+    config.optimizer.update(name="sgd", lr=0.01, momentum=0.9, weight_decay=1e-4)
     config.method.update(batch=16)
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("global", "all")

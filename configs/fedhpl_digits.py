@@ -19,7 +19,7 @@ def get_config(variant: str = "small"):
         "vit(patch=2, width=48, depth=2, heads=3, prompts=3)",
         "resnet8(width=8, frame=1)",
     )
-    config.optimizer.update(lr=0.02, momentum=0.9)
+    config.optimizer.update(name="adam", lr=2e-3)
     config.method = dict(name="fedhpl", epochs=1 if variant == "paper" else 5, batch=32)
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
