@@ -433,7 +433,8 @@ def by_domain(
 ) -> tuple[Index, Index]:
     """Each client holds one domain (feature shift); with several clients per domain they divide it equally.
 
-    Client i has the i-th domain, counting round: 4 clients on PACS have one domain each, 8 clients halve each domain.
+    Client i has the i-th domain, counting round: 4 clients on PACS have one domain each, 8 clients halve each domain. Where
+    no domain is both trained and tested on (`sources.unseen_domain`), every client has all test rows.
 
     Args:
       domains: [rows] domain indices of the training rows.
@@ -444,7 +445,7 @@ def by_domain(
       test_examples: test rows per client (FedPFT on PACS: 500); None: all of them.
 
     Returns:
-      Training and test index arrays, N each, disjoint.
+      Training and test index arrays, N each, disjoint but for the test rows of unseen domains.
 
     Raises:
       ValueError: N is no multiple of the number of domains, a domain without test rows, or fewer rows in a client's part than
@@ -471,7 +472,10 @@ def by_domain(
                 parts[owner] = _sorted(part[:examples])
         return parts
 
-    return divide(domains, train_examples, "train"), divide(test_domains, test_examples, "test")
+    train = divide(domains, train_examples, "train")
+    if not np.isin(test_domains, present).any() and test_examples is None:
+        return train, [np.arange(len(test_domains), dtype=np.int32)] * clients
+    return train, divide(test_domains, test_examples, "test")
 
 
 def natural(ids: np.ndarray, test_ids: np.ndarray | None, clients: int, seed: int) -> tuple[Index, Index | None]:

@@ -10,8 +10,10 @@
   npz:FILE                       arrays or encoded images in one file
   folder:DIR                     CLASS/image files
   unseen(of=SOURCE, classes=...) any of these, some of its classes in the test set alone
+  unseen_domain(of=SOURCE, domain=...)  any of these that has domains, one of them in the test set alone
   only(of=SOURCE, classes=...)   any of these, some of its classes and no others
   resplit(of=SOURCE)             any of these, tested on a part of its training set
+  rotated(of=SOURCE)             any of these, its images turned; a domain for each angle
   blank(shape=..., classes=...)  black images, to count and to time with
 Files are looked for in `data_dir`, else in $FEDJAX_DATA, else in ~/fedjax_data. Nothing is downloaded and no pickle is ever
 loaded; files of published sets are checked by checksum or by exact size. One source never stands in for another.
@@ -344,6 +346,62 @@ def only(data_dir: Path, of: str, classes: Sequence[int]) -> Dataset:
     )
 
 
+def unseen_domain(data_dir: Path, of: str, domain: str) -> Dataset:
+    """Another set, one of whose domains is the test set and is not trained on: "leave one domain out".
+
+    All rows of a domain, of both parts, stand on one side. With the partition `by_domain` each client has one of the others, and
+    is tested on all test rows.
+
+    Args:
+      data_dir: where the files lie.
+      of: a set with domains, such as "npz(path='pacs64.npz')" or "folder(path='office', domains=True, test_fraction=0.2)".
+      domain: the name of the unseen one.
+    """
+    dataset = _source(of, data_dir)
+    if dataset.train_domains is None or dataset.test_domains is None:
+        raise ValueError(f"unseen_domain: of={of!r} has no domains; needs a set that has, such as folder(path=DIR, domains=True).")
+    left_out = dataset.domain_names.index(by_name.choose(f"domain of {of}", domain, dataset.domain_names))
+    x, y = (np.concatenate(column) for column in zip(dataset.train, dataset.test, strict=True))
+    domains = np.concatenate([dataset.train_domains, dataset.test_domains])
+    test = domains == left_out
+    if test.all() or not test.any():
+        raise ValueError(f"unseen_domain: domain={domain!r} has {test.sum()} of the {len(test)} rows: must have some, and not all.")
+    names = {"domain_names": dataset.domain_names, "name": f"{dataset.name}_unseen_{domain}"}
+    columns = {"train_domains": domains[~test], "test_domains": domains[test]}
+    return from_arrays(x[~test], y[~test], x[test], y[test], dataset.class_names, **columns, **names)
+
+
+def rotated(data_dir: Path, of: str, degrees: Sequence[float] = (0, 30, 60, 90)) -> Dataset:
+    """Another set whose images are turned counterclockwise, by one of several angles each: a domain for each angle.
+
+    As in Ghifary, Kleijn, Zhang, Balduzzi. Domain Generalization for Object Recognition with Multi-task Autoencoders. ICCV 2015.
+
+    Args:
+      data_dir: where the files lie.
+      of: a set of uint8 images, such as "digits".
+      degrees: the angles; the names of the domains. Corners that turn in are black.
+    """
+    from PIL import Image
+
+    dataset, angles = _source(of, data_dir), tuple(degrees)
+    if len(angles) < 2 or len({*angles}) < len(angles):
+        raise ValueError(f"rotated: degrees={angles}: must be two or more angles, each once.")
+    if dataset.train.x.ndim != 4 or dataset.train.x.dtype != np.uint8:
+        raise ValueError(f"rotated: of={of!r} has rows {dataset.train.x.shape[1:]} {dataset.train.x.dtype}: must be uint8 images.")
+    parts = []
+    for part, (x, y) in (("train", dataset.train), ("test", dataset.test)):
+        domains = generator(SPLIT_SEED, f"rotated {part}").permutation(np.arange(len(y)) % len(angles)).astype(np.int32)
+        turned = x.copy()
+        for i in np.flatnonzero(np.asarray(angles)[domains] != 0):
+            for c in range(x.shape[-1]):
+                turned[i, ..., c] = Image.fromarray(x[i, ..., c]).rotate(angles[domains[i]], Image.Resampling.BILINEAR)
+        parts += [turned, y, domains]
+    train_x, train_y, train_domains, test_x, test_y, test_domains = parts
+    names = {"domain_names": tuple(f"{angle:g}" for angle in angles), "name": f"{dataset.name}_rotated"}
+    held = {"train_domains": train_domains, "test_domains": test_domains}
+    return from_arrays(train_x, train_y, test_x, test_y, dataset.class_names, **held, **names)
+
+
 def resplit(data_dir: Path, of: str, test_fraction: float = 0.2) -> Dataset:
     """Another set's training rows alone, a part of each class as test set; its own test rows are left out.
 
@@ -554,7 +612,7 @@ def tfds(
     """
     import tensorflow_datasets
 
-    builder: Any = tensorflow_datasets.builder_from_directory(_tfds_folder(data_dir, path))
+    builder: Any = tensorflow_datasets.builder_from_directory(tfds_folder(data_dir, path))
     features = builder.info.features
 
     def the(kind, chosen, option):
@@ -749,8 +807,10 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "npz": npz,
     "folder": folder,
     "unseen": unseen,
+    "unseen_domain": unseen_domain,
     "only": only,
     "resplit": resplit,
+    "rotated": rotated,
     "blank": blank,
 }
 PREFIXED = {"tfds": "NAME", "npz": "FILE", "folder": "DIR"}
@@ -809,7 +869,7 @@ def _member(archive: tarfile.TarFile, where: Path, member: str) -> bytes:
     return file.read()
 
 
-def _tfds_folder(data_dir: Path, path: str) -> Path:
+def tfds_folder(data_dir: Path, path: str) -> Path:
     """The folder of a prepared set: NAME/[CONFIG/]VERSION."""
     name, _, version = path.partition(":")
     roots = [data_dir, data_dir / "tfds"]

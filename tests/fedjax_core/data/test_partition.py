@@ -369,6 +369,12 @@ def test_by_domain_takes_the_numbers_asked_for():
         partition.by_domain(domains, domains[:50], 2, 0)
 
 
+def test_clients_are_tested_on_a_domain_that_nobody_has():
+    train, test = partition.by_domain(np.repeat([0, 2, 3], 5), np.ones(4, int), 6, 0)
+    assert [len(part) for part in train] == [3, 3, 3, 2, 2, 2]
+    assert [part.tolist() for part in test] == [[0, 1, 2, 3]] * 6
+
+
 def test_natural_clients_keep_their_rows():
     ids, test_ids = np.array([7, 3, 7, 9, 3, 7]), np.array([9, 7, 9])
     train, test = partition.natural(ids, test_ids, 3, 0)

@@ -18,7 +18,7 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from fedjax_core.data import sources
+from fedjax_core.data import federated, sources
 
 
 def images(rows, height=32, width=32, channels=3, seed=0):
@@ -222,6 +222,48 @@ def test_unseen_classes_are_in_the_test_set_alone():
 def test_unseen_classes_are_some_of_those_there_are(classes):
     with pytest.raises(ValueError, match=r"unseen: classes=\(.*\): must be some, not all, of the labels 0 to 9 of 'digits'"):
         sources.load("unseen", of="digits", classes=classes)
+
+
+def test_an_unseen_domain_is_the_test_set():
+    whole = sources.load("rotated", of="digits", degrees=(0, 90))
+    data = sources.load("unseen_domain", of="rotated(of='digits', degrees=(0, 90))", domain="90")
+    assert data.name == "digits_rotated_unseen_90"
+    x, y = (np.concatenate(column) for column in zip(whole.train, whole.test, strict=True))
+    assert whole.train_domains is not None
+    assert whole.test_domains is not None
+    turned = np.concatenate([whole.train_domains, whole.test_domains]) == 1
+    assert_same(data, x[~turned], y[~turned], x[turned], y[turned])
+    assert data.train_domains is not None
+    assert not data.train_domains.any()
+    with pytest.raises(ValueError, match=r"unknown domain of rotated\(.*\) '45'; allowed: 0, 30, 60, 90"):
+        sources.load("unseen_domain", of="rotated(of='digits')", domain="45")
+    with pytest.raises(ValueError, match="unseen_domain: of='digits' has no domains"):
+        sources.load("unseen_domain", of="digits", domain="0")
+
+
+def test_an_unseen_domain_of_pacs_leaves_three_clients(shared_data):
+    """All 9,991 images stand on one side or the other; each client has one of the other domains, and everybody the same test."""
+    spec = "npz(path='pacs64.npz')"
+    data = federated.federate(
+        sources.load("unseen_domain", shared_data, of=spec, domain="photo"), {"name": "by_domain"}, clients=3, seed=0
+    )
+    assert data.label_table.sum(1).tolist() == [2048, 2344, 3929]
+    assert data.test_label_table.sum(1).tolist() == [1670] * 3
+
+
+def test_turned_digits_have_an_angle_per_domain():
+    whole, data = sources.digits(), sources.load("rotated", of="digits")
+    assert data.domain_names == ("0", "30", "60", "90")
+    assert data.train_domains is not None
+    assert np.ptp(np.bincount(data.train_domains)) <= 1
+    assert data.train.y.tolist() == whole.train.y.tolist()
+    for domain, turn in ((0, 0), (3, 1)):
+        mine = data.train_domains == domain
+        np.testing.assert_array_equal(data.train.x[mine], np.rot90(whole.train.x[mine], turn, (1, 2)))
+    again = sources.load("rotated", of="digits")
+    np.testing.assert_array_equal(again.test.x, data.test.x)
+    with pytest.raises(ValueError, match=r"rotated: degrees=\(0, 0\): must be two or more angles"):
+        sources.load("rotated", of="digits", degrees=(0, 0))
 
 
 def test_only_some_classes():
