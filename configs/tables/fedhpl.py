@@ -69,6 +69,7 @@ SHARED: dict[str, Any] = {
     "data.clients": 5,
     "data.test_split": None,
     "cohort.fraction": 1.0,
+    "optimizer.name": "sgd",
     "optimizer.lr": 0.01,
     "optimizer.momentum": 0.9,
     "optimizer.weight_decay": 1e-4,
