@@ -110,7 +110,7 @@ class DrawTest(chex.TestCase):
         rows, episodes = np.array(list(rows), np.int32), Episodes(way, shot, query)
         for seed in range(3):
             key = jax.random.key(seed)
-            x, y, mask = jax.device_get(draw(episodes, np.pad(rows, (0, padding), constant_values=8), np.int32(len(rows)), key))
+            x, y, mask, _ = jax.device_get(draw(episodes, np.pad(rows, (0, padding), constant_values=8), np.int32(len(rows)), key))
             self.assertIsInstance(x, Episode)
             chex.assert_shape([x.query, y, mask], (way * query,))
             chex.assert_shape([x.support, x.held], (way, shot))
