@@ -6,12 +6,14 @@
   config.adapter = "lora(rank=8)"
 
 An encoder (BERT) scores each question's options and is also scored by the ROUGE-1 of the option that it chooses; a language model
-(LLaMA) writes the answer, and its accuracy and loss are those of the answers' tokens (`text.py`).
+(LLaMA) writes the answer, and its accuracy and loss are those of the answers' tokens (`text.py`). Either is also scored on each
+test set by itself ("accuracy_record"), or where clients are tested on their own sets, on each task. Answers in words: `answers`.
 """
 
 import dataclasses
 import functools
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +21,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import by_name, lora, pretrained, text
+from fedjax_core import by_name, lora, metrics, pretrained, text
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
-from fedjax_core.data import federated, instructions, sources
+from fedjax_core.data import federated, instructions, prepared, sources
 from fedjax_core.metrics import Pair, mean_of
 from fedjax_core.nn.transformer import Encoder, LanguageModel
 from fedjax_core.task import Task, part_of
 from fedjax_core.workdir import read_json
 
 SOURCE, MODEL, PARTITION = "instructions", "pretrained", "by_domain"
+WRITTEN = 80  # tokens of an answer at most
 
 
 class Source(NamedTuple):
@@ -38,6 +41,8 @@ class Source(NamedTuple):
       folder: with the files, in the directory of data.
       train, test: files; if both are one, its rows have a field `split`.
       tested: "left_out" or "own", see `instructions.leave_out`.
+      prepared: whether tfds sets are read in place of files (`data/prepared.py`).
+      examples, test_examples: rows of each data set; None: all in files, 1000 and 200 of prepared sets.
     """
 
     leave_out: str
@@ -45,6 +50,9 @@ class Source(NamedTuple):
     train: str = "train.jsonl.gz"
     test: str = "test.jsonl.gz"
     tested: str = "left_out"
+    prepared: bool = False
+    examples: int | None = None
+    test_examples: int | None = None
 
 
 class Spec(NamedTuple):
@@ -79,6 +87,7 @@ class Prepared(NamedTuple):
       spec: of the model.
       folder: its.
       divided: the instances, in the order of the data's rows.
+      kinds: names of the test sets, or of their tasks; "kind" in a test row's x is the place of its own.
     """
 
     data: federated.FederatedData
@@ -87,6 +96,7 @@ class Prepared(NamedTuple):
     spec: Spec
     folder: Path
     divided: instructions.Divided
+    kinds: tuple[str, ...]
 
 
 def named(source: str) -> bool:
@@ -123,20 +133,31 @@ def prepare(source: str, data_dir: str | None, clients: int, seed: int, spec: st
     """
     of, own = check(source, spec)
     root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / of.folder
-    both = of.train == of.test
-    train, test = (
-        instructions.read(root / file, part if both else None) for file, part in ((of.train, "train"), (of.test, "test"))
-    )
+    train, test = _read(of, root)
     divided = instructions.leave_out(train, test, of.leave_out, clients, seed, of.tested)
     folder = Path(own.folder) if own.folder is not None else pretrained.installed(str(own.package))
     model, tokenizer = described(folder, own), pretrained.tokenizer(folder)
+    names = [row.dataset if of.tested == "left_out" else row.task for row in divided.test]
+    kinds = tuple(dict.fromkeys(names))
+    kind = np.array([kinds.index(name) for name in names], np.int32)
     if isinstance(model, Encoder):
         data, options = instructions.to_choose(divided, tokenizer, own.limit)
-        return Prepared(_with_rouge(data, divided), model, options, own, folder, divided)
+        return Prepared(_beside(data, rouge1=_rouges(data, divided), kind=kind), model, options, own, folder, divided, kinds)
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     data = instructions.to_write(divided, tokenizer, own.limit, model.stop[0], long=own.long)
-    return Prepared(data, model, None, own, folder, divided)
+    return Prepared(_beside(data, kind=kind), model, None, own, folder, divided, kinds)
+
+
+def _read(of: Source, root: Path) -> tuple[list[instructions.Instance], list[instructions.Instance]]:
+    if of.prepared:
+        return prepared.read(root, of.examples or 1000, of.test_examples or 200)
+    both = of.train == of.test
+    found = []
+    for file, part, number in ((of.train, "train", of.examples), (of.test, "test", of.test_examples)):
+        rows = instructions.read(root / file, part if both else None)
+        found.append(rows if number is None else instructions.fewer(rows, number))
+    return found[0], found[1]
 
 
 def described(folder: Path, spec: Spec) -> Encoder | LanguageModel:
@@ -146,12 +167,17 @@ def described(folder: Path, spec: Spec) -> Encoder | LanguageModel:
     return pretrained.FAMILIES[family].build(config, spec.dtype, spec.remat)
 
 
-def _with_rouge(data: federated.FederatedData, divided: instructions.Divided) -> federated.FederatedData:
-    """The data with "rouge1" [rows, K] in the test set: that of each option with the answer."""
+def _beside(data: federated.FederatedData, **more: np.ndarray) -> federated.FederatedData:
+    """The data with more entries in the x of the test set."""
+    return dataclasses.replace(data, test=Examples(data.test.x | more, data.test.y))
+
+
+def _rouges(data: federated.FederatedData, divided: instructions.Divided) -> np.ndarray:
+    """[test rows, K], ROUGE-1 of each option with the answer."""
     rows = np.zeros(data.test.x["options"].shape, np.float32)
     for i, row in enumerate(divided.test):
         rows[i, : len(row.options)] = text.rouge1(row.options, [row.answer] * len(row.options))
-    return dataclasses.replace(data, test=Examples(data.test.x | {"rouge1": rows}, data.test.y))
+    return rows
 
 
 def rouge1(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
@@ -159,6 +185,17 @@ def rouge1(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
     del y
     chosen = jnp.argmax(outputs["logits"], -1)
     return mean_of(jnp.take_along_axis(x["rouge1"], chosen[:, None], 1)[:, 0], mask)
+
+
+def accuracy(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
+    """Of options, or of the answers' tokens."""
+    del x
+    return metrics.accuracy(outputs["logits"], outputs.get("targets", y), mask)
+
+
+def _of_kind(score: Callable[..., Pair], kind: int) -> Callable[..., Pair]:
+    """The score on one of the test sets."""
+    return lambda outputs, x, y, mask: score(outputs, x, y, mask & (x["kind"] == kind))
 
 
 def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task:
@@ -193,4 +230,38 @@ def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task
         made_of = part_of(model, arrays, [name for name in arrays.params if name != "head" or not encoder], **settings)
     else:
         made_of = lora.adapted(model, arrays, lora.parse(adapter), **settings)
-    return dataclasses.replace(made_of, scores={"rouge1": rouge1} if encoder else {})
+    own = {"accuracy": accuracy} | ({"rouge1": rouge1} if encoder else {})
+    each = {f"{name}_{kind}": _of_kind(score, i) for i, kind in enumerate(made.kinds) for name, score in own.items()}
+    return dataclasses.replace(made_of, scores=({"rouge1": rouge1} if encoder else {}) | (each if len(made.kinds) > 1 else {}))
+
+
+@functools.lru_cache(maxsize=2)
+def _writer(model: LanguageModel, limit: int) -> Callable[..., tuple[Array, Array]]:
+    return jax.jit(functools.partial(model.generate, limit=limit))
+
+
+def answers(made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN) -> list[str]:
+    """What a model answers, in words.
+
+    Args:
+      made: by `prepare`.
+      params: all of the model's: an adapter is merged (`Model.whole`).
+      rows: of the test set.
+      batch: rows at once.
+      longest: the most tokens that a language model writes, greedily; an encoder chooses one of the options.
+    """
+    if isinstance(made.model, Encoder):
+        assert made.options is not None
+        model = text.scoring(made.model, len(made.options["tokens"]), made.spec.temperature)
+        choose = jax.jit(lambda params, x: jnp.argmax(model.apply(Net(params, {}), x)[0]["logits"], -1))
+        chosen: list[int] = []
+        for start in range(0, len(rows), batch):
+            mine = np.pad(np.asarray(rows[start : start + batch]), (0, max(0, start + batch - len(rows))), mode="edge")
+            x = {name: made.data.test.x[name][mine] for name in ("tokens", "mask", "options")}
+            chosen += np.asarray(choose(params, x)).tolist()[: len(rows) - start]
+        return [made.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
+    asked, tokenizer = [made.divided.test[row] for row in rows], pretrained.tokenizer(made.folder)
+    widest = min(made.spec.limit, made.model.context - longest)
+    tokens = instructions.prompts(asked, tokenizer, widest, long=made.spec.long)
+    write = functools.partial(_writer(made.model, longest), params)
+    return tokenizer.decode(text.complete(write, tokens, batch, widest=widest))

@@ -31,7 +31,7 @@ import numpy as np
 from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, partition
-from fedjax_core.data.sources import Dataset
+from fedjax_core.data.sources import SPLIT_SEED, Dataset
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 OPTIONS = "OPTIONS:"
@@ -98,6 +98,22 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
     if not found:
         raise ValueError(f"{path} has no rows" + ("" if split is None else f" with split={split!r}"))
     return found
+
+
+def fewer(rows: Sequence[Instance], number: int) -> list[Instance]:
+    """So many rows of each data set, always the same ones, in their order.
+
+    Raises:
+      ValueError: a set has fewer, or the number is not positive.
+    """
+    found = []
+    for name in dict.fromkeys(row.dataset for row in rows):
+        mine = [i for i, row in enumerate(rows) if row.dataset == name]
+        if not 1 <= number <= len(mine):
+            raise ValueError(f"examples={number} of each data set: must lie between 1 and the {len(mine)} rows of {name}")
+        chosen = partition.generator(SPLIT_SEED, f"fewer {name}").permutation(len(mine))[:number]
+        found += [mine[i] for i in chosen]
+    return [rows[i] for i in sorted(found)]
 
 
 def _instance(row: dict[str, Any]) -> Instance:

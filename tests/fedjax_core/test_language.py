@@ -12,7 +12,7 @@ from configs import base
 from fedjax_core import language, pretrained
 from fedjax_core.nn import bert, llama
 from methods import experiment
-from tests.fedjax_core.data.test_instructions import END, Letters, rows
+from tests.fedjax_core.data.test_instructions import END, Letters, decoded, rows
 from tests.fedjax_core.nn.test_bert import CONFIG as BERT
 from tests.fedjax_core.nn.test_llama import PLAIN as LLAMA
 
@@ -71,6 +71,9 @@ def test_an_encoder_chooses(config):
     scores = sim.evaluate(state)
     assert {"test/global/accuracy", "test/global/rouge1", "test/personal/all/rouge1/mean"} <= set(scores)
     assert scores["test/global/rouge1"] >= scores["test/global/accuracy"] - 1e-6
+    for score in ("global/rouge1", "global/accuracy"):  # the two sets have equally many rows
+        each = [scores[f"test/{score}_{name}"] for name in ("pairs", "proofs")]
+        np.testing.assert_allclose(sum(each) / 2, scores[f"test/{score}"], rtol=1e-5)
     task = sim.groups[0].task
     assert sorted(state.server.net.params) == ["adapter"]
     chex.assert_trees_all_equal(jax.device_get(sim.held.tasks[0][0]), task.frozen)
@@ -83,6 +86,42 @@ def test_a_language_model_writes(config):
     scores = sim.evaluate(state)
     assert 0 <= scores["test/global/accuracy"] <= 1
     assert not any("rouge1" in name for name in scores)
+    assert {"test/global/accuracy_pairs", "test/global/accuracy_proofs"} <= set(scores)
+
+
+def test_clients_are_tested_on_their_own_sets(config):
+    """And by task, each of which two of them have."""
+    made = config("bert", name="fedit", batch=4, epochs=1)
+    made.data.source = made.data.source.replace("leave_out", "examples=4, test_examples=2, tested='own', leave_out")
+    made.evaluation.scopes = ("own",)
+    sim = experiment.build(made)
+    assert sim.data.label_table.sum(1).tolist() == [4] * 4
+    assert sim.data.test_label_table.sum(1).tolist() == [2] * 4
+    scores = sim.evaluate(sim.init(0))
+    each = [scores[f"test/global/own/rouge1_{task}/mean"] for task in ("mood", "facts")]
+    np.testing.assert_allclose(sum(each) / 2, scores["test/global/own/rouge1/mean"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["bert", "llama"])
+def test_answers_in_words(config, monkeypatch, model):
+    """An encoder's are those that it is scored by; a language model writes them."""
+    monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
+    made = config(model, name="fedit", batch=4)
+    sim = experiment.build(made)
+    prepared = language.prepare(made.data.source, made.data.dir, 4, made.data.seed, made.models[0])
+    view = sim.view(sim.init(0), 0)
+    params = view.task.model.whole(view.holds["global"][0]).params
+    found = language.answers(prepared, params, range(5), batch=2, longest=6)
+    assert len(found) == 5
+    if model == "bert":
+        x = jax.tree.map(lambda a: a[:5], sim.data.test.x)
+        chosen = np.argmax(view.predict("global", view.holds["global"], x)["logits"], -1)
+        assert found == [prepared.divided.test[i].options[k] for i, k in enumerate(chosen)]
+    else:
+        assert found == [answer for row in range(5) for answer in language.answers(prepared, params, [row], batch=2, longest=6)], (
+            "whatever is beside a row"
+        )
+        assert all(len(text) <= 6 for text in found)
 
 
 def test_shapes_alone_need_no_weights(config, monkeypatch):
@@ -105,7 +144,10 @@ def test_what_does_not_go_together_is_refused(config):
         ({"train": "head"}, "train='head' is for images"),
         ({"models": ("mlp",)}, "model 'mlp' cannot read instructions"),
         ({"models": ("pretrained(limit=9)",)}, "has folder=None, package=None; it must have one of them"),
-        ({"adapter": "lora(targets=('gate',))"}, "unknown adapter target of scoring bert of width 12 'gate'; allowed: key, output, query, value"),
+        (
+            {"adapter": "lora(targets=('gate',))"},
+            "unknown adapter target of scoring bert of width 12 'gate'; allowed: key, output, query, value",
+        ),
     ):
         asked = made()
         asked.update(change)

@@ -64,6 +64,15 @@ def test_the_other_form_is_read_too(tmp_path):
         instructions.read(path, "other")
 
 
+def test_fewer_rows_of_each_data_set():
+    few = instructions.fewer(rows(10), 4)
+    assert [row.dataset for row in few] == [name for names in TASKS.values() for name in names for _ in range(4)]
+    assert few == [row for row in rows(10) if row in few], "in their order"
+    assert few == instructions.fewer(rows(10), 4)
+    with pytest.raises(ValueError, match="examples=11 of each data set: must lie between 1 and the 10 rows of films"):
+        instructions.fewer(rows(10), 11)
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
