@@ -24,6 +24,7 @@ from fedjax_core.workdir import METRICS, RUN, read_json, read_jsonl, write_bytes
 COLUMN = 3.4  # inches: the width of a column in print
 PAGE = 7.0
 MOST_CLIENTS = 100  # columns of the partition chart
+LONGEST_NAME = 20  # letters of a class in a figure; its CSV has all
 # Okabe and Ito's colours, told apart by the colour-blind; the dashes tell lines apart without colour
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
@@ -117,7 +118,7 @@ def partition_bubbles(label_table: Any, path: str | os.PathLike, class_names: Se
     rows = [{"client": i, **dict(zip(names, row.tolist(), strict=True))} for i, row in enumerate(counts)]
     shown = np.unique(np.linspace(0, clients - 1, min(clients, MOST_CLIENTS)).round().astype(int))
     with matplotlib.rc_context(STYLE):
-        figure = _bubbles(counts[shown], shown, names, clients)
+        figure = _bubbles(counts[shown], shown, _short(names), clients)
         _save(figure, path, rows)
     return figure
 
@@ -206,7 +207,7 @@ def heatmap(
                     axes.text(i, k, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
         across, down = _step(0.2 * columns / (size[0] - 1.3)), _step(len(names) / 40)
         axes.set_xticks(range(0, columns, across), [str(ids[i]) for i in shown[::across]])
-        axes.set_yticks(range(0, len(names), down), names[::down])
+        axes.set_yticks(range(0, len(names), down), _short(names[::down]))
         axes.set(xlabel="client" if len(table) == columns else f"client ({columns} of {len(table):,} shown)", ylabel="class")
         axes.grid(visible=False)
         figure.colorbar(image, ax=axes, label=of + (" (%)" if percent else ""), pad=0.02).outline.set_linewidth(0.6)
@@ -242,7 +243,7 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
         longest = max(map(len, names), default=0)
         long = longest > 4
         step = _step((0.12 if long else 0.06 * (longest + 1)) * len(names) / (figure.get_figwidth() - 0.7))
-        axes.set_xticks(range(0, len(names), step), names[::step], rotation=90 if long else 0)
+        axes.set_xticks(range(0, len(names), step), _short(names[::step]), rotation=90 if long else 0)
         axes.set(xlabel=across, ylabel=up)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
         if len(series) > 1:
@@ -291,7 +292,7 @@ def embedding(
             for value, colour in zip(found.tolist(), _colours(len(found)), strict=True):
                 mine = values == value
                 marker = markers[value] if what == "client" else "o"
-                label = names[value] if what == "class" else str(value)
+                label = _short(names)[value] if what == "class" else str(value)
                 axes.scatter(*places[mine & ~large].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
                 for client in np.unique(clients[mine & large]).tolist():
                     at = places[mine & large & (clients == client)].T
@@ -339,7 +340,7 @@ def landmarks(
         axes = figure.add_subplot()
         found = np.unique(np.concatenate([classes, mark_classes])).tolist()
         for value, colour in zip(found, _colours(len(found)), strict=True):
-            axes.scatter(*places[classes == value].T, s=5, color=colour, linewidths=0, label=names[value])
+            axes.scatter(*places[classes == value].T, s=5, color=colour, linewidths=0, label=_short(names)[value])
             axes.scatter(*marks[mark_classes == value].T, s=90, color=colour, edgecolors="black", linewidths=1.2, zorder=3)
         _bare(axes, len(found), 1.8)
         _save(figure, path, rows)
@@ -480,6 +481,11 @@ def _class_names(classes: int, names: Sequence[str] | None) -> list[str]:
     if len(found) != classes:
         raise ValueError(f"{len(found)} class names for {classes} classes; give one per class")
     return found
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Names as figures show them: WordNet's have up to 120 letters."""
+    return [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1].rstrip(" ,") + "…" for name in names]
 
 
 def _is_mean(name: str) -> bool:

@@ -103,11 +103,16 @@ def test_charts_of_every_size_are_legible(tmp_path, clients, classes):
     assert len(rows(tmp_path / "x.csv")) == clients + 1
 
 
-def test_long_class_names_fit(tmp_path):
-    figure = partition_bubbles(np.ones((30, 3), int), tmp_path / "x.png", ["automobile and truck", "W", "x"])
+@pytest.mark.parametrize("draw", [partition_bubbles, heatmap])
+def test_long_class_names_fit(tmp_path, draw):
+    """WordNet's have up to 120 letters; the figure's are cut, the CSV's are whole."""
+    names = ["automobile and truck", "W", "cliff, drop, drop-off" * 6]
+    figure = draw(np.ones((30, 3), int), tmp_path / "x.png", names)
     figure.draw_without_rendering()
     assert min(label.get_window_extent().x0 for label in figure.axes[0].get_yticklabels()) >= 0
     assert figure.axes[0].yaxis.label.get_window_extent().x0 >= 0
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [*names[:2], "cliff, drop, drop-o…"]
+    assert rows(tmp_path / "x.csv")[0] == ["client", *names]
 
 
 @pytest.mark.parametrize("counts", [[1, 2], [[]], [[-1]], [["a"]], [[float("nan")]]])
