@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_core.plots import attention, contact_sheet, curves, partition_bubbles, run_plots
+from fedjax_core.plots import attention, contact_sheet, curves, heatmap, partition_bubbles, run_plots
 from fedjax_core.workdir import JsonLines, WorkDir
 
 
