@@ -17,6 +17,7 @@ from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedper import oracle as fedper_in_loops
 from tests.methods.test_fedprox import compiled, one_round, rows_of
+from tests.methods.test_fedtgp import uplink_numbers
 
 K, SERVER, STREAM = toy.CLASSES, 5, 0x67656E
 NOISE, HIDDEN, MADE, STEPS = 3, 4, 6, 3
@@ -255,6 +256,7 @@ class FedGenTest(chex.TestCase):
         numbers = [count(jax.eval_shape(lambda k=k: initial(jax.random.key(0), k, 512, 512, 512)).params) for k in (10, 100)]
         self.assertEqual(numbers, [531_456, 577_536])
         self.assertEqual([round(n / 2**20, 3) for n in numbers], [0.507, 0.551])
+        self.assertEqual([uplink_numbers(fedgen, k) for k in (10, 100)], [5_130 + 10, 51_300 + 100])  # head, and label counts
         generator = (NOISE + K + 1) * HIDDEN + 2 * HIDDEN + (HIDDEN + 1) * 6 + 2 * HIDDEN  # with its statistics
         head, body = 6 * K + K, 5 * 6 + 6 + 5
         shapes = toy.reference("fedgen")[0].shapes

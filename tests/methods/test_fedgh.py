@@ -16,7 +16,7 @@ from methods.fedgh import fedgh
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedprox import compiled, one_round
-from tests.methods.test_fedtgp import SERVER, mean_features
+from tests.methods.test_fedtgp import SERVER, mean_features, uplink_numbers
 
 K, D = toy.CLASSES, 4
 MODELS = tuple(projected(toy.model(hidden), K, D, hidden=False) for hidden in (6, 7))
@@ -113,7 +113,9 @@ class FedGHTest(chex.TestCase):
         """K (D + 1) numbers up: 5,130 with 10 classes and 512 features, 51,300 with 100 (FedHPL, Table 9)."""
         shapes = toy.reference("fedgh")[0].shapes
         self.assertEqual((shapes.up, shapes.down), (4 * K * (D + 1), 4 * (D * K + K)))
-        self.assertEqual([k * (512 + 1) for k in (10, 100)], [5_130, 51_300])
+        for features, projection in ((512, None), (64, 512)):
+            numbers = [uplink_numbers(fedgh, k, features, projection=projection) for k in (10, 100)]
+            self.assertEqual(numbers, [5_130, 51_300])
 
     @parameterized.parameters(("resnet18", 10.907, 10.951), ("resnet34", 20.547, 20.591), ("resnet50", 23.417, 23.461))
     def test_numbers_of_the_projected_networks(self, name, *millions):

@@ -12,6 +12,7 @@ from fedjax_core import parallel, simulation, training
 from fedjax_core.algorithm import ClientData, Cohort
 from methods.fedhe import Server, fedhe
 from tests import naive, toy
+from tests.methods.test_fedtgp import uplink_numbers
 from tests.methods.test_local import MODELS, of
 
 K = toy.CLASSES
@@ -134,6 +135,7 @@ class FedHeTest(chex.TestCase):
         shapes = toy.reference("fedhe_mixed")[0].shapes
         self.assertEqual(shapes.up, 4 * K * (K + 1))
         self.assertEqual(shapes.down, 4 * K * K + K)
+        self.assertEqual([uplink_numbers(fedhe, k, 6) for k in (10, 100)], [110, 10_100])  # FedHPL, Table 9
 
     @parameterized.parameters(-0.1, float("nan"))
     def test_alpha_must_not_be_negative(self, alpha):

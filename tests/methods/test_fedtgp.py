@@ -11,12 +11,13 @@ from absl.testing import parameterized
 from fedjax_core import parallel, simulation, training
 from fedjax_core.algorithm import Cohort
 from fedjax_core.nn import count
-from methods.fedproto import Prototypes
+from fedjax_core.task import of_model
+from methods.fedproto import Prototypes, fedproto
 from methods.fedtgp import adaptive_margin, fedtgp, generated, generator
 from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedproto import regulariser
-from tests.methods.test_fedprox import compiled, one_round
+from tests.methods.test_fedprox import compiled, one_round, rows_of
 
 K, D, SERVER = toy.CLASSES, 6, 5
 MODELS = toy.task_alike(6).model, toy.task_alike(7).model
@@ -72,6 +73,19 @@ def oracle(rounds, start):
         psi = naive.train(None, psi, {}, x, y, key, epochs=3, batch=4, lr=0.01, whole=contrast, given=jnp.float32(delta)).params
         means, known = np.stack([prototype(psi, c) for c in range(K)]), np.ones(K, bool)
     return w, psi, means, margins
+
+
+def uplink_numbers(builder, classes, features=512, **arguments):
+    """How many numbers a client sends, with so many classes and features."""
+    task = of_model(toy.model(features, outputs=classes), classes=classes, population=5)
+    algorithm = builder(task, optimizer=training.sgd(0.1), **arguments)
+
+    def uplink(key, data):
+        server = algorithm.server_init(key)
+        client = algorithm.client_init(key, server, jnp.int32(0))
+        return algorithm.client_update(algorithm.broadcast(server, jnp.int32(0)), client, data, key).uplink
+
+    return count(jax.eval_shape(uplink, jax.random.key(0), rows_of(0)))
 
 
 class FedTGPTest(chex.TestCase):
@@ -134,7 +148,8 @@ class FedTGPTest(chex.TestCase):
         self.assertEqual([round(n / 2**20, 3) for n in numbers], [0.506, 0.550])
         shapes = toy.reference("fedtgp")[0].shapes
         self.assertEqual((shapes.up, shapes.down), (4 * K * (D + 1), 4 * K * D + K))
-        self.assertEqual(10 * (512 + 1), 5130)
+        for builder in (fedtgp, fedproto):
+            self.assertEqual([uplink_numbers(builder, k) for k in (10, 100)], [5_130, 51_300])
 
     def test_prototypes_are_made_of_their_vectors(self):
         psi = generator(jax.random.key(1), K, D)
