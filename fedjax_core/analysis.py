@@ -15,6 +15,7 @@ import optax
 
 from fedjax_core import losses, metrics
 from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.export import trained_network
 from fedjax_core.simulation import Simulation, State, View
 
 STEPS = 100  # of L-BFGS, for a convex problem
@@ -35,7 +36,7 @@ class Points(NamedTuple):
 
 
 class Landscape(NamedTuple):
-    """Loss and accuracy [n, n] over `steps` [n] along two directions from a model, in units of its filters' norms.
+    """Loss and accuracy [n, n] over `steps` [n] along two directions from a model, in units of the directions (its filters' norms).
 
     `loss[i, j]` stands at `steps[j]` along the first direction and `steps[i]` along the second.
     """
@@ -382,8 +383,10 @@ def landscape(
 
         def score(entry):
             (x, y), mask = entry
-            logits = _output(view.predict(model, there, x), "logits").astype(jnp.float32)
-            return metrics.mean_of(losses.cross_entropy_rows(logits, y), mask), metrics.accuracy(logits, y, mask)
+            made = view.predict(model, there, x)
+            logits, y = _output(made, "logits").astype(jnp.float32), ({"targets": y} | made)["targets"]
+            rows = losses.cross_entropy_rows(logits, jnp.maximum(y, 0))
+            return metrics.mean_of(rows, losses.counted(y, mask)), metrics.accuracy(logits, y, mask)
 
         return jax.tree.map(jnp.sum, jax.lax.map(score, batches))
 
@@ -394,6 +397,78 @@ def landscape(
             of_loss, of_accuracy = at(view.holds[model], directions, np.array([across, down], np.float32), batches)
             loss[i, j], accuracy[i, j] = of_loss[0] / of_loss[1], of_accuracy[0] / of_accuracy[1]
     return Landscape(steps, loss, accuracy)
+
+
+class Plane(NamedTuple):
+    """A plane through a model, and others seen from it.
+
+    Attributes:
+      directions: two, of length 1: params like the model's.
+      places: [n, 2] where the others stand, projected onto it.
+      share: [2] of the sum of their squared distances, what lies along each direction.
+    """
+
+    directions: tuple[PyTree, PyTree]
+    places: np.ndarray
+    share: np.ndarray
+
+
+def plane(centre: Net, others: Sequence[Net]) -> Plane:
+    """The plane through `centre` that the others are nearest to: principal components of their params minus its own.
+
+    Raises:
+      ValueError: an other has another form, or there are not two directions.
+    """
+    like = jax.tree.map(jnp.shape, centre.params)
+    for net in others:
+        if jax.tree.map(jnp.shape, net.params) != like:
+            raise ValueError("models of one plane must have the same parameters; choose runs of one architecture and adapter")
+    leaves, structure = jax.tree.flatten(centre.params)
+    flat = lambda params: np.concatenate([np.ravel(leaf).astype(np.float32) for leaf in jax.device_get(jax.tree.leaves(params))])
+    origin = flat(centre.params)
+    apart = np.stack([flat(net.params) - origin for net in others])
+    values, vectors = np.linalg.eigh(np.einsum("ip,jp->ij", apart, apart).astype(np.float64))
+    values, vectors = values[::-1], vectors[:, ::-1]
+    if len(values) < 2 or values[1] <= 1e-9 * max(values[0], np.finfo(np.float64).tiny):
+        raise ValueError("a plane needs two models beside the central one, which differ from it in two directions")
+    both = (vectors[:, :2].T @ apart) / np.sqrt(values[:2, None])  # [2, P]
+    bounds = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    first, second = (
+        structure.unflatten([part.reshape(leaf.shape) for part, leaf in zip(np.split(d, bounds), leaves, strict=True)])
+        for d in both
+    )
+    return Plane((first, second), vectors[:, :2] * np.sqrt(values[:2]), values[:2] / values.sum())
+
+
+def surroundings(
+    simulation: Simulation, state: State, others: Sequence[Net], *, span: float = 1.0, points: int = 21, rows: int = 1000
+) -> tuple[Landscape, Plane]:
+    """Loss on test data in the plane through the global model and near others, such as clients' (FedOA, Figure 3).
+
+    Args:
+      simulation: of the run that has the global model.
+      state: of it.
+      others: models with the same parameters.
+      span: the surface goes 1.25 times as far as the farthest of them, times this.
+      points, rows: as in `landscape`.
+
+    Returns:
+      (surface, plane); the surface's `steps` are distances of parameters.
+
+    Raises:
+      ValueError: the method has no global model, or as `plane`.
+    """
+    view = simulation.view(state, 0)
+    x = _take(simulation.data.test.x, np.arange(min(8, len(simulation.data.test.y))))
+    centre = trained_network(view, _chosen(view, "global"), x)
+    found = plane(centre, others)
+    nets, zero = _nets(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
+    if not any(net is centre for net in nets):
+        raise ValueError("the global model is put together of several nets, so there is not one to move")
+    moved = tuple([d if net is centre else zero(net) for net in nets] for d in found.directions)
+    reach = 1.25 * span * float(np.abs(found.places).max())
+    where: Any = {"span": reach, "points": points, "rows": rows, "directions": moved}
+    return landscape(simulation, state, "global", **where), found
 
 
 def _direction(key: Array, params: PyTree) -> PyTree:

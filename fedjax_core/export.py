@@ -23,6 +23,7 @@ import numpy as np
 
 from fedjax_core import by_name, nn, training
 from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.nn.transformer import MINUS
 from fedjax_core.simulation import View
 from fedjax_core.task import Model
 from fedjax_core.workdir import explained, plain, write_bytes
@@ -90,7 +91,12 @@ def load_model(path: str | os.PathLike) -> tuple[Model, Net, dict[str, Any]]:
 
 
 def network(view: View, name: str, x: PyTree) -> Net:
-    """The one network that a model of a client (or "global") consists of, with what of it is frozen.
+    """The one network that a model of a client (or "global") consists of, with what of it is frozen; as `trained_network`."""
+    return view.task.model.whole(trained_network(view, name, x))
+
+
+def trained_network(view: View, name: str, x: PyTree) -> Net:
+    """The one network that a model of a client (or "global") consists of: what is trained of it.
 
     It is looked for in what the model predicts with: a `Net` of the architecture's form whose own logits are the model's. So a
     method that keeps several (a previous one, a teacher) is no trouble, and one whose prediction takes more is refused.
@@ -107,18 +113,18 @@ def network(view: View, name: str, x: PyTree) -> Net:
     held = view.holds[name]
     model = view.task.model
     wanted = np.asarray(view.predict(name, held, x)["logits"], np.float64)
+    there = wanted > MINUS / 2  # options that a question does not have are all alike
     apply = jax.jit(lambda frozen, net: view.task.network(frozen).apply(net, x)[0]["logits"])
     found: list[Net] = []
     for net in _networks(model, held):
-        close = np.allclose(
-            np.asarray(apply(view.task.frozen, net), np.float64), wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max()
-        )
+        own = np.asarray(apply(view.task.frozen, net), np.float64)[there]
+        close = np.allclose(own, wanted[there], rtol=1e-3, atol=1e-3 * np.abs(wanted[there]).max())
         if close and not any(_equal(net, other) for other in found):
             found.append(net)
     if len(found) != 1:
         what = "several networks that predict alike" if found else f"no {model.name} that predicts as it does"
         raise ValueError(f"the model {name!r} holds {what}, so there is no one network to export")
-    return model.whole(found[0])
+    return found[0]
 
 
 def _networks(model: Model, held: tuple[PyTree, PyTree]) -> list[Net]:

@@ -385,14 +385,23 @@ def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | Non
     return figure
 
 
-def contours(steps: Any, loss: Any, path: str | os.PathLike, accuracy: Any = None) -> Figure:
-    """Draws a loss over a plane, with lines of equal loss, and a cross where the model is.
+def contours(
+    steps: Any,
+    loss: Any,
+    path: str | os.PathLike,
+    accuracy: Any = None,
+    marks: Mapping[str, Any] | None = None,
+    share: Sequence[float] | None = None,
+) -> Figure:
+    """Draws a loss over a plane, with lines of equal loss, a cross where the model is, and others.
 
     Args:
       steps: [n] places along both directions.
       loss: [n, n]: at `steps[j]` along the first and `steps[i]` along the second direction.
       path: where the figure goes; the suffix says the format. Its CSV has a line per point.
       accuracy: [n, n] for the CSV.
+      marks: other models' places [m, 2], by label; in the CSV they have no loss.
+      share: what of the others' distances lies along each direction, in [0, 1].
 
     Returns:
       The figure.
@@ -410,6 +419,10 @@ def contours(steps: Any, loss: Any, path: str | os.PathLike, accuracy: Any = Non
         for i in range(len(steps))
         for j in range(len(steps))
     ]
+    places = {label: np.reshape(at, (-1, 2)) for label, at in (marks or {}).items()}
+    if places:
+        rows = [row | {"what": "surface"} for row in rows]
+        rows += [{"first": x, "second": y, "what": label} for label, at in places.items() for x, y in at.tolist()]
     low, high = max(float(np.nanmin(loss)), 1e-6), float(np.nanmax(loss[np.isfinite(loss)]))
     levels = np.geomspace(low, max(high, low * 1.01), 11)
     with matplotlib.rc_context(STYLE):
@@ -419,7 +432,13 @@ def contours(steps: Any, loss: Any, path: str | os.PathLike, accuracy: Any = Non
         lines = axes.contour(steps, steps, np.maximum(loss, low), levels=levels[1:-1], colors="black", linewidths=0.4)
         axes.clabel(lines, np.asarray(lines.levels)[::2], fmt="%.2g", fontsize=6)
         axes.plot([0], [0], "+", color=COLOURS[1], markersize=9, markeredgewidth=1.5)
-        axes.set(xlabel="first direction", ylabel="second direction", aspect="equal")
+        for i, (label, at) in enumerate(places.items()):
+            shape = {"color": COLOURS[1 + i % (len(COLOURS) - 1)], "marker": MARKERS[i % len(MARKERS)]}
+            axes.scatter(*at.T, s=22, edgecolors="white", linewidths=0.6, label=label, zorder=3, **shape)
+        if places:
+            axes.legend(fontsize=6, loc="upper right")
+        first, second = [""] * 2 if share is None else [f" ({100 * part:.0f} %)" for part in share]
+        axes.set(xlabel=f"first direction{first}", ylabel=f"second direction{second}", aspect="equal")
         axes.grid(visible=False)
         figure.colorbar(shades, ax=axes, label="test loss", format="%.2g", pad=0.02, shrink=0.85)
         _save(figure, path, rows)

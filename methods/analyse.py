@@ -3,6 +3,7 @@
   python -m methods.analyse runs/fedavg runs/scaffold --what=curves --out=analysis
   python -m methods.analyse runs/fedavg --what=partition,clients,classes,communication,probe,match,tsne,landscape
   python -m methods.analyse runs/fedpft --what=attention,probe,tsne --features=extractor
+  python -m methods.analyse runs/fedit runs/perada runs/fedoa --what=plane --out=analysis
 
 What is read from a run is its directory alone; several runs share a figure where that says something.
 """
@@ -14,11 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from fedjax_core import analysis, by_name, plots, report
+from fedjax_core import analysis, by_name, language, plots, report, text
 from fedjax_core.checkpoint import Checkpoints
 from fedjax_core.data.federated import FederatedData
+from fedjax_core.export import trained_network
 from fedjax_core.simulation import Simulation, State
 from fedjax_core.workdir import CHECKPOINTS, METRICS, RUN, read_json, read_jsonl, write_csv, write_json, write_text
 from methods import experiment
@@ -27,6 +30,7 @@ EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map
 KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
 SCOPES = {"own": "own test accuracy", "all": "accuracy on all test data"}
 NUMBERS = "analysis.json"  # in a run's directory: what `number` has found
+ANSWERS = "answers.json"  # and what its models have answered, in words
 
 
 class Asked(NamedTuple):
@@ -42,7 +46,7 @@ class Asked(NamedTuple):
       rows: examples per client, in the plane and in attention; None: `EMBEDDED`, `ATTENDED`.
       centroids: whether tsne also shows the mean of each client's features of each class.
       scope: of accuracies by class and by client: "own", each client's own test rows, or "all", the whole test set.
-      span, points: of the landscape.
+      span, points: of the landscape and the plane.
       seed: of the embedding and of the landscape's directions.
     """
 
@@ -67,9 +71,13 @@ class _Loaded:
         self._runs: dict[Path, tuple[Any, Simulation, State]] = {}
 
     def __call__(self, run: Path) -> tuple[Simulation, State]:
+        return self.whole(run)[1:]
+
+    def whole(self, run: Path) -> tuple[Any, Simulation, State]:
+        """With the config."""
         if run not in self._runs:
             self._runs[run] = experiment.load(run)
-        return self._runs[run][1:]
+        return self._runs[run]
 
 
 def curves(asked: Asked, loaded: _Loaded) -> list[Path]:
@@ -245,11 +253,72 @@ def landscape(asked: Asked, loaded: _Loaded) -> list[Path]:
     return files
 
 
+def plane(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """The test loss around the first run's global model, and where the models of all runs stand: clients', else the global one."""
+    nets, of = [], []
+    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+        simulation, state = loaded(run)
+        model = analysis.model_of(simulation, state, asked.model)
+        x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
+        for client in range(simulation.population) if asked.clients is None else asked.clients:
+            nets.append(trained_network(simulation.view(state, client), model, x))
+            of.append(label)
+            if model == "global":
+                break
+    found, where = analysis.surroundings(*loaded(asked.runs[0]), nets, span=asked.span, points=asked.points)
+    marks = {label: where.places[[other == label for other in of]] for label in dict.fromkeys(of)}
+    plots.contours(found.steps, found.loss, asked.out / "plane.png", found.accuracy, marks, where.share.tolist())
+    return [asked.out / "plane.png"]
+
+
+def rouge(asked: Asked, loaded: _Loaded) -> list[Path]:
+    """What models of instructions answer, in words, with its ROUGE-1: a language model writes, an encoder chooses."""
+    rows, means = [], []
+    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+        mine = _answered(run, *loaded.whole(run), asked.model)
+        rows += [{"run": label} | row for row in mine]
+        for name in dict.fromkeys(row["dataset"] for row in mine):
+            of_set = [row for row in mine if row["dataset"] == name]
+            mean = lambda what, of_set=of_set: f"{100 * _mean_over_clients(of_set, what):.2f} %"
+            means.append({"run": label, "data set": name, "rouge1": mean("rouge1"), "exact": mean("exact")})
+    write_csv(asked.out / "rouge.csv", rows)
+    return [asked.out / "rouge.csv", _table(asked.out / "rouge.md", means)]
+
+
+def _answered(run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None) -> list[dict[str, Any]]:
+    """A row per client (of the global model on common tests: one) and test row; kept in the run's directory."""
+    made = experiment.prepared(config)
+    model, done = analysis.model_of(simulation, state, model), int(state.round)
+    known = read_json(run / ANSWERS) if (run / ANSWERS).exists() else {}
+    if model in known and known[model]["round"] == done:
+        return known[model]["rows"]
+    common = len({index.tobytes() for index in simulation.data.test_index}) == 1
+    found = []
+    for client in [0] if model == "global" and common else simulation.scored_clients().tolist():
+        view, rows = simulation.view(state, client), simulation.data.test_index[client].tolist()
+        x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
+        params = view.task.model.whole(trained_network(view, model, x)).params
+        texts = language.answers(made, params, rows, simulation.evaluation.batch)
+        asked = [made.divided.test[row] for row in rows]
+        right = [row.answer for row in asked]
+        for row, said, score, same in zip(asked, texts, text.rouge1(texts, right), text.exact(texts, right), strict=True):
+            found.append({"client": client, "task": row.task, "dataset": row.dataset, "answer": row.answer, "said": said})
+            found[-1] |= {"rouge1": score, "exact": same}
+    write_json(run / ANSWERS, known | {model: {"round": done, "rows": found}})
+    return found
+
+
+def _mean_over_clients(rows: Sequence[Mapping[str, Any]], what: str) -> float:
+    """Of each client's mean."""
+    of = {client: [row[what] for row in rows if row["client"] == client] for client in {row["client"] for row in rows}}
+    return float(np.mean([np.mean(values) for values in of.values()]))
+
+
 WHAT: dict[str, Callable[[Asked, _Loaded], list[Path]]] = {
     function.__name__: function
     for function in (
         *(curves, partition, tsne, attention, knowledge, probe, match),
-        *(communication, sizes, clients, classes, landscape),
+        *(communication, sizes, clients, classes, landscape, plane, rouge),
     )
 }
 
@@ -303,6 +372,16 @@ def _mean_match(simulation: Simulation, state: State, model: str | None = None, 
     return float(np.nanmean(analysis.match(simulation, state, model, key)))
 
 
+def _mean_rouge(
+    run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None, of: str | None = None
+) -> float:
+    rows = _answered(run, config, simulation, state, model)
+    if of is not None:
+        by_name.choose("task or data set of rouge", of, dict.fromkeys([row[what] for what in ("task", "dataset") for row in rows]))
+        rows = [row for row in rows if of in (row["task"], row["dataset"])]
+    return _mean_over_clients(rows, "rouge1")
+
+
 def _size(what: str) -> Callable[..., float]:
     def size(simulation: Simulation, state: State | None = None, total: bool = False, group: int | None = None) -> float:
         del state
@@ -318,7 +397,8 @@ def _size(what: str) -> Callable[..., float]:
 
 
 SIZES = {what: _size(what) for what in ("whole", "body", "trained", "down", "up")}  # need no trained state
-MEANS = {"origin": _mean_origin, "probe": _mean_probe, "match": _mean_match} | SIZES
+MEANS = {"origin": _mean_origin, "probe": _mean_probe, "match": _mean_match, "rouge": _mean_rouge} | SIZES
+GIVEN = ("run", "config", "simulation", "state")  # what these take of a run
 
 
 def is_size(text: str) -> bool:
@@ -336,8 +416,9 @@ def number(text: str) -> Callable[[Path, FederatedData | None], float]:
     """One analysis as a number: the mean over clients after the last round.
 
     Args:
-      text: "origin", "probe" or "match", with options as in "probe(model='global', key='features')"; or a count, "whole",
-        "body", "trained", "down", "up" (`analysis.sizes`), with total=True the sum over clients, with group=0 of one architecture.
+      text: "origin", "probe" or "match", with options as in "probe(model='global', key='features')"; "rouge" of answers in words,
+        with of="sst2" on one test set, or one task; or a count, "whole", "body", "trained", "down", "up" (`analysis.sizes`), with
+        total=True the sum over clients, with group=0 of one architecture.
 
     Returns:
       (run's directory, its data or None to load them) -> the number, which is kept in the run's directory.
@@ -347,15 +428,15 @@ def number(text: str) -> Callable[[Path, FederatedData | None], float]:
     """
     name, options = by_name.parse(text)
     function = MEANS[by_name.choose("analysis", name, MEANS)]
-    by_name.check(f"analysis {name!r}", function, ("simulation", "state"), options)
+    by_name.check(f"analysis {name!r}", function, GIVEN, options)
 
     def of(run: Path, data: FederatedData | None = None) -> float:
         file = run / NUMBERS
         known = read_json(file) if file.exists() else {}
         done = Checkpoints(run / CHECKPOINTS).latest()
         if text not in known or known[text]["round"] != done:
-            _, simulation, state = experiment.load(run, data=data)
-            known[text] = {"round": done, "value": function(simulation, state, **options)}
+            found: dict[str, Any] = dict(zip(GIVEN, (run, *experiment.load(run, data=data)), strict=True))
+            known[text] = {"round": done, "value": by_name.call(f"analysis {name!r}", function, found, options)}
             write_json(file, known)
         return known[text]["value"]
 
@@ -383,8 +464,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scope", default="own", choices=sorted(SCOPES), help="accuracies on each client's own test rows, or on all"
     )
-    parser.add_argument("--span", type=float, default=1.0, help="of the landscape, in units of the filters' norms")
-    parser.add_argument("--points", type=int, default=21, help="of the landscape, along each direction")
+    parser.add_argument(
+        "--span", type=float, default=1.0, help="of the landscape, in units of the filters' norms; of the plane, of what it shows"
+    )
+    parser.add_argument("--points", type=int, default=21, help="of the landscape and the plane, along each direction")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compilation_cache", default=experiment.PROGRAMS, help="where compiled programs are kept; '' for nowhere")
     return parser

@@ -62,7 +62,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 def dataset(config: Config) -> federated.FederatedData:
     """The config's data, divided over its clients."""
     if language.named(config.data.source):
-        return _instructions(config).data
+        return prepared(config).data
     data = config.data
     name, options = by_name.parse(data.source)
     scheme, arguments = by_name.parse(data.partition)
@@ -84,12 +84,14 @@ def public(config: Config, like: Examples) -> Examples | tuple[()]:
     return adapted(smaller(sources.load(name, config.data.dir, **options), examples=examples).train, like)
 
 
-def _instructions(config: Config) -> language.Prepared:
+def prepared(config: Config) -> language.Prepared:
     """Instructions, read for the config's one model.
 
     Raises:
-      ValueError: the config asks for what is for images alone.
+      ValueError: the config has none, or asks for what is for images alone.
     """
+    if not language.named(config.data.source):
+        raise ValueError(f"data.source={config.data.source!r} has no texts; instructions(leave_out=...) has")
     wanted = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
     for name, only in wanted.items():
         if config[name] != only:
@@ -290,7 +292,7 @@ def _task(
 ) -> Task:
     """The network of one group, and what of it is trained."""
     if language.named(config.data.source):
-        return language.task(_instructions(config), config.adapter, shapes_only)
+        return language.task(prepared(config), config.adapter, shapes_only)
 
     def wrapped(model: Model) -> Model:
         model = model if config.augment is None else augment.augmented(model, config.augment)
