@@ -25,9 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
-from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] (made at import)
-from tensorboardX.record_writer import RecordWriter
-from tensorboardX.summary import scalar
 
 from fedjax_core.workdir import (
     METRICS,
@@ -254,10 +251,14 @@ class Parser(argparse.ArgumentParser):
 
 class _Events:
     """TensorBoard's scalars, written in the caller's thread: tensorboardX's own writer waits for ever for a thread that a full
-    disk has killed, and puts the machine's name into the file's."""
+    disk has killed, and puts the machine's name into the file's. Imported when needed: it loads torch where there is one."""
 
     def __init__(self, directory: Path, from_round: int) -> None:
-        self._path = directory
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] (made at import)
+        from tensorboardX.record_writer import RecordWriter
+        from tensorboardX.summary import scalar
+
+        self._path, self._event, self._scalar = directory, Event, scalar
         with explained("write", directory):
             directory.mkdir(exist_ok=True)
             number = len(list(directory.glob("events.out.tfevents.*")))
@@ -269,13 +270,13 @@ class _Events:
         self._flushed = time.monotonic()
 
     def _write(self, **event: Any) -> None:
-        self._file.write(Event(wall_time=time.time(), **event).SerializeToString())
+        self._file.write(self._event(wall_time=time.time(), **event).SerializeToString())
 
     def add(self, record: Mapping[str, Any]) -> None:
         with explained("write", self._path):
             for name, value in record.items():
                 if name != "round" and isinstance(value, (int, float)):
-                    self._write(step=record["round"], summary=scalar(name, value))
+                    self._write(step=record["round"], summary=self._scalar(name, value))
             if time.monotonic() - self._flushed > 2:
                 self._file.flush()
                 self._flushed = time.monotonic()
