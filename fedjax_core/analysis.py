@@ -429,7 +429,7 @@ def plane(centre: Net, others: Sequence[Net]) -> Plane:
     apart = np.stack([flat(net.params) - origin for net in others])
     values, vectors = np.linalg.eigh(np.einsum("ip,jp->ij", apart, apart).astype(np.float64))
     values, vectors = values[::-1], vectors[:, ::-1]
-    if len(values) < 2 or values[1] <= 1e-9 * max(values[0], np.finfo(np.float64).tiny):
+    if len(values) < 2 or values[1] <= 1e-6 * max(values[0], np.finfo(np.float64).tiny):
         raise ValueError("a plane needs two models beside the central one, which differ from it in two directions")
     both = (vectors[:, :2].T @ apart) / np.sqrt(values[:2, None])  # [2, P]
     bounds = np.cumsum([leaf.size for leaf in leaves])[:-1]

@@ -12,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedjax_core import analysis, losses, parallel, simulation, training
 from fedjax_core.algorithm import Net
+from fedjax_core.export import trained_network
 from fedjax_core.simulation import Evaluation
 from methods.fedavg import fedavg
 from methods.fedpft import fedpft
@@ -204,6 +205,46 @@ class LandscapeTest(chex.TestCase):
         d = analysis._direction(jax.random.key(0), params)
         np.testing.assert_allclose(np.sqrt((d["k"] ** 2).sum((0, 1))), np.sqrt((params["k"] ** 2).sum((0, 1))), rtol=1e-5)
         np.testing.assert_array_equal(d["b"], 0)
+
+
+class PlaneTest(chex.TestCase):
+    def test_models_of_a_plane_stand_where_they_are(self):
+        rng = np.random.default_rng(0)
+        centre = Net({"k": rng.normal(size=(2, 3)).astype(np.float32), "b": rng.normal(size=4).astype(np.float32)}, {})
+        first, second = np.linalg.qr(rng.normal(size=(10, 2)))[0].T
+        wanted = np.array([[3, 0], [-1, 1], [2, -0.5], [0, 0.5]])
+        tree = lambda d: {"k": d[:6].reshape(2, 3), "b": d[6:]}
+        others = [
+            Net(jax.tree.map(lambda w, d: (w + d).astype(np.float32), centre.params, tree(a * first + b * second)), {})
+            for a, b in wanted
+        ]
+        found = analysis.plane(centre, others)
+        for net, place in zip(others, found.places, strict=True):
+            at = jax.tree.map(lambda w, a, b, place=place: w + place[0] * a + place[1] * b, centre.params, *found.directions)
+            chex.assert_trees_all_close(at, net.params, atol=1e-5)
+        np.testing.assert_allclose(found.places @ found.places.T, wanted @ wanted.T, atol=1e-5)
+        np.testing.assert_allclose(found.share, (found.places**2).sum(0) / (wanted**2).sum(), rtol=1e-5)
+        self.assertGreater(found.share[0], found.share[1])
+        for few in ([others[0]], [others[0]] * 3, [centre] * 3):
+            with self.assertRaisesRegex(ValueError, "a plane needs two models beside the central one"):
+                analysis.plane(centre, few)
+        with self.assertRaisesRegex(ValueError, "must have the same parameters"):
+            analysis.plane(centre, [others[0], Net({"k": np.zeros((2, 3))}, {})])
+
+    def test_the_loss_around_a_global_model(self):
+        sim, state = drawn("fedoa")
+        x = sim.data.test.x[:8]
+        nets = [trained_network(sim.view(state, i), "personal", x) for i in range(3)]
+        chex.assert_trees_all_equal(nets[1], jax.tree.map(lambda leaf: leaf[1], state.clients[0]))
+        found, where = analysis.surroundings(sim, state, nets, points=3)
+        scores = sim.evaluate(state)
+        self.assertAlmostEqual(found.loss[1, 1], scores["test/global/loss"], places=5)
+        reach = 1.25 * np.abs(where.places).max()
+        np.testing.assert_allclose(found.steps, [-reach, 0, reach])
+        centre = state.server.net
+        corner = jax.tree.map(lambda w, a, b: w + reach * a - reach * b, centre.params, *where.directions)
+        logits = toy.model().apply(Net(corner, centre.stats), sim.data.test.x)[0]["logits"]
+        self.assertAlmostEqual(found.accuracy[0, 2], float(np.mean(logits.argmax(-1) == sim.data.test.y)), places=6)
 
 
 class AttentionTest(chex.TestCase):

@@ -11,7 +11,8 @@ import pytest
 from configs import base
 from fedjax_core import language, pretrained
 from fedjax_core.nn import bert, llama
-from methods import experiment
+from fedjax_core.workdir import read_json
+from methods import analyse, experiment
 from tests.fedjax_core.data.test_instructions import END, Letters, decoded, rows
 from tests.fedjax_core.nn.test_bert import CONFIG as BERT
 from tests.fedjax_core.nn.test_llama import PLAIN as LLAMA
@@ -79,13 +80,39 @@ def test_an_encoder_chooses(config):
     chex.assert_trees_all_equal(jax.device_get(sim.held.tasks[0][0]), task.frozen)
 
 
+def test_a_run_tells_its_answers(config, tmp_path):
+    """As figures and as numbers of tables: those that the run was scored by, for an encoder chooses."""
+    made = config("bert", name="fedoa", batch=4, epochs=1)
+    made.rounds = made.evaluation.every = 1
+    run = tmp_path / "run"
+    experiment.execute(made, str(run), progress=False, console=lambda text: None)
+    scores = read_json(run / "summary.json")["metrics"]
+    for text, score in (("rouge", ""), ("rouge(of='pairs')", "_pairs"), ("rouge(of='logic')", "")):
+        wanted = scores[f"test/personal/all/rouge1{score}/mean"]["last"]
+        assert analyse.number(text)(run, None) == pytest.approx(wanted, abs=1e-5)
+    wanted = scores["test/global/rouge1"]["last"]
+    assert analyse.number("rouge(model='global')")(run, None) == pytest.approx(wanted, abs=1e-5)
+    asked = analyse.Asked([run], tmp_path / "out")
+    table, shown = analyse.analyse(["rouge"], asked)
+    assert len(table.read_text().splitlines()) == 1 + 4 * 6, "four clients, six questions"
+    assert "| pairs |" in shown.read_text()
+    with pytest.raises(ValueError, match="unknown task or data set of rouge 'mood'; allowed: logic, pairs, proofs"):
+        analyse.number("rouge(of='mood')")(run, None)
+
+
 def test_a_language_model_writes(config):
-    sim = experiment.build(config("llama", name="fedit", batch=4, epochs=1))
+    asked = config("llama", name="fedit", batch=4, epochs=1)
+    sim = experiment.build(asked)
     state, records = sim.rounds(sim.init(0), 2)
     assert records[1]["train/loss"] < records[0]["train/loss"]
     scores = sim.evaluate(state)
     assert 0 <= scores["test/global/accuracy"] <= 1
     assert not any("rouge1" in name for name in scores)
+    made, task, net = experiment._instructions(asked), sim.groups[0].task, state.server.net
+    generate = jax.jit(functools.partial(made.model.generate, limit=3))
+    x = jax.tree.map(lambda leaf: leaf[:2], sim.data.test.x)
+    own = generate(language.parameters(made, asked.adapter, task.frozen, net), x["tokens"], x["mask"])
+    chex.assert_trees_all_equal(own, generate(task.model.whole(net).params, x["tokens"], x["mask"]))
     assert {"test/global/accuracy_pairs", "test/global/accuracy_proofs"} <= set(scores)
 
 

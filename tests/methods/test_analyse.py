@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs import fedavg_digits, fedhe_digits, fedpft_digits, fedskc_digits
+from configs import fedavg_digits, fedhe_digits, fedit_digits, fedoa_digits, fedpft_digits, fedskc_digits
 from fedjax_core import analysis
 from fedjax_core.workdir import read_json, write_json
 from methods import analyse, experiment
@@ -57,6 +57,28 @@ def test_figures_have_their_numbers_beside_them(runs, tmp_path, capsys):
         with Image.open(figure) as image:
             assert (np.asarray(image.convert("L")) < 250).mean() > 0.005, figure
         assert rows(figure.with_suffix(".csv")), figure
+
+
+def test_personal_models_stand_around_a_global_one(runs, tmp_path):
+    """Figure 3 of FedOA: one mark for FedIT's model, one for each client of FedOA; the first run's is in the middle."""
+    for name, module in (("fedit", fedit_digits), ("fedoa", fedoa_digits)):
+        config = module.get_config("smoke")
+        config.models, config.adapter, config.train = ("mlp(widths=(8,))",), None, "all"
+        config.rounds = config.evaluation.every = 2
+        config.data.clients, config.plan.devices = 4, 1
+        experiment.execute(config, str(tmp_path / name), progress=False, console=lambda text: None)
+    out = tmp_path / "out"
+    assert call(tmp_path / "fedit", tmp_path / "fedoa", "--what=plane", f"--out={out}", "--points=3") == 0
+    found = rows(out / "plane.csv")
+    assert [row["what"] for row in found] == ["surface"] * 9 + ["fedit"] + ["fedoa"] * 4
+    middle = next(row for row in found if (float(row["first"]), float(row["second"])) == (0, 0))
+    summary = read_json(tmp_path / "fedit" / "summary.json")["metrics"]
+    assert float(middle["loss"]) == pytest.approx(summary["test/global/loss"]["last"], abs=1e-5)
+    assert float(found[9]["first"]) == pytest.approx(0, abs=1e-5)
+    farthest = max(abs(float(row[way])) for row in found[10:] for way in ("first", "second"))
+    assert max(float(row["first"]) for row in found[:9]) == pytest.approx(1.25 * farthest)
+    with Image.open(out / "plane.png") as image:
+        assert (np.asarray(image.convert("L")) < 250).mean() > 0.005
 
 
 def test_class_knowledge_is_drawn_as_large_dots(runs, tmp_path, capsys):
@@ -198,6 +220,8 @@ def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
         (["--what=clients", "--model=personal"], 1, "model 'personal' is not one that the method has: global"),
         (["--what=tsne", "--features=prompts"], 1, "no output 'prompts'"),
         (["--what=attention"], 1, "no output 'attention'"),
+        (["--what=plane"], 1, "a plane needs two models beside the central one"),
+        (["--what=rouge"], 1, r"data\.source='digits' has no texts; instructions\(leave_out=\.\.\.\) has"),
     ],
 )
 def test_a_wrong_command_line_gets_one_line(runs, tmp_path, capsys, flags, status, said):

@@ -17,6 +17,7 @@ from configs.tables.base import Column, Measure, Paper, Row, Table
 from fedjax_core import report
 from fedjax_core.workdir import read_json, read_jsonl
 from methods import analyse, experiment, table, tables
+from tests import test_configs
 from tests.launch import Launcher
 
 GLOBAL = Measure("global", ("test/global/accuracy",))
@@ -350,6 +351,45 @@ def test_pacs_is_a_domain_per_client(shared_data):
     assert data.test_label_table.sum(1).tolist() == [500] * 4
     cell.config.plan.devices = 1
     assert experiment.build(cell.config, data).population == 4
+
+
+@pytest.mark.parametrize(("number", "clients", "rows"), [(2, 6, 1000), (7, 30, 200)])
+def test_protocol_of_fedoa(number, clients, rows):
+    """At full size, without the files: a data set per client or a fifth of one, everybody tested on what was left out."""
+    table = tables.read(f"configs/tables/fedoa_table{number}.py", "paper")
+    cells = tables.cells(table, "paper")
+    assert {cell.config.data.source.partition("leave_out='")[2].rstrip("')") for cell in cells} == set(test_configs.TASKS)
+    for cell in cells:
+        method = cell.config.method
+        together = cell.row == "Centralized"
+        assert cell.config.rounds * method.epochs == (10 if together else 40), cell
+        assert method.get("lam", 0.5) == 0.5
+        assert (cell.config.optimizer.lr, cell.config.optimizer.anneal, method.batch) == (3e-4, "linear", 32)
+    (cell,) = tables.choose(cells, ["fedoa/sentiment"])
+    simulation = test_configs.build(cell.config)
+    data = simulation.data
+    assert [len(index) for index in data.train_index] == [rows] * clients
+    assert [len(index) for index in data.test_index] == [len(data.test.y)] * clients == [400] * clients
+    adapter = jax.eval_shape(simulation.groups[0].task.model.init, jax.random.key(0)).params
+    assert sum(leaf.size for leaf in jax.tree.leaves(adapter)) == 4_194_304
+
+
+def test_tables_of_fedoa_share_their_runs():
+    names = lambda n: {cell.name for cell in tables.cells(tables.read(f"configs/tables/fedoa{n}.py", "paper"), "paper")}
+    assert {name for name in names("") if not name.startswith("local")} < names("_table2")
+    assert not names("_table2") & names("_table6"), "own tests are others"
+
+
+def test_domains_of_fedoa(shared_data):
+    """Its Table 8 in small, on the file that we have: three clients, three domains, tested on the fourth."""
+    of_file = [f"data.dir={shared_data}"]
+    table = tables.changed(tables.read("configs/tables/fedoa_table8.py", "small"), of_file)
+    (cell,) = tables.choose(tables.cells(table, "small", [0]), ["FedOA/Photo"])
+    data = experiment.dataset(cell.config)
+    assert data.label_table.sum() == 3000
+    assert data.test_label_table.sum(1).tolist() == [1670] * 3
+    cell.config.plan.devices = 1
+    assert experiment.build(cell.config, data).population == 3
 
 
 # ------------------------------------------------------------------------------------------------ counts
