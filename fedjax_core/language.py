@@ -265,3 +265,17 @@ def answers(made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32
     tokens = instructions.prompts(asked, tokenizer, widest, long=made.spec.long)
     write = functools.partial(_writer(made.model, longest), params)
     return tokenizer.decode(text.complete(write, tokens, batch, widest=widest))
+
+
+def parameters(made: Prepared, adapter: str | None, frozen: Net, net: Net) -> PyTree:
+    """What `made.model.generate` takes of one network: its adapter beside the frozen kernels, unmerged, so that no base is copied.
+
+    Args:
+      made: by `prepare`.
+      adapter: as in `task`.
+      frozen: of the task.
+      net: what a predictor reads, the server's or a client's.
+    """
+    if adapter is None:
+        return frozen.params | net.params
+    return lora.adapter(lora.parse(adapter), frozen.params, made.model.name).wrap(frozen.params, net.params[lora.ENTRY])
