@@ -2,9 +2,9 @@
 
 Command:  python -m methods.main --config=configs/fedtgp_digits.py --workdir=runs/fedtgp
 Expect:   see configs/RESULTS.md.
-Variants: small (the default), at the authors' rate of 0.01; smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients with
-          ResNet-18/34/50/34/18 on CIFAR-10 at 32 px, features averaged in groups to 512, SGD 0.01 with momentum 0.9 and weight decay
-          1e-4, batch 16, 1 local epoch, 100 rounds; the authors' lambda 10 and 100 server epochs.
+Variants: small (the default), at the authors' rate of 0.01; smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients
+          with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px, features averaged in groups to 512, SGD 0.01 with momentum 0.9 and weight
+          decay 1e-4, batch 16, 1 local epoch, 100 rounds; the authors' lambda 10 and 100 server epochs.
 """
 
 from configs import base

@@ -13,7 +13,7 @@ from configs import base
 
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
-    config.models = ("vit(patch=2, width=32, depth=2, heads=2, prompts=4, deep=False)",)
+    config.models = ("vit(patch=8, width=64, depth=2, heads=4, prompts=4, deep=False)",)
     config.train = "prompts"
     config.optimizer.update(lr=0.02, momentum=0.9)
     config.method = dict(name="pfedpg", heads=4, inner=32, server_lr=0.001, epochs=5, batch=32)
