@@ -13,7 +13,7 @@ def get_table(variant: str = "small"):
     rows = [row for row in fedhpl.many_networks(variant) if row.label.startswith("FedHPL")]
     if variant == "paper":
         vits = fedhpl.heterogeneous(variant)
-        vits |= {"models": tuple(spec.replace("resize=224", "resize=32") for spec in vits["models"])}
+        vits = {**vits, "models": tuple(spec.replace("resize=224", "resize=32") for spec in vits["models"])}
         rows.append(fedhpl.fedhpl("FedHPL (CNN, 32 pixels)", {**fedhpl.framed(variant, 32), "rounds": 100}))
         rows.append(fedhpl.fedhpl("FedHPL (ViT, 32 pixels)", vits))
     columns = tuple(fedhpl.column(fedhpl.CIFAR10, skew, variant) for skew in fedhpl.SKEWS)

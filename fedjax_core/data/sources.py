@@ -567,7 +567,8 @@ def read_svhn(data_dir: Path, md5: dict[str, str]) -> Dataset:
                 f"{where}: X {x.shape} and y from {y.min()} to {y.max()}, must be (32, 32, 3, {len(y)}), 1 to 10; {how}."
             )
         arrays += [np.ascontiguousarray(x.transpose(3, 0, 1, 2)), y.astype(np.int32) % 10]
-    return from_arrays(*arrays, tuple(string.digits), name="svhn")
+    train_x, train_y, test_x, test_y = arrays
+    return from_arrays(train_x, train_y, test_x, test_y, tuple(string.digits), name="svhn")
 
 
 def read_idx(where: Path, blob: bytes) -> np.ndarray:
