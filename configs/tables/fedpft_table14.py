@@ -5,6 +5,8 @@ Variants: see `fedpft.py`; 100 rounds in paper. The seconds stand in the table's
           accuracies are those after so few rounds, which the paper does not give.
 """
 
+from typing import Any
+
 from configs.tables import fedpft
 
 PAPER = {"FedAvg": 50.10, "FedPer": 51.81, "FedBN": 52.65, "FedRoD": 54.76, "FedCAC": 55.35, "FedPFT": 51.61}  # four RTX 2080
@@ -12,7 +14,7 @@ PAPER = {"FedAvg": 50.10, "FedPer": 51.81, "FedBN": 52.65, "FedRoD": 54.76, "Fed
 
 def get_table(variant: str = "small"):
     rows = tuple(row for row in fedpft.ROWS if row.label in PAPER)
-    short = {"rounds": 100, "evaluation__every": 100} if variant == "paper" else {}
+    short: dict[str, Any] = {"rounds": 100, "evaluation__every": 100} if variant == "paper" else {}
     column = fedpft.dirichlet(fedpft.CIFAR100, 0.5, variant, **short)
     printed = ", ".join(f"{name} {seconds:.2f}" for name, seconds in PAPER.items())
     note = f"Seconds per round as published, on four RTX 2080: {printed}."
