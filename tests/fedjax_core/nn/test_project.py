@@ -30,7 +30,7 @@ def test_projected(hidden):
     z, moved = MODEL.features(body, x, train=True, mask=jnp.array([True] * 4 + [False]))
     if hidden:
         first = net.params["projection"]["hidden"]
-        z = np.maximum(z @ first["kernel"] + first["bias"], 0)
+        z = np.maximum(z @ first["kernel"] + first["bias"][None], 0)
     expected = z @ net.params["projection"]["out"]["kernel"]
     np.testing.assert_allclose(outputs["features"], expected, atol=1e-6)
     np.testing.assert_allclose(outputs["logits"], expected @ net.params["head"]["kernel"], atol=1e-6)
