@@ -126,7 +126,7 @@ class DrawTest(chex.TestCase):
                     self.assertTrue(np.all(labels[k][asked[k]] == c))
 
     def test_nobody_to_draw_from(self):
-        x, _, mask = draw(DRAWN, np.zeros(3, np.int32), np.int32(0), jax.random.key(0))
+        x, _, mask, _ = draw(DRAWN, np.zeros(3, np.int32), np.int32(0), jax.random.key(0))
         self.assertFalse(np.any(mask) or np.any(x.held))
 
     def test_all_classes_come_equally_often(self):
