@@ -222,7 +222,7 @@ def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
         for site in where:
             base, own = _get(params, site.path), _get(trained, site.place)
             update = kind.scale * jnp.matmul(own["a"], own["b"], precision=jax.lax.Precision.HIGHEST)
-            flat = base.reshape(*site.stack, site.inputs, len(site.parts), site.outputs)
+            flat = jnp.asarray(base).reshape(*site.stack, site.inputs, len(site.parts), site.outputs)
             new = flat[..., site.parts.index(site.part), :] + update.astype(base.dtype)
             new = flat.at[..., site.parts.index(site.part), :].set(new).reshape(base.shape)
             params = _put(params, site.path, new)
