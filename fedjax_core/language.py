@@ -245,7 +245,7 @@ def answers(made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32
 
     Args:
       made: by `prepare`.
-      params: all of the model's: an adapter is merged (`Model.whole`).
+      params: all of the model's, as `parameters` gives them, or merged.
       rows: of the test set.
       batch: rows at once.
       longest: the most tokens that a language model writes, greedily; an encoder chooses one of the options.

@@ -297,7 +297,7 @@ def _answered(run: Path, config: Any, simulation: Simulation, state: State, mode
     for client in [0] if model == "global" and common else simulation.scored_clients().tolist():
         view, rows = simulation.view(state, client), simulation.data.test_index[client].tolist()
         x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
-        params = view.task.model.whole(trained_network(view, model, x)).params
+        params = language.parameters(made, config.adapter, view.task.frozen, trained_network(view, model, x))
         texts = language.answers(made, params, rows, simulation.evaluation.batch)
         asked = [made.divided.test[row] for row in rows]
         right = [row.answer for row in asked]

@@ -108,7 +108,7 @@ def test_a_language_model_writes(config):
     scores = sim.evaluate(state)
     assert 0 <= scores["test/global/accuracy"] <= 1
     assert not any("rouge1" in name for name in scores)
-    made, task, net = experiment._instructions(asked), sim.groups[0].task, state.server.net
+    made, task, net = experiment.prepared(asked), sim.groups[0].task, state.server.net
     generate = jax.jit(functools.partial(made.model.generate, limit=3))
     x = jax.tree.map(lambda leaf: leaf[:2], sim.data.test.x)
     own = generate(language.parameters(made, asked.adapter, task.frozen, net), x["tokens"], x["mask"])
