@@ -436,7 +436,7 @@ def contours(
             shape = {"color": COLOURS[1 + i % (len(COLOURS) - 1)], "marker": MARKERS[i % len(MARKERS)]}
             axes.scatter(*at.T, s=22, edgecolors="white", linewidths=0.6, label=label, zorder=3, **shape)
         if places:
-            axes.legend(fontsize=6, loc="upper right")
+            axes.legend(fontsize=6, loc="upper right", frameon=True, framealpha=0.8)
         first, second = [""] * 2 if share is None else [f" ({100 * part:.0f} %)" for part in share]
         axes.set(xlabel=f"first direction{first}", ylabel=f"second direction{second}", aspect="equal")
         axes.grid(visible=False)
