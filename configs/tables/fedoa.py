@@ -72,7 +72,7 @@ SHARED: dict[str, Any] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"models": (LLAMA,), "rounds": 20, "evaluation.every": 20},
     "small": {"models": (ENCODER,), "rounds": 3, "evaluation.every": 3, "optimizer.lr": 2e-3, "method.batch": 16},
-    "smoke": {"models": (TINY,), "rounds": 2, "evaluation.every": 1, "train": "head", "method.epochs": 1, "data.clients": 3},
+    "smoke": {"models": (TINY,), "rounds": 2, "evaluation.every": 1, "train": "head", "data.clients": 3, "optimizer.lr": 1e-2},
 }
 AT_ONCE = {"paper": 10, "small": 6, "smoke": 2}  # epochs of Centralized
 
