@@ -278,4 +278,4 @@ def parameters(made: Prepared, adapter: str | None, frozen: Net, net: Net) -> Py
     """
     if adapter is None:
         return frozen.params | net.params
-    return lora.adapter(lora.parse(adapter), frozen.params, made.model.name).wrap(frozen.params, net.params[lora.ENTRY])
+    return lora.adapter(lora.parse(adapter), frozen.params, made.model.name).wrap(frozen.params, net.params[lora.ENTRY], None)
