@@ -19,5 +19,5 @@ def get_config(variant: str = "small"):
     if variant == "paper":
         base.as_in_fedhpl(config)
         config.models = tuple(f"resnet{depth}(stem='imagenet', features=512)" for depth in (18, 34, 50, 34, 18))
-        config.method.epochs = 1
+        config.method.update(epochs=1)
     return config
