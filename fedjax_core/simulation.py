@@ -820,7 +820,7 @@ def _with_population(task: Task, population: int) -> Task:
 
 def _acquainted(groups: Sequence[Group]) -> list[Group]:
     """The groups, whose tasks know them all."""
-    peers = tuple(Peers(group.task.model, tuple(np.asarray(group.clients).tolist())) for group in groups)
+    peers = tuple(Peers(lambda task=group.task: task.model, tuple(np.asarray(group.clients).tolist())) for group in groups)
     return [group._replace(task=dataclasses.replace(group.task, groups=peers, group=g)) for g, group in enumerate(groups)]
 
 

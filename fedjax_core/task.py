@@ -45,12 +45,17 @@ class Peers:
     """Clients with one architecture, as every method may know them.
 
     Attributes:
-      model: their network; for its shapes only, since its arrays would become constants of a program.
+      network: () -> their network.
       clients: their ids.
     """
 
-    model: Model
+    network: Callable[[], Model]
     clients: tuple[int, ...]
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """For its shapes only, since its arrays would become constants of a program."""
+        return self.network()
 
     @functools.cached_property
     def shapes(self) -> Net:
@@ -92,7 +97,7 @@ class Task:
     round: Array | int = 0
     groups: tuple[Peers, ...] = ()
     group: int = 0
-    scores: Mapping[str, Callable[..., tuple[Array, Array]]] = dataclasses.field(default_factory=dict)
+    scores: Mapping[str, Callable[..., tuple[Array, Array]]] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def model(self) -> Model:
@@ -101,7 +106,7 @@ class Task:
     @property
     def peers(self) -> tuple[Peers, ...]:
         """`groups`, or outside of a simulation everybody with this network."""
-        return self.groups or (Peers(self.model, tuple(range(self.population))),)
+        return self.groups or (Peers(lambda: self.model, tuple(range(self.population))),)
 
     @property
     def widths(self) -> np.ndarray:

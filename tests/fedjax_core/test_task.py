@@ -117,7 +117,7 @@ def test_refused(trained, params, message):
 def test_peers_are_everybody_or_those_who_are_told():
     task = of_model(toy.model(6), **SETTINGS)
     assert task.widths.tolist() == [6] * 8
-    narrow, wide = Peers(toy.model(6), (0, 2, 3, 4, 5, 6)), Peers(toy.model(7), (1, 7))
+    narrow, wide = Peers(lambda: toy.model(6), (0, 2, 3, 4, 5, 6)), Peers(lambda: toy.model(7), (1, 7))
     told = dataclasses.replace(task, groups=(narrow, wide))
     assert told.widths.tolist() == [6, 7, 6, 6, 6, 6, 6, 7]
     assert wide.shapes.params["head"]["kernel"].shape == (7, 3)
