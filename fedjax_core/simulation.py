@@ -585,17 +585,17 @@ class Simulation:
 
     def _global_program(self, held: Held, server: PyTree, round: Array):  # noqa: A002
         """The server's model on the whole test set, its batches spread like clients."""
-        algorithm = self._algorithm(0, held, round)
-        predict = algorithm.predict["global"]
         plan, number, own = self.plan._replace(chunk=1), self._whole_test(held)[0], self.groups[0].task.scores
 
         def one(shared, i):
-            held, server = shared
+            held, server, round = shared  # noqa: A001
+            algorithm = self._algorithm(0, held, round)
             x, y, mask, _ = self._whole_test(held)[1](jnp.minimum(i, number - 1))
-            outputs = predict(algorithm.broadcast(server, jnp.int32(0)), (), x)
+            outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
             return _pairs(outputs, x, y, mask & (i < number), own), ()
 
-        return parallel.map_clients(one, (held, server), jnp.arange(parallel.slots(number, plan)), plan=plan, on=self.mesh)[0]
+        shared = held, server, round
+        return parallel.map_clients(one, shared, jnp.arange(parallel.slots(number, plan)), plan=plan, on=self.mesh)[0]
 
     def _clients_program(self, g: int, held: Held, state: State, initial: PyTree, ids: Array, rows: PyTree, touched: Array):
         """Scores of the clients `ids` [E]: {"own": {predictor: {"loss", "accuracy"}: pairs [E]}, "all": ...}."""

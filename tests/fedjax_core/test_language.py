@@ -58,7 +58,7 @@ def config(tmp_path, monkeypatch):
         made.method = method
         made.optimizer.update(name="adam", lr=0.01, anneal="linear", clip=1.0)
         made.evaluation.update(scopes=("global", "all"), batch=4)
-        made.cohort.fraction, made.plan.devices = 1.0, 1
+        made.cohort.fraction, made.plan.devices = 1.0, 2
         return made
 
     return make
