@@ -131,6 +131,7 @@ def map_clients(
             added, stacked = jax.vmap(fn, in_axes=(None, 0))(shared, entries)
             return jax.tree.map(lambda x: jnp.sum(x, 0, dtype=x.dtype), added), stacked
 
+        chunk_of = jax.jit(chunk_of, inline=True)  # one trace for its shapes and its use
         if n == plan.chunk:
             total, stacked = chunk_of(mapped)
         else:

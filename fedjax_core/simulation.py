@@ -427,6 +427,7 @@ class Simulation:
 
         if scored:
             return one(state)
+        one = jax.jit(one, inline=True)  # one trace for its shapes and its use
 
         def body(i, carry):
             state, records = carry

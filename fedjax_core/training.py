@@ -137,6 +137,8 @@ def fit(
 
             return jax.grad(of_trained, has_aux=True)(trained)
 
+        gradient = jax.jit(gradient, inline=True)  # one trace for its shapes and its use
+
         def shuffled(key):
             draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32))(places)
             draws = jnp.where(places < data.size, draws, jnp.uint32(0xFFFFFFFF))
@@ -206,7 +208,7 @@ def accumulate(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -
       The total of `of`; zeros for a client without rows.
     """
     b, minibatch = _in_order(data, batch)
-    part = lambda i: of(minibatch(i))
+    part = jax.jit(lambda i: of(minibatch(i)), inline=True)  # one trace for its shapes and its use
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(part, jnp.int32(0)))
     return jax.lax.fori_loop(0, -(-data.size // b), lambda i, total: jax.tree.map(jnp.add, total, part(i)), zeros)
 
@@ -223,7 +225,7 @@ def each(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTr
       Leaves [M, ...], in the order of `data.index`; the rows past `data.size` hold anything.
     """
     rows, (b, minibatch) = data.index.shape[0], _in_order(data, batch)
-    part = lambda i: of(minibatch(i))
+    part = jax.jit(lambda i: of(minibatch(i)), inline=True)  # one trace for its shapes and its use
     places = -(-rows // b) * b
     out = jax.tree.map(lambda s: jnp.zeros((places, *s.shape[1:]), s.dtype), jax.eval_shape(part, jnp.int32(0)))
     write = lambda i, out: jax.tree.map(lambda o, p: jax.lax.dynamic_update_slice_in_dim(o, p, i * b, 0), out, part(i))

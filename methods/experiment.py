@@ -186,9 +186,18 @@ def scale(examples: Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel (the last axis), of uint8 pixels in units of 255."""
     x = np.asarray(examples.x)
     axes = tuple(range(x.ndim - 1))
-    unit = 255.0 if x.dtype == np.uint8 else 1.0
-    mean = x.mean(axes, dtype=np.float64) / unit
-    std = x.std(axes, dtype=np.float64) / unit
+    if x.dtype == np.uint8:  # sums of whole numbers, block by block: several times faster, and exact
+        rows = x.reshape(len(x), -1)
+        sums = np.zeros((2, rows.shape[1]), np.uint64)
+        for start in range(0, len(rows), 64):
+            wide = rows[start : start + 64].astype(np.uint32)
+            sums += np.stack([wide.sum(0, dtype=np.uint32), (wide * wide).sum(0, dtype=np.uint32)])
+        total, squares = sums.reshape(2, -1, x.shape[-1]).sum(1).tolist()
+        number = x.size // x.shape[-1]
+        mean = np.array(total) / number / 255
+        std = np.array([(q * number - s * s) ** 0.5 for s, q in zip(total, squares, strict=True)]) / number / 255
+    else:
+        mean, std = x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64)
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
