@@ -33,7 +33,7 @@ def one_round(name):
     rows = [
         jax.tree.map(lambda x, p=p: jnp.take(x, p, axis=0, mode="clip"), s) for s, (_, p) in zip(before.clients, drawn, strict=True)
     ]
-    touched = [jnp.ones(len(p), bool) for _, p in drawn]
+    touched = [sim.put(np.ones(len(p), bool)) for _, p in drawn]
 
     def run(drawn, rows):
         after, rows, record = sim._host_round[False](sim.held, start, start.server, drawn, rows, touched)
