@@ -84,7 +84,7 @@ def parse(spec: str) -> Kind:
     return by_name.call(f"adapter {name!r}", ADAPTERS[name], {}, options)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=("base", "updates"), meta_fields=("parts", "kind"))
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("base", "updates"), meta_fields=("parts", "kind", "drawn"))
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """Stands in a kernel's place.
@@ -94,12 +94,14 @@ class Kernel:
       updates: by part, {"a": [in, rank], "b": [rank, out / parts]}, and "key" if there is dropout.
       parts: names of what lies side by side in the base; ("",) for one.
       kind: the adapter.
+      drawn: (T, first): dropout is drawn for x [B, T, in], and x has the places from `first` on; None: for x as it is.
     """
 
     base: Array
     updates: dict[str, dict[str, Array]]
     parts: tuple[str, ...]
     kind: Kind
+    drawn: tuple[int, int] | None = None
 
     def __rmatmul__(self, x: Array) -> Array:
         """[..., in] -> [..., out]."""
@@ -111,10 +113,17 @@ class Kernel:
     def _update(self, x: Array, own: dict[str, Array]) -> Array:
         x = x.astype(own["a"].dtype)
         if "key" in own:
-            keep = 1 - self.kind.dropout
-            x = jnp.where(jax.random.bernoulli(own["key"], keep, x.shape), x / keep, 0)
+            keep, (t, first) = 1 - self.kind.dropout, self.drawn or (x.shape[-2], 0)
+            kept = jax.random.bernoulli(own["key"], keep, (*x.shape[:-2], t, x.shape[-1]))
+            x = jnp.where(kept[..., first : first + x.shape[-2], :], x / keep, 0)
         low = x @ own["a"]
         return self.kind.scale * ((jax.nn.relu(low) if self.kind.bottleneck else low) @ own["b"])
+
+
+def drawn_for(params: PyTree, places: int, first: int) -> PyTree:
+    """The parameters, whose adapters draw dropout for so many places of a text, of which they see those from `first` on."""
+    one = lambda leaf: dataclasses.replace(leaf, drawn=(places, first)) if isinstance(leaf, Kernel) else leaf
+    return jax.tree.map(one, params, is_leaf=lambda leaf: isinstance(leaf, Kernel))
 
 
 class Site(NamedTuple):
