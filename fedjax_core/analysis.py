@@ -17,6 +17,7 @@ from fedjax_core import losses, metrics
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.export import trained_network
 from fedjax_core.simulation import Simulation, State, View
+from fedjax_core.task import Model
 
 STEPS = 100  # of L-BFGS, for a convex problem
 
@@ -261,7 +262,8 @@ def _refit(simulation: Simulation, state: State, model: str | None, key: str, pe
         f = _output(made, key)
         scale = f.mean(0), np.maximum(f.std(0), 1e-6)
         if matching:
-            logits, out, head = _matched(view.task.model.head), f.shape[1], _head(view, model, f, _output(made, "logits"))
+            frozen = view.task.frozen, _head(view, model, f, _output(made, "logits"))
+            logits, out, head = _matched(view.task.network), f.shape[1], frozen
         else:
             logits, out, head = _linear, data.classes, ()
         theta = {"kernel": jnp.zeros((f.shape[1], out)), "bias": jnp.zeros(out)}
@@ -279,9 +281,14 @@ def _linear(theta: PyTree, frozen: PyTree, f: Any) -> Array:
 
 
 @functools.cache
-def _matched(head: Callable[[Net, Array], Array]) -> Callable:
-    """One function per head, so that clients of one architecture share a compiled program."""
-    return lambda theta, frozen, f: head(Net({"head": frozen[1]}), f + _linear(theta, frozen, f))
+def _matched(network: Callable[[PyTree], Model]) -> Callable:
+    """One function per network, so that clients of one architecture share a program; its `frozen` is (scale, (network's, head))."""
+
+    def logits(theta, frozen, f):
+        own, head = frozen[1]
+        return network(own).head(Net({"head": head}), f + _linear(theta, frozen, f))
+
+    return logits
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -375,7 +382,7 @@ def landscape(
     batches = jax.tree.map(lambda a: np.asarray(a)[index], (x, y)), mask
 
     @jax.jit
-    def at(holds, directions, place, batches):
+    def at(held, holds, directions, place, batches):
         moved = iter(
             jax.tree.map(lambda w, a, b: w + place[0] * a + place[1] * b, [net.params for net in _nets(holds)], *directions)
         )
@@ -383,7 +390,7 @@ def landscape(
 
         def score(entry):
             (x, y), mask = entry
-            made = view.predict(model, there, x)
+            made = view.predict(model, there, x, held)
             logits, y = _output(made, "logits").astype(jnp.float32), ({"targets": y} | made)["targets"]
             rows = losses.cross_entropy_rows(logits, jnp.maximum(y, 0))
             return metrics.mean_of(rows, losses.counted(y, mask)), metrics.accuracy(logits, y, mask)
@@ -394,7 +401,7 @@ def landscape(
     loss, accuracy = np.zeros((2, points, points))
     for i, down in enumerate(steps):
         for j, across in enumerate(steps):
-            of_loss, of_accuracy = at(view.holds[model], directions, np.array([across, down], np.float32), batches)
+            of_loss, of_accuracy = at(simulation.held, view.holds[model], directions, np.array([across, down], np.float32), batches)
             loss[i, j], accuracy[i, j] = of_loss[0] / of_loss[1], of_accuracy[0] / of_accuracy[1]
     return Landscape(steps, loss, accuracy)
 

@@ -11,10 +11,12 @@ The format: https://github.com/huggingface/safetensors, eight bytes with the hea
 "shape", "data_offsets"}, "__metadata__": {string: string}}), and the arrays' bytes, little-endian, one after another without gaps.
 """
 
+import functools
 import json
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -34,6 +36,7 @@ _DTYPES = {
     **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
     **{"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"},
 }
+EXACT = 1e-3  # of the largest logit: how far two programs of one network may differ, but for those that round more coarsely
 _LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
@@ -114,17 +117,32 @@ def trained_network(view: View, name: str, x: PyTree) -> Net:
     model = view.task.model
     wanted = np.asarray(view.predict(name, held, x)["logits"], np.float64)
     there = wanted > MINUS / 2  # options that a question does not have are all alike
-    apply = jax.jit(lambda frozen, net: view.task.network(frozen).apply(net, x)[0]["logits"])
+    scale, nets, far = max(np.abs(wanted[there]).max(), 1e-30), _networks(model, held), []
+    for net in nets:
+        own = np.asarray(_logits(view.task.network, view.task.frozen, net, x), np.float64)
+        far.append(np.nan_to_num(np.abs(own - wanted)[there].max() / scale, nan=np.inf))
+    rounding = 8 * _step(view.task.network, view.task.frozen, nets[0], x) if nets else 0.0
+    allowed = max(EXACT, min(rounding, 2 * min(far, default=0.0)))  # in a coarse format another may be nearly as near
     found: list[Net] = []
-    for net in _networks(model, held):
-        own = np.asarray(apply(view.task.frozen, net), np.float64)[there]
-        close = np.allclose(own, wanted[there], rtol=1e-3, atol=1e-3 * np.abs(wanted[there]).max())
-        if close and not any(_equal(net, other) for other in found):
+    for net, off in zip(nets, far, strict=True):
+        if off <= allowed and not any(_equal(net, other) for other in found):
             found.append(net)
     if len(found) != 1:
         what = "several networks that predict alike" if found else f"no {model.name} that predicts as it does"
         raise ValueError(f"the model {name!r} holds {what}, so there is no one network to export")
     return found[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(network: Callable[[PyTree], Model], frozen: PyTree, net: Net, x: PyTree) -> Array:
+    """One program for all clients of an architecture."""
+    return network(frozen).apply(net, x)[0]["logits"]
+
+
+def _step(network: Callable[[PyTree], Model], frozen: PyTree, net: Net, x: PyTree) -> float:
+    """From 1 to the next number, in the coarsest format that `_logits` computes in."""
+    coarse = re.search(r":bf16\[", str(_logits.trace(network, frozen, net, x).jaxpr))
+    return float(jnp.finfo(jnp.bfloat16 if coarse else jnp.float32).eps)
 
 
 def _networks(model: Model, held: tuple[PyTree, PyTree]) -> list[Net]:

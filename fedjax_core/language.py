@@ -12,8 +12,10 @@ test set by itself ("accuracy_record"), or where clients are tested on their own
 
 import dataclasses
 import functools
+import hashlib
 import os
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,8 +200,34 @@ def _of_kind(score: Callable[..., Pair], kind: int) -> Callable[..., Pair]:
     return lambda outputs, x, y, mask: score(outputs, x, y, mask & (x["kind"] == kind))
 
 
+_SHARED: dict[Hashable, tuple[Any, list[weakref.ref]]] = {}  # trees, and their leaves while somebody holds them
+
+
+def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
+    """What `make` makes, as NumPy arrays; while somebody holds those made before for this key, the same ones."""
+    structure, leaves = _SHARED.get(key, (None, []))
+    found = [leaf() for leaf in leaves]
+    if structure is None or any(leaf is None for leaf in found):
+        found, structure = jax.tree.flatten(jax.device_get(make()))
+        _SHARED[key] = structure, [weakref.ref(leaf) for leaf in found]
+    return structure.unflatten(found)
+
+
+def _arrays(made: Prepared) -> Net:
+    """The weights, which all tasks on one folder share, and of an encoder the options' embeddings under them."""
+    key = made.folder.resolve(), made.spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(made.folder.iterdir()))
+    base, model = _shared(key, lambda: pretrained.load(made.folder, made.spec.dtype, made.spec.remat)[1]), made.model
+    if not isinstance(model, Encoder):
+        return Net(base, {})
+    assert made.options is not None
+    tokens, mask = made.options["tokens"], made.options["mask"]
+    of_options = (*key, tokens.shape, hashlib.sha256(tokens.tobytes() + mask.tobytes()).hexdigest())
+    head = _shared(of_options, lambda: text.with_options(model, jax.device_put(base), tokens, mask).params["head"])
+    return Net(base | {"head": head}, {})
+
+
 def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task:
-    """The model's task on its data.
+    """The model's task on its data. Tasks on one folder share its weights while there are such tasks.
 
     Args:
       made: by `prepare`.
@@ -219,12 +247,7 @@ def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         arrays: Any = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
     else:
-        loaded, base = pretrained.load(made.folder, made.spec.dtype, made.spec.remat)
-        arrays = Net(base, {})
-        if isinstance(loaded, Encoder):
-            assert made.options is not None
-            arrays = text.with_options(loaded, base, made.options["tokens"], made.options["mask"])
-        arrays = jax.device_get(arrays)
+        arrays = _arrays(made)
     settings: dict[str, Any] = {"classes": made.data.classes, "population": made.data.clients}
     if adapter is None:
         made_of = part_of(model, arrays, [name for name in arrays.params if name != "head" or not encoder], **settings)
@@ -240,6 +263,12 @@ def _writer(model: LanguageModel, limit: int) -> Callable[..., tuple[Array, Arra
     return jax.jit(functools.partial(model.generate, limit=limit))
 
 
+@functools.lru_cache(maxsize=2)
+def _chooser(model: Encoder, options: int, temperature: float) -> Callable[[PyTree, PyTree], Array]:
+    scored = text.scoring(model, options, temperature)
+    return jax.jit(lambda params, x: jnp.argmax(scored.apply(Net(params, {}), x)[0]["logits"], -1))
+
+
 def answers(made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN) -> list[str]:
     """What a model answers, in words.
 
@@ -252,8 +281,7 @@ def answers(made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32
     """
     if isinstance(made.model, Encoder):
         assert made.options is not None
-        model = text.scoring(made.model, len(made.options["tokens"]), made.spec.temperature)
-        choose = jax.jit(lambda params, x: jnp.argmax(model.apply(Net(params, {}), x)[0]["logits"], -1))
+        choose = _chooser(made.model, len(made.options["tokens"]), made.spec.temperature)
         chosen: list[int] = []
         for start in range(0, len(rows), batch):
             mine = np.pad(np.asarray(rows[start : start + batch]), (0, max(0, start + batch - len(rows))), mode="edge")

@@ -96,13 +96,14 @@ class View(NamedTuple):
       task: its group's task at this round.
       holds: by model's name, the (sent, client state) that it predicts with: after the newest broadcast, and but for "global"
         personalised, if the method does that before scoring; or all of them right after a round of local training.
-      predict: (model's name, what it predicts with, x) -> {"logits": [B, K], "features": [B, D]}; compiled once per shape.
+      predict: (model's name, what it predicts with, x) -> {"logits": [B, K], "features": [B, D]}; compiled once per shape. Inside
+        another program it takes `Simulation.held` as a fourth argument, which would else be a constant there.
     """
 
     client: int
     task: Task
     holds: dict[str, tuple[PyTree, PyTree]]
-    predict: Callable[[str, tuple[PyTree, PyTree], PyTree], dict[str, Array]]
+    predict: Callable[..., dict[str, Array]]
 
 
 class Held(NamedTuple):
@@ -295,6 +296,10 @@ class Simulation:
         held = parallel.place(self._held_on_host, self.mesh) if self._held is None else self._held
         self._held = held
         return held
+
+    def release(self) -> None:
+        """Takes the data, and what is frozen or public, off the devices, until they are needed again."""
+        self._held = None
 
     def _plan(self, g: int) -> parallel.Plan:
         """The plan for one group: no larger a chunk than its part of the cohort can fill."""
@@ -683,7 +688,11 @@ class Simulation:
         names = self._algorithm(g, self._held_on_host, 0).predict
         holds = {name: plain if name == "global" else personal for name in names}
         task = self.groups[g].task.bind(self.held.tasks[g], state.round)
-        return View(client, task, holds, lambda name, held, x: self._predict[g](self.held, state.round, name, held, x))
+
+        def predict(name: str, holds: tuple[PyTree, PyTree], x: PyTree, held: Held | None = None):
+            return self._predict[g](self.held if held is None else held, state.round, name, holds, x)
+
+        return View(client, task, holds, predict)
 
     def _view_program(
         self, g: int, held: Held, state: State, initial: PyTree, ids: Array, rows: PyTree, touched: Array, trained: bool

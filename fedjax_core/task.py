@@ -127,7 +127,8 @@ class Task:
 
     def wrapped(self, wrap: Callable[[Model], Model]) -> "Task":
         """The same task over the wrapped network, such as one whose inputs are augmented."""
-        return dataclasses.replace(self, network=lambda frozen: wrap(self.network(frozen)))
+        inner = self.network  # the task itself would be held with its arrays wherever the network is
+        return dataclasses.replace(self, network=lambda frozen: wrap(inner(frozen)))
 
 
 def common_width(task: Task, method: str) -> int:

@@ -65,18 +65,22 @@ class Asked(NamedTuple):
 
 
 class _Loaded:
-    """Runs as simulations, each loaded once."""
+    """Runs as simulations, each loaded once; only the last one that was asked for has its data and frozen arrays on the devices."""
 
     def __init__(self):
         self._runs: dict[Path, tuple[Any, Simulation, State]] = {}
+        self._last: Path | None = None
 
     def __call__(self, run: Path) -> tuple[Simulation, State]:
         return self.whole(run)[1:]
 
     def whole(self, run: Path) -> tuple[Any, Simulation, State]:
         """With the config."""
+        if self._last not in (None, run):
+            self._runs[self._last][1].release()
         if run not in self._runs:
             self._runs[run] = experiment.load(run)
+        self._last = run
         return self._runs[run]
 
 
@@ -437,6 +441,7 @@ def number(text: str) -> Callable[[Path, FederatedData | None], float]:
         if text not in known or known[text]["round"] != done:
             found: dict[str, Any] = dict(zip(GIVEN, (run, *experiment.load(run, data=data)), strict=True))
             known[text] = {"round": done, "value": by_name.call(f"analysis {name!r}", function, found, options)}
+            found["simulation"].release()
             write_json(file, known)
         return known[text]["value"]
 

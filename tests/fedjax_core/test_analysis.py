@@ -146,15 +146,15 @@ class RefitTest(chex.TestCase):
         width = made["features"].shape[1]
         scale = made["features"].mean(0), made["features"].std(0)
         theta = {"kernel": jnp.zeros((width, width)), "bias": jnp.zeros(width)}
-        logits = analysis._matched(view.task.model.head)(theta, (scale, head), made["features"])
+        matched, frozen = analysis._matched(view.task.network), (scale, (view.task.frozen, head))
+        logits = matched(theta, frozen, made["features"])
         np.testing.assert_allclose(logits, made["logits"], atol=1e-5)
 
         y = sim.data.test.y
-        matched = analysis._matched(view.task.model.head)
-        best = analysis._optimum(matched, theta, (scale, head), made["features"], y, np.ones(len(y), bool), 1.0)
+        best = analysis._optimum(matched, theta, frozen, made["features"], y, np.ones(len(y), bool), 1.0)
 
         def loss(theta):
-            rows = losses.cross_entropy_rows(matched(theta, (scale, head), made["features"]), y)
+            rows = losses.cross_entropy_rows(matched(theta, frozen, made["features"]), y)
             return jnp.sum(rows) + jnp.sum(theta["kernel"] ** 2) / 2
 
         self.assertLess(loss(best), loss(theta))
