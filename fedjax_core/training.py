@@ -196,6 +196,52 @@ def _in_order(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batc
     return b, minibatch
 
 
+def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int) -> Callable[..., Fitted]:
+    """One step by the gradient of the mean loss over all of one client's rows, of which only a minibatch is in memory at once.
+
+    Each minibatch counts by the weight of its "accuracy": its rows, or the tokens of its answers. So for `cross_entropy` it is
+    the gradient of the mean over all rows, or over the tokens of all answers. Batch statistics are each minibatch's own.
+
+    Args:
+      loss: (net, batch, key) -> (value, Aux), where value is a mean over that weight.
+      optimizer: as in `fit`.
+      batch: rows at once, or fewer if no client has so many.
+
+    Returns:
+      (net, data, key) -> Fitted.
+
+    Raises:
+      ValueError: batch < 1.
+    """
+    if batch < 1:
+        raise ValueError(f"batch={batch} must be at least 1")
+    weight = lambda sums: sums["accuracy"][1]
+
+    def run(net: Net, data: ClientData, key: Array) -> Fitted:
+        b, minibatch = _in_order(data, batch)
+
+        def part(params, stats, i):
+            value, aux = loss(Net(params, stats), minibatch(i), jax.random.fold_in(key, i))
+            return value * weight(aux.sums), aux
+
+        part = jax.jit(jax.grad(part, has_aux=True), inline=True)  # one trace for its shapes and its use
+
+        def add(i, carry):
+            stats, total, sums = carry
+            grads, aux = part(net.params, stats, i)
+            return aux.stats, *jax.tree.map(jnp.add, (total, sums), (grads, aux.sums))
+
+        shapes = jax.eval_shape(part, net.params, net.stats, jnp.int32(0))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1].sums))
+        stats, total, sums = jax.lax.fori_loop(0, -(-data.size // b), add, (net.stats, *zeros))
+        grads = jax.tree.map(lambda g: g / jnp.maximum(weight(sums), 1).astype(g.dtype), total)
+        stepped = optax.with_extra_args_support(optimizer)
+        updates, state = stepped.update(grads, optimizer.init(net.params), net.params, progress=jnp.float32(0))
+        return Fitted(Net(optax.apply_updates(net.params, updates), stats), state, sums)
+
+    return run
+
+
 def accumulate(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
     """Sums over one client's rows, in minibatches and in the order in which they lie; nothing is trained.
 

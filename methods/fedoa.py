@@ -20,22 +20,25 @@ FedIT. `variant` presets a reading, whose options can also be set:
   micro        8           .           .
   begin        0           .           1            first round in which personal adapters are trained
   fresh        False       .           True         each client draws its own beginning of it; else the common one
-  update       epochs      step        epochs       of phi_g: K epochs, or one step by the gradient of all local data (line 10)
+  update       epochs      step        epochs       of phi_g: K epochs, or one step by the gradient of all local data (line 10),
+                                                    which is added up over minibatches
 
 The parameters that a network trains are the adapter: `lora.adapted`, `task.part_of`, or all of it. `server` averages by FedAdam and
 the like (methods/fedopt.py).
 
 Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout, no augmentation), and so is computed once a round.
-Where D = 0 its gradient is taken as zero. K counts passes, as the experiments do; Algorithm 1 counts steps.
+Where D = 0 its gradient is taken as zero. K counts passes, as the experiments do; Algorithm 1 counts steps. Our reading of
+"released" has R_e as one mean over the minibatch (over all tokens of its answers), although D is taken by `micro` rows.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import optax
 
 from fedjax_core import by_name, losses, training
-from fedjax_core.algorithm import Algorithm, Array, ClientData, Net, PyTree
+from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net, PyTree
 from fedjax_core.metrics import Pair, mean_of
 from fedjax_core.task import Model, Task
 from methods.ditto import beside
@@ -59,7 +62,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "released": {"reduction": "frobenius", "begin": 1, "fresh": True},
 }
 REDUCTIONS, UPDATES = ("mean", "frobenius"), ("epochs", "step")
-_ALL = 2**30  # rows of a minibatch that is all of them
 
 
 def _pearson(e: Array, g: Array) -> Array:
@@ -100,15 +102,15 @@ def reader(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, 
     return read
 
 
-def apart(model: Model, a: Net, b: Net, data: ClientData, batch: int, features: str = "features") -> Pair:
-    """Mean Euclidean distance of two networks' features over one client's rows (Figure 2), in evaluation mode."""
+def seen(model: Model, net: Net, data: ClientData, batch: int, features: str = "features") -> Array:
+    """Phi(net; x) [M, D'] of one client's rows, in evaluation mode; the rows past `data.size` hold anything."""
     read = reader(model, features)
+    return training.each(lambda b: read(net, b.x, mask=b.mask)[0], data, batch=batch)
 
-    def of(batch):
-        f, g = (read(net, batch.x, mask=batch.mask)[0] for net in (a, b))
-        return mean_of(losses.lengths(f - g), batch.mask)
 
-    return training.accumulate(of, data, batch=batch)
+def apart(f: Array, g: Array, data: ClientData) -> Pair:
+    """Mean Euclidean distance of what is `seen` [M, D'] of one client's rows by two networks (Figure 2)."""
+    return mean_of(losses.lengths(f - g), jnp.arange(len(f)) < data.size)
 
 
 def fedoa(
@@ -179,12 +181,18 @@ def fedoa(
         return risk + lam * d, training.Aux(stats, {"personal_loss": sums["loss"], "distance": (d * rows, rows)})  # Eq. 3
 
     def train(w, v_e, data, key):
-        g = training.each(lambda b: phi(w, b.x, mask=b.mask)[0], data, batch=batch)  # Phi(phi_g; x), constant in this phase
+        g = seen(model, w, data, batch, features)  # Phi(phi_g; x), constant in this phase
         trained = training.fit(loss, optimizer(task.round), epochs=own, batch=batch)(v_e, data, key, g)
-        more = {"feature_distance": apart(model, trained.net, w, data, batch, features)} if measure else {}
+        more = {"feature_distance": apart(seen(model, trained.net, data, batch, features), g, data)} if measure else {}
         return trained.net, trained.sums | more
 
-    passes = {"epochs": epochs, "batch": batch} if read.update == "epochs" else {"epochs": 1, "batch": _ALL}
-    settings = {"optimizer": optimizer, "weights": weights, **passes}
+    step = training.full_step(training.cross_entropy(model), optimizer(task.round), batch=batch)
+
+    def stepped(w, client, data, key):
+        w_e = step(w, data, key)
+        return ClientOutput(client, optax.tree.sub(w_e.net, w), w_e.sums, local=(w_e.net, client))
+
+    settings: dict[str, Any] = {"optimizer": optimizer, "weights": weights, "epochs": epochs, "batch": batch}
     base = fedavg(task, **settings) if server is None else fedopt(task, server=server, server_lr=server_lr, **settings)
+    base = base._replace(client_update=stepped) if read.update == "step" else base
     return beside(task, base, train, begin=read.begin, fresh=read.fresh)

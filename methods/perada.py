@@ -28,7 +28,7 @@ from fedjax_core.algorithm import Algorithm, ClientData, Examples
 from fedjax_core.task import Task
 from methods.ditto import beside
 from methods.fedavg import fedavg
-from methods.fedoa import apart
+from methods.fedoa import apart, seen
 
 
 class Distillation(NamedTuple):
@@ -98,7 +98,8 @@ def perada(
     def train(w, v_i, data, key):
         chain = optax.chain(training.proximal(pull, w.params), optimizer(task.round))
         trained = training.fit(loss, chain, epochs=epochs, batch=batch)(v_i, data, key)
-        return trained.net, {"feature_distance": apart(model, trained.net, w, data, batch)} if measure else {}
+        phi = lambda net: seen(model, net, data, batch)
+        return trained.net, {"feature_distance": apart(phi(trained.net), phi(w), data)} if measure else {}
 
     def student_loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)

@@ -32,7 +32,7 @@ from fedjax_core import by_name, training
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
-from methods.fedoa import apart
+from methods.fedoa import apart, seen
 
 VARIANTS = ("default", "released")
 _FRESH = 0x6672  # of personal models that are drawn anew
@@ -147,7 +147,8 @@ def pfedme(
 
     def client_update(w, theta, data, key):
         theta, delta, sums = (apart_steps if released else moreau)(w, theta, data, key)
-        more = {"feature_distance": apart(model, theta, w, data, batch)} if measure else {}
+        phi = lambda net: seen(model, net, data, batch)
+        more = {"feature_distance": apart(phi(theta), phi(w), data)} if measure else {}
         return ClientOutput(theta, delta, sums | more, local=(optax.tree.add(w, delta), theta))
 
     def client_init(key, server, client_id):

@@ -100,6 +100,35 @@ class FitTest(chex.TestCase):
         self.assertAlmostEqual(float(loss[0] / loss[1]), hand.loss, places=5)
         self.assertEqual(int(accuracy[0]), sum(label == int(row.argmax()) for label, row in hand.seen))
 
+    def test_a_full_step_goes_down_the_mean_over_all_tokens(self):
+        """Seven rows by three, with unequally many tokens, and what pads them; not down the mean of the minibatches' means."""
+        rng, rows = np.random.default_rng(3), 9
+        targets = np.where(rng.random((rows, 4)) < np.linspace(0.1, 0.9, rows)[:, None], rng.integers(0, 3, (rows, 4)), -1)
+        x = {"z": rng.normal(size=(rows, 4, 5)).astype(np.float32), "targets": targets}
+        apply = lambda net, x, key, train, mask: ({"logits": x["z"] @ net.params, "targets": x["targets"]}, net.stats)
+        loss = training.cross_entropy(MODEL._replace(apply=apply))
+        net = Net(jax.random.normal(jax.random.key(0), (5, 3)), {})
+        index = jnp.asarray([4, 0, 8, 1, 7, 2, 3, 5, 6])
+        step = jax.jit(training.full_step(loss, training.sgd(0.5, anneal="cosine")(0), batch=3))
+        end = step(net, ClientData(Examples(x, jnp.zeros(rows, int)), index, jnp.int32(7)), jax.random.key(1))
+
+        def mean(params, chosen):
+            """Over the tokens of some rows."""
+            z, t = x["z"][chosen], targets[chosen]
+            log = jax.nn.log_softmax(z @ params)[t >= 0]
+            return -jnp.mean(log[jnp.arange(len(log)), t[t >= 0]])
+
+        mine = np.asarray(index[:7])
+        value, gradient = jax.value_and_grad(mean)(net.params, mine)
+        np.testing.assert_allclose(end.net.params, net.params - 0.5 * gradient, atol=1e-6)
+        tokens = int((targets[mine] >= 0).sum())
+        self.assertEqual(float(end.sums["accuracy"][1]), tokens)
+        others = [jax.grad(mean)(net.params, mine[start : start + 3]) for start in (0, 3, 6)]
+        self.assertGreater(float(jnp.abs(sum(others) / 3 - gradient).max()), 0.01)
+        self.assertGreater(float(value), 0.1)
+        with self.assertRaisesRegex(ValueError, "batch=0 must be at least 1"):
+            training.full_step(loss, training.sgd(0.5)(0), batch=0)
+
     def test_padded_rows_are_invisible(self):
         """Whatever they hold, and however many they are."""
         key, far = jax.random.key(0), examples()._replace(x=examples().x.copy())

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import training
-from fedjax_core.algorithm import ClientData, Net
+from fedjax_core import lora, training
+from fedjax_core.algorithm import ClientData, Examples, Net
+from fedjax_core.nn import build
 from methods.fedoa import DISTANCES, fedoa, frobenius
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -78,6 +79,19 @@ def update(**arguments):
     return jax.device_get(run(w, v, data_of(0), jax.random.key(5)))
 
 
+@functools.cache
+def adapted(what):
+    """Task and data of a client, of which a bottleneck or LoRA is trained, and the head."""
+    if what == "bottleneck":
+        model, kind, data = toy.model(statistics=False), lora.bottleneck(rank=2, targets="body"), data_of(0)
+    else:
+        model = build("vit", toy.CLASSES, (8, 8, 1), patch=4, width=8, depth=2, heads=2)
+        kind, x = lora.lora(rank=2, dropout=0.0), jax.random.normal(jax.random.key(8), (5, 8, 8, 1))
+        data = ClientData(Examples(x, jnp.arange(5) % toy.CLASSES), jnp.arange(5), jnp.int32(5))
+    settings = {"classes": toy.CLASSES, "population": toy.CLIENTS}
+    return lora.adapted(model, model.init(jax.random.key(3)), kind, "head", **settings), data
+
+
 class FedOATest(chex.TestCase):
     def test_equals_the_loops(self):
         _, _, state = toy.reference("fedoa")
@@ -140,11 +154,41 @@ class FedOATest(chex.TestCase):
         moved = np.abs(jax.device_get(state.clients[0]).params["head"]["bias"] - begin.params["head"]["bias"]).max(1)
         self.assertEqual({i for i in range(8) if moved[i] > 0}, set(came))
 
-    def test_printed_the_global_model_makes_one_full_step(self):
-        out = update(variant="printed")
-        w, (x, y) = MODEL.init(jax.random.key(1)), naive.rows(toy.data())[0]
-        gradient, _ = naive.gradient(MODEL, naive.nothing)(*w, x, y, ())
+    @parameterized.parameters(64, toy.BATCH)
+    def test_printed_the_global_model_makes_one_full_step(self, batch):
+        """Also of minibatches, the last of them a single row, where they have no statistics of their own."""
+        model = MODEL if batch == 64 else toy.model(statistics=False)
+        w, (x, y) = model.init(jax.random.key(1)), naive.rows(toy.data())[0]
+        method = made.__wrapped__(fedoa, variant="printed", batch=batch, personal_epochs=0)(toy.task(statistics=batch == 64))
+        out = jax.jit(method.client_update)(w, w, data_of(0), jax.random.key(5))
+        gradient, (stats, _, ce) = naive.gradient(model, naive.nothing)(*w, x, y, ())
         chex.assert_trees_all_close(out.uplink.params, jax.tree.map(lambda g: -0.1 * g, gradient), atol=1e-6)
+        chex.assert_trees_all_close(out.uplink.stats, jax.tree.map(jnp.subtract, stats, w.stats), atol=1e-6)
+        np.testing.assert_allclose(out.metrics["loss"], (len(y) * ce, len(y)), rtol=1e-5)
+
+    @parameterized.parameters(("bottleneck", "features"), ("vit", "block1"))
+    def test_the_distance_moves_the_adapter_and_what_lies_below(self, what, features):
+        """Of a perceptron beside a kernel; of LoRA up to the first of two blocks. One step with and without it."""
+        task, data = adapted(what)
+
+        def noisy(key):
+            draw = lambda leaf: leaf + 0.5 * jax.random.normal(jax.random.fold_in(key, leaf.size), leaf.shape)
+            return jax.tree.map(draw, task.model.init(key))
+
+        w, v = (noisy(jax.random.key(k)) for k in (1, 2))
+        options = dict(features=features, epochs=1, batch=16)
+        ends = []
+        for lam in (0.0, 2.0):
+            out = jax.jit(fedoa(task, optimizer=training.sgd(0.1), lam=lam, **options).client_update)(w, v, data, jax.random.key(5))
+            chex.assert_tree_all_finite(out)
+            self.assertGreater(float(out.metrics["distance"][0] / out.metrics["distance"][1]), 0.01)
+            ends.append(out.state.params)
+        moved = jax.tree.map(lambda a, b: np.abs(a - b), *ends)
+        self.assertLess(max(leaf.max() for leaf in jax.tree.leaves(moved["head"])), 1e-7)
+        for leaf in jax.tree.leaves(moved["adapter"]):
+            self.assertGreater((leaf if what == "bottleneck" else leaf[0]).max(), 1e-4)
+            if what == "vit":
+                self.assertLess(leaf[1].max(), 1e-7)
 
     def test_features_of_a_layer(self):
         with self.assertRaisesRegex(ValueError, "unknown features of toy6 'block1'; allowed: features"):
