@@ -1,15 +1,20 @@
 """Adapters against products of matrices written out; the base stays as it is, and there is one of it."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import lora
-from fedjax_core.algorithm import Net
+from fedjax_core import lora, parallel, simulation, training
+from fedjax_core.algorithm import Examples, Net
+from fedjax_core.data import federated, sources
 from fedjax_core.metrics import nbytes
 from fedjax_core.nn import bert, build, llama
+from fedjax_core.task import Model
+from methods.fedoa import fedoa
 from tests import toy
 
 TINY = {"vocab_size": 13, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -155,7 +160,45 @@ def test_the_base_neither_changes_nor_is_kept_nor_travels():
     assert nbytes(after.server) == adapter
     assert nbytes(after.clients) == toy.CLIENTS * adapter
     assert sim.shapes.up == sim.shapes.down == adapter
-    assert sum(nbytes(held[0]) for held in sim._held_on_host.tasks) == nbytes(frozen)
+
+
+def wide(clients: int) -> simulation.Simulation:
+    """Of clients with two rows each who adapt a kernel of 8 MiB, all at once."""
+
+    def init(key):
+        shapes = {"body": (1024, 2048), "head": (2048, 2)}
+        return Net({name: {"kernel": 0.01 * jax.random.normal(key, shape)} for name, shape in shapes.items()}, {})
+
+    def features(net, x, key=None, train=False, mask=None):
+        return jnp.tanh(x @ net.params["body"]["kernel"]), net.stats
+
+    def apply(net, x, key=None, train=False, mask=None):
+        z, stats = features(net, x)
+        return {"logits": head(net, z), "features": z}, stats
+
+    head = lambda net, z: z @ net.params["head"]["kernel"]
+    model, n = Model(init, apply, features, head, "wide"), 2 * clients
+    arrays = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), jax.eval_shape(init, jax.random.key(0)))
+    task = lora.adapted(model, arrays, lora.lora(rank=1, dropout=0.0, targets="body"), classes=2, population=clients)
+    examples = Examples(np.ones((n, 1024), np.float32), np.arange(n, dtype=np.int32) % 2)
+    dataset = sources.Dataset("wide", examples, Examples(examples.x[:2], examples.y[:2]), ("a", "b"))
+    data = federated.from_index(dataset, list(np.arange(n).reshape(clients, 2)), [np.arange(2)] * clients)
+    build = functools.partial(fedoa, optimizer=training.sgd(0.1, momentum=0.5), batch=2, epochs=1)
+    return simulation.Simulation(simulation.one_group(build, task, clients), data, plan=parallel.Plan(clients, 1))
+
+
+def test_a_round_of_a_method_takes_one_base_however_many_clients():
+    """All that the compiled round takes grows by adapters and rows."""
+    takes, base = {}, 4 * (1024 * 2048 + 2048 * 2)
+    for clients in (6, 30):
+        sim = wide(clients)
+        held, key = sim._held_on_host, jax.random.key_data(jax.random.key(0))
+        state = jax.eval_shape(sim._init_program, held, key)
+        taken = sim._many.lower(held, state, np.int32(1)).compile().memory_analysis()
+        takes[clients] = taken.argument_size_in_bytes + taken.temp_size_in_bytes + taken.output_size_in_bytes
+    adapter, rows = 4 * (1024 + 2048), 2 * 4 * 1024
+    assert base < takes[6] < 1.5 * base
+    assert takes[30] - takes[6] < 24 * 12 * (adapter + rows) < base
 
 
 def test_entries_are_trained_beside_it():
