@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedjax_core import analysis, losses, parallel, simulation, training
 from fedjax_core.algorithm import Net
-from fedjax_core.export import trained_network
+from fedjax_core.export import _logits, trained_network
 from fedjax_core.simulation import Evaluation
 from methods.fedavg import fedavg
 from methods.fedpft import fedpft
@@ -245,6 +245,35 @@ class PlaneTest(chex.TestCase):
         corner = jax.tree.map(lambda w, a, b: w + reach * a - reach * b, centre.params, *where.directions)
         logits = toy.model().apply(Net(corner, centre.stats), sim.data.test.x)[0]["logits"]
         self.assertAlmostEqual(found.accuracy[0, 2], float(np.mean(logits.argmax(-1) == sim.data.test.y)), places=6)
+
+
+class FrozenTest(chex.TestCase):
+    """What is frozen may be a foundation model: it is an argument of every program, and clients share them."""
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(jax.config.update, "jax_captured_constants_warn_bytes", jax.config.jax_captured_constants_warn_bytes)
+        jax.config.update("jax_captured_constants_warn_bytes", 100)  # fewer than the body's kernel has; warnings are errors
+
+    def test_no_program_has_it_as_a_constant(self):
+        sim, state = drawn("fedoa_lora")
+        kernel = sim.groups[0].task.frozen.params["body"]["kernel"]
+        self.assertGreater(kernel.nbytes, 100)
+        with self.assertRaisesRegex(UserWarning, "constants"):
+            jax.jit(lambda x: x @ jnp.asarray(kernel))(jnp.ones((1, len(kernel))))
+        found = analysis.landscape(sim, state, "global", points=3)
+        self.assertAlmostEqual(found.loss[1, 1], sim.evaluate(state)["test/global/loss"], places=5)
+
+    def test_clients_share_programs(self):
+        sim, state = drawn("fedoa_lora")
+        before = _logits._cache_size(), analysis._optimum._cache_size()
+        x = sim.data.test.x[:8]
+        nets = [trained_network(sim.view(state, i), "personal", x) for i in range(3)]
+        self.assertEqual(
+            [float(net.params["head"]["bias"][0]) for net in nets], state.clients[0].params["head"]["bias"][:3, 0].tolist()
+        )
+        self.assertEqual(analysis.match(sim, state, "personal").shape, (toy.CLIENTS,))
+        self.assertEqual((_logits._cache_size(), analysis._optimum._cache_size()), (before[0] + 1, before[1] + 1))
 
 
 class AttentionTest(chex.TestCase):
