@@ -101,8 +101,9 @@ def network(view: View, name: str, x: PyTree) -> Net:
 def trained_network(view: View, name: str, x: PyTree) -> Net:
     """The one network that a model of a client (or "global") consists of: what is trained of it.
 
-    It is looked for in what the model predicts with: a `Net` of the architecture's form whose own logits are the model's. So a
-    method that keeps several (a previous one, a teacher) is no trouble, and one whose prediction takes more is refused.
+    It is looked for in what the model predicts with: a `Net` of the architecture's form whose own logits are the model's, but for
+    what two programs round differently: a thousandth of the largest, in bfloat16 some steps of it. So a method that keeps several
+    (a previous one, a teacher) is no trouble, and one whose prediction takes more is refused.
 
     Args:
       view: of any client if the model is "global".

@@ -12,6 +12,7 @@ import pytest
 from fedjax_core import export, nn, parallel, simulation, training
 from fedjax_core.algorithm import Net
 from fedjax_core.normalisation import local_statistics
+from fedjax_core.task import of_model
 from tests import toy
 
 DESCRIPTION = {
@@ -278,6 +279,28 @@ def test_the_one_that_predicts_is_taken():
     for own in (a, b):
         view = held(lambda m, own=own: (((a, ()), (b, a.params)), lambda sent, client, x: m.apply(own, x)[0]))
         equal(export.network(view, "personal", X), own)
+
+
+def test_two_programs_of_one_network_may_differ_by_what_its_format_rounds():
+    """A hundredth is nothing in bfloat16, where the nearest network is taken unless another is nearly as near; a tenth is much."""
+
+    def found(dtype, factor, other):
+        model = nn.build("mlp", 3, (5,), widths=(4,), dtype=dtype)
+        net = model.init(jax.random.key(0))
+        second = net._replace(params=net.params | {"head": jax.tree.map(lambda w: other * w, net.params["head"])})
+        predict = lambda name, holds, x: {"logits": factor * model.apply(holds[0], x)[0]["logits"]}
+        view = simulation.View(0, of_model(model, classes=3, population=1), {"personal": (net, second)}, predict)
+        equal(export.trained_network(view, "personal", X), net)
+
+    found("float32", 1.0001, 1.1)
+    found("bfloat16", 1.01, 1.1)
+    for dtype, factor, other, said in (
+        ("float32", 1.01, 1.1, "no mlp that predicts"),
+        ("bfloat16", 0.9, 1.1, "no mlp that predicts"),
+        ("bfloat16", 1.01, 1.015, "several networks that predict alike"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            found(dtype, factor, other)
 
 
 def test_what_is_not_one_network_is_refused():
