@@ -1,7 +1,10 @@
 """From a config's words to language models in a federation: files on disk, tiny models, a tokenizer of letters."""
 
 import functools
+import gc
 import json
+import weakref
+from pathlib import Path
 
 import chex
 import jax
@@ -53,7 +56,7 @@ def config(tmp_path, monkeypatch):
         made = base.get_config("smoke")
         files = "folder='flan', train='train.jsonl', test='test.jsonl'"
         made.data.update(source=f"instructions({files}, leave_out='logic')", dir=str(tmp_path), clients=4, partition="by_domain")
-        made.models = (f"pretrained(folder='{tmp_path / model}', limit={LIMITS[model]})",)
+        made.models = (f"pretrained(folder='{tmp_path / model}', limit={LIMITS[model]}, long='cut')",)
         made.adapter = "lora(rank=2)"
         made.method = method
         made.optimizer.update(name="adam", lr=0.01, anneal="linear", clip=1.0)
@@ -98,6 +101,38 @@ def test_a_run_tells_its_answers(config, tmp_path):
     assert "| pairs |" in shown.read_text()
     with pytest.raises(ValueError, match="unknown task or data set of rouge 'mood'; allowed: logic, pairs, proofs"):
         analyse.number("rouge(of='mood')")(run, None)
+
+
+def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
+    """On the host they are one; the devices have those of the run that was last asked for; nobody keeps what nobody holds."""
+    language._SHARED.clear()
+    load = lambda run: (None, experiment.build(config("bert", name=run.name, batch=4)), None)
+    monkeypatch.setattr(experiment, "load", load)
+    loaded = analyse._Loaded()
+    first = loaded(Path("fedit"))[0]
+    on_device = weakref.ref(jax.tree.leaves(first.held.tasks)[0])
+    assert on_device() is not None
+    second = loaded(Path("fedoa"))[0]
+    assert on_device() is None
+    assert second.held.tasks
+    assert loaded(Path("fedit"))[0] is first
+    assert second._held is None
+    leaves = [jax.tree.leaves(sim.groups[0].task.frozen) for sim in (first, second)]
+    assert len(leaves[0]) > 10
+    assert all(a is b for a, b in zip(*leaves, strict=True))
+    del loaded, first, second, leaves
+    gc.collect()
+    assert language._SHARED
+    assert all(leaf() is None for _, refs in language._SHARED.values() for leaf in refs)
+
+
+def test_a_folder_is_read_anew_once_its_files_have_changed(config, monkeypatch):
+    monkeypatch.setattr(pretrained, "load", lambda folder, dtype, remat: (None, {"embedding": np.ones(3)}))
+    prepared = experiment.prepared(config("llama", name="fedit"))
+    before, same = (language._arrays(prepared).params["embedding"] for _ in range(2))
+    assert same is before
+    (prepared.folder / pretrained.ONE_FILE).touch()
+    assert language._arrays(prepared).params["embedding"] is not before
 
 
 def test_a_language_model_writes(config):
