@@ -54,7 +54,7 @@ def as_in_fedoa(config: Any) -> None:
     reading comprehension left out and tested on, 2 local epochs of AdamW that falls to 0, all clients in every one of 20 rounds."""
     source = "instructions(folder='flan_ood', leave_out='reading_comprehension')"
     config.data.update(source=source, clients=6, partition="by_domain")
-    config.models = ("pretrained(folder='llama-7b', dtype='bfloat16', limit=512, remat=True)",)
+    config.models = ("pretrained(folder='llama-7b', dtype='bfloat16', limit=512, long='cut', remat=True)",)
     config.adapter = "lora(rank=8, alpha=16.0, dropout=0.05, targets=('query', 'value'))"
     config.optimizer.update(name="adam", lr=3e-4, clip=1.0, anneal="linear")
     config.method.update(epochs=2, batch=32)

@@ -27,7 +27,7 @@ from fedjax_core import by_name, lora, metrics, pretrained, text
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.data import federated, instructions, prepared, sources
 from fedjax_core.metrics import Pair, mean_of
-from fedjax_core.nn.transformer import Encoder, LanguageModel
+from fedjax_core.nn.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.task import Task, part_of
 from fedjax_core.workdir import read_json
 
@@ -65,7 +65,7 @@ class Spec(NamedTuple):
       package: an installed package that brings a model along, in place of a folder.
       dtype: of parameters and computation.
       limit: the most tokens of a text.
-      long: of longer ones, for a language model: "refuse" or "cut"; an encoder keeps a question's tail.
+      long: of longer ones: "refuse" them or "cut" their beginning, of which the log tells.
       remat: whether backward passes compute layers anew, to save memory.
       temperature: of an encoder's scores.
     """
@@ -74,7 +74,7 @@ class Spec(NamedTuple):
     package: str | None = None
     dtype: str = "float32"
     limit: int = 256
-    long: str = "cut"
+    long: str = "refuse"
     remat: bool = False
     temperature: float = text.TEMPERATURE
 
@@ -90,6 +90,7 @@ class Prepared(NamedTuple):
       folder: its.
       divided: the instances, in the order of the data's rows.
       kinds: names of the test sets, or of their tasks; "kind" in a test row's x is the place of its own.
+      widths: to which batches are cut, beside the widest, see `text.bucketed`.
     """
 
     data: federated.FederatedData
@@ -99,6 +100,7 @@ class Prepared(NamedTuple):
     folder: Path
     divided: instructions.Divided
     kinds: tuple[str, ...]
+    widths: tuple[int, ...]
 
 
 def named(source: str) -> bool:
@@ -114,6 +116,15 @@ def check(source: str, spec: str) -> tuple[Source, Spec]:
     where, own = by_name.call(f"data set {SOURCE!r}", Source, {}, of[1]), by_name.call(f"model {MODEL!r}", Spec, {}, model[1])
     if (own.folder is None) == (own.package is None):
         raise ValueError(f"model {spec!r} has folder={own.folder!r}, package={own.package!r}; it must have one of them")
+    by_name.choose("tested", where.tested, instructions.TESTED)
+    by_name.choose("long", own.long, instructions.LONG)
+    by_name.choose("dtype", own.dtype, DTYPES)
+    for name, number in (("examples", where.examples), ("test_examples", where.test_examples), ("limit", own.limit)):
+        optional = name != "limit"
+        if not (number is None and optional) and (type(number) is not int or number < 1):
+            raise ValueError(f"{name}={number!r} must be a whole number, at least 1" + (", or None" if optional else ""))
+    if type(own.temperature) not in (int, float) or not 0 < own.temperature < float("inf"):
+        raise ValueError(f"temperature={own.temperature!r} must be a positive number")
     return where, own
 
 
@@ -139,21 +150,33 @@ def prepare(source: str, data_dir: str | None, clients: int, seed: int, spec: st
     divided = instructions.leave_out(train, test, of.leave_out, clients, seed, of.tested)
     folder = Path(own.folder) if own.folder is not None else pretrained.installed(str(own.package))
     model, tokenizer = described(folder, own), pretrained.tokenizer(folder)
+    if own.limit > model.context:
+        raise ValueError(f"limit={own.limit} is too much for {model.name}: it takes at most {model.context} tokens")
     names = [row.dataset if of.tested == "left_out" else row.task for row in divided.test]
     kinds = tuple(dict.fromkeys(names))
     kind = np.array([kinds.index(name) for name in names], np.int32)
     if isinstance(model, Encoder):
-        data, options = instructions.to_choose(divided, tokenizer, own.limit)
-        return Prepared(_beside(data, rouge1=_rouges(data, divided), kind=kind), model, options, own, folder, divided, kinds)
+        data, options = instructions.to_choose(divided, tokenizer, own.limit, long=own.long)
+        found = _beside(data, rouge1=_rouges(data, divided), kind=kind)
+        return Prepared(found, model, options, own, folder, divided, kinds, _widths(data, divided, kind))
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     data = instructions.to_write(divided, tokenizer, own.limit, model.stop[0], long=own.long)
-    return Prepared(_beside(data, kind=kind), model, None, own, folder, divided, kinds)
+    return Prepared(_beside(data, kind=kind), model, None, own, folder, divided, kinds, _widths(data, divided, kind))
+
+
+def _widths(data: federated.FederatedData, divided: instructions.Divided, kind: np.ndarray) -> tuple[int, ...]:
+    """Those that pay with each client's training texts, and with each test set's."""
+    train, test = (np.asarray(examples.x["mask"]) for examples in (data.train, data.test))
+    each = [train[index].sum(1) for index in divided.train_index] + [test[kind == i].sum(1) for i in range(kind.max() + 1)]
+    return text.widths(each, max(train.shape[1], test.shape[1]))
 
 
 def _read(of: Source, root: Path) -> tuple[list[instructions.Instance], list[instructions.Instance]]:
     if of.prepared:
-        return prepared.read(root, of.examples or 1000, of.test_examples or 200)
+        return prepared.read(
+            root, 1000 if of.examples is None else of.examples, 200 if of.test_examples is None else of.test_examples
+        )
     both = of.train == of.test
     found = []
     for file, part, number in ((of.train, "train", of.examples), (of.test, "test", of.test_examples)):
@@ -243,6 +266,7 @@ def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task
         model = text.scoring(made.model, len(made.options["tokens"]), made.spec.temperature)
     else:
         model = text.writing(made.model)
+    model = text.bucketed(model, made.widths, "right" if encoder else "left")
     if shapes_only:
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         arrays: Any = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
@@ -290,7 +314,7 @@ def answers(made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32
         return [made.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
     asked, tokenizer = [made.divided.test[row] for row in rows], pretrained.tokenizer(made.folder)
     widest = min(made.spec.limit, made.model.context - longest)
-    tokens = instructions.prompts(asked, tokenizer, widest, long=made.spec.long)
+    tokens = instructions.prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
     write = functools.partial(_writer(made.model, longest), params)
     return tokenizer.decode(text.complete(write, tokens, batch, widest=widest))
 

@@ -39,9 +39,18 @@ PAYS = 0.95  # another width must leave no more than this part of the work
 
 def embed(encoder: Encoder, params: PyTree, tokens: Array, mask: Array) -> Array:
     """The mean of the real tokens' hidden states, of length 1: [B, T], [B, T] bool -> [B, D] float32; zeros for an empty row."""
-    hidden = encoder.hidden(params, tokens, mask).astype(jnp.float32)
-    total = jnp.sum(jnp.where(mask[..., None], hidden, 0), 1)
-    return losses.unit(total / jnp.maximum(jnp.sum(mask, 1), 1)[:, None])
+    return losses.unit(_mean(encoder.hidden(params, tokens, mask), mask))
+
+
+def _mean(hidden: Array, mask: Array) -> Array:
+    """Over the real tokens: [B, T, D] -> [B, D] float32."""
+    total = jnp.sum(jnp.where(mask[..., None], hidden.astype(jnp.float32), 0), 1)
+    return total / jnp.maximum(jnp.sum(mask, 1), 1)[:, None]
+
+
+def _layers(found: Array) -> dict[str, Array]:
+    """[L, B, D] as "layer1" to "layerL"."""
+    return {f"layer{i + 1}": found[i] for i in range(len(found))}
 
 
 def embed_all(encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64, multiple: int = 16) -> Array:
@@ -83,7 +92,8 @@ def scoring(encoder: Encoder, options: int, temperature: float = TEMPERATURE) ->
     Returns:
       The Model. Params are the encoder's, and "head": {"options": [U, D]}, which no gradient reaches; `with_options` has both.
       x is {"tokens": [B, T], "mask": [B, T], "options": [B, K] in [0, U), or -1 for none}; such a place has a logit of -1e30. The
-      features are the questions' embeddings. There is no head from features alone: `Model.head` raises ValueError.
+      features are the questions' embeddings, intermediates "layer1" to "layerL" the means of each layer's hidden states. There is
+      no head from features alone: `Model.head` raises ValueError.
 
     Raises:
       ValueError: temperature is not positive.
@@ -103,11 +113,16 @@ def scoring(encoder: Encoder, options: int, temperature: float = TEMPERATURE) ->
         raise ValueError("the options differ between examples, so that logits need x, not features alone: use apply")
 
     def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
-        found, stats = features(net, x, key, train, mask)
+        del key, train
+        asked = _real(x, mask)
+        read = {"read": lambda hidden: _mean(hidden, asked["mask"])} if intermediates else {}
+        hidden = encoder.hidden(net.params, asked["tokens"], asked["mask"], **read)
+        hidden, layers = hidden if intermediates else (hidden, None)
+        found = losses.unit(_mean(hidden, asked["mask"]))
         listed = jax.lax.stop_gradient(net.params["head"]["options"])[jnp.maximum(x["options"], 0)]  # [B, K, D]
         scores = jnp.einsum("bd,bkd->bk", found, listed) / temperature
         outputs: dict[str, Any] = {"logits": jnp.where(x["options"] >= 0, scores, MINUS), "features": found}
-        return (outputs | {"intermediates": {}} if intermediates else outputs), stats
+        return (outputs if layers is None else outputs | {"intermediates": _layers(layers)}), net.stats
 
     return Model(init, apply, features, head, f"scoring {encoder.name}")
 
@@ -124,23 +139,27 @@ class Written(NamedTuple):
       logits: [B, A, V] for the tokens of the answers.
       targets: [B, A] those tokens; -1 before a shorter answer.
       features: [B, D] last hidden state of the last token of prompt and answer.
+      layers: [L, B, D] all layers' states of that token, if asked for.
     """
 
     logits: Array
     targets: Array
     features: Array
+    layers: Array | None = None
 
 
-def written(model: LanguageModel, params: PyTree, x: PyTree) -> Written:
+def written(model: LanguageModel, params: PyTree, x: PyTree, layers: bool = False) -> Written:
     """One pass over `to_write`'s x: {"tokens": [B, T], "mask": [B, T], padding on the left, "answer": [B, A]}.
 
     Logits are made for the answers' places alone, which in a long text saves nearly all of them.
     """
     a = x["answer"].shape[1]
-    hidden = model.hidden(params, x["tokens"], x["mask"])
-    features = hidden[jnp.arange(len(hidden)), last(x["mask"])].astype(jnp.float32)
+    end = last(x["mask"])
+    read = lambda hidden: hidden[jnp.arange(len(end)), end].astype(jnp.float32)
+    hidden = model.hidden(params, x["tokens"], x["mask"], **({"read": read} if layers else {}))
+    hidden, each = hidden if layers else (hidden, None)
     targets = jnp.where(x["answer"], x["tokens"][:, -a:], -1)
-    return Written(model.logits(params, hidden[:, -a - 1 : -1]), targets, features)
+    return Written(model.logits(params, hidden[:, -a - 1 : -1]), targets, read(hidden), each)
 
 
 def writing(model: LanguageModel) -> Model:
@@ -151,13 +170,15 @@ def writing(model: LanguageModel) -> Model:
 
     Returns:
       The Model. x is `to_write`'s. Outputs are "logits" [B, A, V], "targets" [B, A] (-1: none) and "features" [B, D] of the last
-      token. `head` gives the next token's logits. To decode, hand `model.generate` the params of the `Net`.
+      token, intermediates its states after each layer, "layer1" to "layerL". `head` gives the next token's logits. To decode, hand
+      `model.generate` the params of the `Net`.
     """
 
     def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
         del key, train
-        outputs: dict[str, Any] = written(model, net.params, _real(x, mask))._asdict()
-        return (outputs | {"intermediates": {}} if intermediates else outputs), net.stats
+        outputs: dict[str, Any] = written(model, net.params, _real(x, mask), intermediates)._asdict()
+        layers = outputs.pop("layers")
+        return (outputs if layers is None else outputs | {"intermediates": _layers(layers)}), net.stats
 
     def features(net: Net, x: PyTree, key: Array | None = None, train: bool = False, mask: Array | None = None):
         del key, train
@@ -249,9 +270,11 @@ def widths(lengths: Sequence[np.ndarray], longest: int, batch: int = 16, most: i
       Ascending; () where T alone is as good.
     """
     some = np.arange(multiple, longest, multiple)
-    rows = np.array([len(mine) for mine in lengths], float)
-    fits = np.array([[np.mean(mine <= width) ** batch for width in some] for mine in lengths if len(mine)]).reshape(-1, len(some))
-    fit = np.average(fits, 0, rows[rows > 0]) if fits.size else np.zeros(0)
+    there = [mine for mine in lengths if len(mine)]
+    if not there or not len(some):
+        return ()
+    fits = [[np.mean(mine <= width) ** batch for width in some] for mine in there]  # how often a batch fits
+    fit = np.average(fits, 0, [len(mine) for mine in there])
 
     def work(chosen: tuple[int, ...]) -> float:
         parts = np.diff([0.0, *(fit[i] for i in chosen), 1.0])

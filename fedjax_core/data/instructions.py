@@ -15,13 +15,16 @@ permitted answers:
 (FLAN's form); or with input and target in place of instruction and output, the permitted answers in a list `options`, and maybe a
 field split. It may be packed with gzip.
 
-A jitted round needs one shape, so that a data set has one T, the smallest multiple of `multiple` that holds its longest text.
+A jitted round needs one shape, so that a data set has one T, the smallest multiple of `multiple` that holds its longest text, or
+the limit. Longer texts than the limit are refused, or cut where that is asked for, and then the log tells how many.
 """
 
 import dataclasses
 import gzip
 import json
+import logging
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +40,7 @@ ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 OPTIONS = "OPTIONS:"
 TESTED = ("left_out", "own")
 LONG = ("refuse", "cut")
+_log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
@@ -197,15 +201,16 @@ def leave_out(
 
 
 def to_choose(
-    divided: Divided, tokenizer: Tokenizer, limit: int, multiple: int = 16
+    divided: Divided, tokenizer: Tokenizer, limit: int, multiple: int = 16, *, long: str = "refuse"
 ) -> tuple[federated.FederatedData, dict[str, np.ndarray]]:
     """Data for an encoder that scores options.
 
     Args:
       divided: every instance has options, the answer among them.
       tokenizer: the encoder's.
-      limit: the most tokens of a text; of a longer question the tail is kept.
-      multiple: T is one of it.
+      limit: the most tokens of a text.
+      multiple: T is one of it, or the limit.
+      long: what is done with more: "refuse" them, or "cut" all but the tail of a question or an option.
 
     Returns:
       (data, options). x is {"tokens": [rows, T] int32, "mask": [rows, T] bool, padding on the right, "options": [rows, K] int32,
@@ -213,8 +218,10 @@ def to_choose(
       The second has "tokens" and "mask" [U, T'] of all options of all rows, each text once.
 
     Raises:
-      ValueError: an answer is not among its options, or the limit has no room for text.
+      ValueError: an answer is not among its options, a text is longer than the limit and `long` is "refuse", or the limit has no
+        room for text.
     """
+    by_name.choose("long", long, LONG)
     for row in [*divided.train, *divided.test]:
         if row.answer.strip() not in row.options:
             raise ValueError(f"{row.dataset}: the answer {row.answer!r} must be one of its options {list(row.options)}")
@@ -226,8 +233,16 @@ def to_choose(
                 place.setdefault(option, len(place))
     widest = max(len(row.options) for rows in both.values() for row in rows)
 
-    def examples(rows: list[Instance]) -> Examples:
-        tokens, mask = rectangle(tokenizer.encode([row.question for row in rows], limit=limit), multiple, side="right")
+    def encoded(texts: list[str], datasets: list[str], what: str) -> tuple[np.ndarray, np.ndarray]:
+        whole = tokenizer.encode(texts)
+        if long == "refuse":
+            for tokens, dataset in zip(whole, datasets, strict=True):
+                _refuse(len(tokens), limit, dataset)
+        _tell([dataset for tokens, dataset in zip(whole, datasets, strict=True) if len(tokens) > limit], datasets, limit, what)
+        return rectangle(tokenizer.encode(texts, limit=limit), multiple, side="right", widest=limit)
+
+    def examples(rows: list[Instance], what: str) -> Examples:
+        tokens, mask = encoded([row.question for row in rows], [row.dataset for row in rows], what)
         options = np.full((len(rows), widest), -1, np.int32)
         for i, row in enumerate(rows):
             options[i, : len(row.options)] = [place[option] for option in row.options]
@@ -235,8 +250,8 @@ def to_choose(
         return Examples({"tokens": tokens, "mask": mask, "options": options}, y)
 
     names = tuple(f"option {i}" for i in range(1, widest + 1))
-    data = _federated(divided, examples(divided.train), examples(divided.test), names)
-    tokens, mask = rectangle(tokenizer.encode(list(place), limit=limit), multiple, side="right")
+    data = _federated(divided, examples(divided.train, "training texts"), examples(divided.test, "test texts"), names)
+    tokens, mask = encoded(list(place), ["options"] * len(place), "texts")
     return data, {"tokens": tokens, "mask": mask}
 
 
@@ -259,7 +274,7 @@ def to_write(
       end: the token that ends an answer.
       long: what is done with more: "refuse" them, or "cut" the instruction's beginning.
       template: of the prompt, with {instruction} in it.
-      multiple: T is one of it.
+      multiple: T is one of it, or the limit.
 
     Returns:
       The data. x is {"tokens": [rows, T] int32, "mask": [rows, T] bool, padding on the left, "answer": [rows, A] bool: which of the
@@ -271,45 +286,77 @@ def to_write(
     """
     names = tuple(dict.fromkeys([*divided.datasets, *(row.dataset for row in divided.test)]))
 
-    def examples(rows: list[Instance]) -> Examples:
-        pairs = tokenise(rows, tokenizer, limit, end, long=long, template=template)
-        tokens, mask = rectangle([prompt + answer for prompt, answer in pairs], multiple)
+    def examples(rows: list[Instance], what: str) -> Examples:
+        pairs = tokenise(rows, tokenizer, limit, end, long=long, template=template, what=what)
+        tokens, mask = rectangle([prompt + answer for prompt, answer in pairs], multiple, widest=limit)
         _, answer = rectangle([answer for _, answer in pairs], 1)
         y = np.array([names.index(row.dataset) for row in rows], np.int32)
         return Examples({"tokens": tokens, "mask": mask, "answer": answer}, y)
 
-    return _federated(divided, examples(divided.train), examples(divided.test), names)
+    return _federated(divided, examples(divided.train, "training texts"), examples(divided.test, "test texts"), names)
 
 
 def tokenise(
-    rows: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
+    rows: Sequence[Instance],
+    tokenizer: Tokenizer,
+    limit: int,
+    end: int,
+    *,
+    long: str = "refuse",
+    template: str = ALPACA,
+    what: str = "texts",
 ) -> list[tuple[list[int], list[int]]]:
-    """(prompt, answer with `end`) in tokens, of each row. They are tokenised together, as a model reads them.
+    """(prompt, answer with `end`) in tokens, of each row. They are tokenised together, as a model reads them; `what` they are, the
+    log says of those that are cut.
 
     Raises:
       ValueError: as `to_write`.
     """
     texts = [template.replace("{instruction}", row.instruction) for row in rows]
-    wholes = tokenizer.encode([text + row.answer for text, row in zip(texts, rows, strict=True)])
-    fit, found = _cutter(tokenizer, limit, long, template), []
-    for row, prompt, whole in zip(rows, tokenizer.encode(texts), wholes, strict=True):
+    wholes = _open(tokenizer, [text + row.answer for text, row in zip(texts, rows, strict=True)], end)
+    fit, found, cut = _cutter(tokenizer, limit, long, template), [], []
+    for row, prompt, whole in zip(rows, _open(tokenizer, texts, end), wholes, strict=True):
         n = _common(prompt, whole)
-        answer = whole[n:] if whole[n:][-1:] == [end] else whole[n:] + [end]
+        answer = whole[n:] + [end]
         found.append((fit(whole[:n], len(answer), row.dataset), answer))
+        cut += [row.dataset] if len(found[-1][0]) < n else []
+    _tell(cut, [row.dataset for row in rows], limit, what)
     return found
 
 
 def prompts(
-    rows: Sequence[Instance], tokenizer: Tokenizer, limit: int, *, long: str = "refuse", template: str = ALPACA
+    rows: Sequence[Instance], tokenizer: Tokenizer, limit: int, end: int, *, long: str = "refuse", template: str = ALPACA
 ) -> list[list[int]]:
-    """Tokens of the prompts alone, to be completed; at most `limit` each.
+    """Tokens of the prompts alone, to be completed, as `tokenise` has them; at most `limit` each.
 
     Raises:
       ValueError: a prompt is longer, and `long` is "refuse".
     """
     fit = _cutter(tokenizer, limit, long, template)
-    found = tokenizer.encode([template.replace("{instruction}", row.instruction) for row in rows])
-    return [fit(prompt, 0, row.dataset) for row, prompt in zip(rows, found, strict=True)]
+    whole = _open(tokenizer, [template.replace("{instruction}", row.instruction) for row in rows], end)
+    found = [fit(prompt, 0, row.dataset) for row, prompt in zip(rows, whole, strict=True)]
+    cut = [row.dataset for row, a, b in zip(rows, found, whole, strict=True) if len(a) < len(b)]
+    _tell(cut, [row.dataset for row in rows], limit, "prompts")
+    return found
+
+
+def _open(tokenizer: Tokenizer, texts: Sequence[str], end: int) -> list[list[int]]:
+    """Tokens of texts that go on: without the end that a tokenizer may set behind each."""
+    return [tokens[:-1] if tokens[-1:] == [end] else tokens for tokens in tokenizer.encode(texts)]
+
+
+def _refuse(tokens: int, limit: int, dataset: str) -> None:
+    """Raises ValueError for a text that is longer than the limit."""
+    if tokens > limit:
+        raise ValueError(f"{dataset}: a text has {tokens} tokens, limit={limit}; raise it, or take long='cut'")
+
+
+def _tell(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str) -> None:
+    """Logs how many texts of each data set were cut: `cut` has the sets of those, `datasets` of all."""
+    of = Counter(datasets)
+    for dataset, number in Counter(cut).items():
+        message = "%s: %d of %d %s had more than %d tokens; their beginnings were left out"
+        _log.warning(message, dataset, number, of[dataset], what, limit)
 
 
 def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
@@ -322,7 +369,7 @@ def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
         if over <= 0:
             return prompt
         if long == "refuse":
-            raise ValueError(f"{dataset}: a text has {len(prompt) + taken} tokens, limit={limit}; raise it, or take long='cut'")
+            _refuse(len(prompt) + taken, limit, dataset)
         kept = _common(before, prompt)
         if kept + over >= len(prompt):
             raise ValueError(f"{dataset}: limit={limit} leaves no room for an instruction beside an answer of {taken} tokens")
@@ -336,19 +383,23 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def rectangle(rows: Sequence[Sequence[int]], multiple: int, side: str = "left") -> tuple[np.ndarray, np.ndarray]:
+def rectangle(
+    rows: Sequence[Sequence[int]], multiple: int, side: str = "left", widest: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows of tokens as one array.
 
     Args:
       rows: of any lengths.
       multiple: the width is the smallest multiple of it that holds the longest row, at least one.
       side: where the padding is, "left" or "right"; it has the token 0.
+      widest: but no wider, such as a limit that all rows keep; None: no such end.
 
     Returns:
       (tokens [rows, T] int32, mask [rows, T] bool).
     """
     by_name.choose("side", side, ("left", "right"))
     width = -(-max([1, *map(len, rows)]) // multiple) * multiple
+    width = width if widest is None else min(width, widest)
     tokens, mask = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)
     for i, row in enumerate(rows):
         here = slice(width - len(row), None) if side == "left" else slice(len(row))

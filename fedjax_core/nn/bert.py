@@ -30,6 +30,7 @@ from fedjax_core.nn.transformer import (
     Encoder,
     Linear,
     Tensor,
+    around,
     attend,
     field,
     fits,
@@ -185,22 +186,21 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
       ValueError: as `read_config`.
     """
     c = config if isinstance(config, Config) else read_config(config)
-    make_embedding = lambda rngs: Embedding(c, jnp.dtype(dtype), rngs)
+    fresh, embedding = around(lambda rngs: Embedding(c, jnp.dtype(dtype), rngs))
     layers = stack(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
-    graphdef = nnx.split(nnx.eval_shape(lambda: make_embedding(nnx.Rngs(0))), nnx.Param)[0]
     name = f"bert of width {c.width}"
 
     def init(key):
         one, two = jax.random.split(key)
-        embedding = nnx.to_pure_dict(nnx.split(make_embedding(nnx.Rngs(params=one)), nnx.Param)[1])
-        return {"embedding": embedding, "layers": layers.init(two)}
+        return {"embedding": fresh(one), "layers": layers.init(two)}
 
-    def hidden(params: PyTree, tokens: Array, mask: Array, types: Array | None = None) -> Array:
+    def hidden(params: PyTree, tokens: Array, mask: Array, types: Array | None = None, read=None):
         fits(name, tokens.shape[1], c.context)
         types = jnp.zeros_like(tokens) if types is None else types
-        x = nnx.merge(graphdef, params["embedding"])(tokens, positions(mask), types)
+        x = embedding(params["embedding"])(tokens, positions(mask), types)
         everyone = jnp.broadcast_to(mask[:, None], (*mask.shape, mask.shape[1]))
-        return layers.run(params["layers"], x, everyone)[0]
+        found = layers.run(params["layers"], x, everyone, read=read)
+        return found[0] if read is None else found
 
     return Encoder(init, hidden, c.width, c.context, name)
 

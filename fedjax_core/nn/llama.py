@@ -30,6 +30,7 @@ from fedjax_core.nn.transformer import (
     LanguageModel,
     Linear,
     Tensor,
+    around,
     attend,
     field,
     fits,
@@ -217,7 +218,9 @@ class Ends(nnx.Module):
     def logits(self, x: Array) -> Array:
         """[..., D] -> [..., V] float32."""
         kernel = self.embedding.get_value().T if self.head is None else self.head.kernel.get_value()
-        return (x @ kernel).astype(jnp.float32)
+        if not isinstance(kernel, jax.Array):  # an adapter's
+            return (x @ kernel).astype(jnp.float32)
+        return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
 
 
 def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> LanguageModel:
@@ -235,29 +238,29 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
       ValueError: as `read_config`.
     """
     c = config if isinstance(config, Config) else read_config(config)
-    make_ends = lambda rngs: Ends(c, jnp.dtype(dtype), rngs)
+    fresh, merged = around(lambda rngs: Ends(c, jnp.dtype(dtype), rngs))
     layers = stack(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
-    graphdef = nnx.split(nnx.eval_shape(lambda: make_ends(nnx.Rngs(0))), nnx.Param)[0]
     name = f"llama of width {c.width}"
 
     def init(key):
         one, two = jax.random.split(key)
-        return nnx.to_pure_dict(nnx.split(make_ends(nnx.Rngs(params=one)), nnx.Param)[1]) | {"layers": layers.init(two)}
+        return fresh(one) | {"layers": layers.init(two)}
 
     def ends(params) -> Ends:
-        return nnx.merge(graphdef, {name: leaf for name, leaf in params.items() if name != "layers"})
+        return merged({name: leaf for name, leaf in params.items() if name != "layers"})
 
-    def run(params, tokens, places, mask, place=0, cache=()):
-        around = ends(params)
+    def run(params, tokens, places, mask, place=0, cache=(), read=None):
+        outer = ends(params)
         angles = places[..., None].astype(jnp.float32) * jnp.asarray(c.frequencies, jnp.float32)[None, None]
-        x, cache = layers.run(params["layers"], around.embedding.get_value()[tokens], angles, mask, place, cache=cache)
-        return around.norm(x), cache
+        x, cache = layers.run(params["layers"], outer.embedding.get_value()[tokens], angles, mask, place, cache=cache, read=read)
+        return outer.norm(x), cache
 
-    def hidden(params: PyTree, tokens: Array, mask: Array) -> Array:
+    def hidden(params: PyTree, tokens: Array, mask: Array, read=None):
         t = tokens.shape[1]
         fits(name, t, c.context)
         causal = jnp.tril(jnp.ones((t, t), bool))
-        return run(params, tokens, positions(mask), mask[:, None] & causal[None])[0]
+        found = run(params, tokens, positions(mask), mask[:, None] & causal[None], read=read)
+        return found[0] if read is None else found
 
     def logits(params: PyTree, hidden: Array) -> Array:
         return ends(params).logits(hidden)

@@ -35,14 +35,15 @@ class Encoder(NamedTuple):
 
     Attributes:
       init: key -> params, as they are before any training.
-      hidden: (params, tokens [B, T], mask [B, T], types [B, T] = None) -> [B, T, D], the last layer's, after the final norm.
+      hidden: (params, tokens [B, T], mask [B, T], types [B, T] = None) -> [B, T, D], the last layer's, after the final norm. With
+        read=f it is (that, [L, ...]): what f makes of each layer's output [B, T, D].
       width: D.
       context: the most tokens that it takes at once.
       name: what error messages call it.
     """
 
     init: Callable[[Array], PyTree]
-    hidden: Callable[..., Array]
+    hidden: Callable[..., Any]
     width: int
     context: int
     name: str
@@ -53,7 +54,8 @@ class LanguageModel(NamedTuple):
 
     Attributes:
       init: key -> params, as they are before any training.
-      hidden: (params, tokens [B, T], mask [B, T]) -> [B, T, D], the last layer's, after the final norm.
+      hidden: (params, tokens [B, T], mask [B, T]) -> [B, T, D], the last layer's, after the final norm. With read=f it is (that,
+        [L, ...]): what f makes of each layer's output [B, T, D].
       logits: (params, hidden [..., D]) -> [..., V] float32: of the next token.
       generate: (params, tokens [B, T], mask [B, T], *, limit, stop=...) -> (tokens [B, limit], mask [B, limit]), see `greedy`.
       width: D.
@@ -63,7 +65,7 @@ class LanguageModel(NamedTuple):
     """
 
     init: Callable[[Array], PyTree]
-    hidden: Callable[..., Array]
+    hidden: Callable[..., Any]
     logits: Callable[[PyTree, Array], Array]
     generate: Callable[..., tuple[Array, Array]]
     width: int
@@ -92,7 +94,8 @@ class Stack(NamedTuple):
 
     Attributes:
       init: key -> params, leaves [L, ...].
-      run: (params, x, *context, cache=()) -> (x, cache): each layer is called (x, *context, its own cache), and returns the like.
+      run: (params, x, *context, cache=(), read=None) -> (x, cache): each layer is called (x, *context, its own cache), and returns
+        the like. With read=f it is (x, [L, ...]): what f makes of each layer's x.
     """
 
     init: Callable[[Array], PyTree]
@@ -110,20 +113,27 @@ def stack(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> 
     Returns:
       The stack.
     """
-    graphdef = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param)[0]
+    one, layer = around(make)
 
     def init(key):
-        one = lambda key: nnx.to_pure_dict(nnx.split(make(nnx.Rngs(params=key)), nnx.Param)[1])
         return jax.vmap(one)(jax.random.split(key, layers))
 
-    def run(params, x, *context, cache=()):
+    def run(params, x, *context, cache=(), read=None):
         def step(x, entry):
             own, kept = entry
-            return nnx.merge(graphdef, own)(x, *context, kept)
+            x, kept = layer(own)(x, *context, kept)
+            return x, kept if read is None else read(x)
 
         return jax.lax.scan(jax.checkpoint(step) if remat else step, x, (params, cache))
 
     return Stack(init, run)
+
+
+def around(make: Callable[[nnx.Rngs], Any]) -> tuple[Callable[[Array], dict[str, Any]], Callable[[PyTree], Any]]:
+    """What lies before and after the layers, as pure functions: key -> params, and params -> the module."""
+    graphdef = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param)[0]
+    init = lambda key: nnx.to_pure_dict(nnx.split(make(nnx.Rngs(params=key)), nnx.Param)[1])
+    return init, lambda params: nnx.merge(graphdef, params)
 
 
 def heads(x: Array, number: int) -> Array:

@@ -112,7 +112,7 @@ def test_answers_keep_their_text(tmp_path):
         assert (prompt[0], answer[-1]) == (0, 1)
         whole = instructions.ALPACA.replace("{instruction}", row.instruction)
         assert tokenizer.decode([prompt, answer]) == [whole, row.answer]
-        assert instructions.prompts([row], tokenizer, 200) == [prompt]
+        assert instructions.prompts([row], tokenizer, 200, 1) == [prompt]
         [(cut, same)] = instructions.tokenise([row], tokenizer, len(prompt) + len(answer) - 2, 1, long="cut")
         assert same == answer
         assert len(cut) == len(prompt) - 2

@@ -26,7 +26,7 @@ embed = jax.jit(functools.partial(text.embed, ENCODER))
 
 @functools.cache
 def frozen() -> tuple[Model, Net, federated.FederatedData]:
-    data, options = instructions.to_choose(divided(), Letters(), limit=24, multiple=8)
+    data, options = instructions.to_choose(divided(), Letters(), limit=24, multiple=8, long="cut")
     base = jax.jit(ENCODER.init)(jax.random.key(0))
     return text.scoring(ENCODER, len(options["tokens"])), text.with_options(ENCODER, base, batch=4, **options), data
 
@@ -206,6 +206,156 @@ def test_prompts_are_completed_in_their_order():
         text.complete(generate, [[1], []])
     with pytest.raises(ValueError, match="a prompt has 11 tokens, widest=10"):
         text.complete(generate, prompts, widest=10)
+
+
+def adapted(model: Model, arrays: Net, dropout: float = 0.1) -> Task:
+    return lora.adapted(model, arrays, lora.lora(rank=2, dropout=dropout), classes=3, population=4)
+
+
+def kinds():
+    """(model, arrays, data, side) of an encoder and of a writer."""
+    data = instructions.to_write(divided(), Letters(), 144, END, long="cut")
+    return {"encoder": (*frozen(), "right"), "writer": (text.writing(WRITER), Net(writer()[0], {}), data, "left")}
+
+
+@pytest.mark.parametrize(("kind", "widths"), [("encoder", (8, 16)), ("writer", (96, 128))])
+def test_batches_are_cut_to_their_longest_text(kind, widths):
+    """Gradients of clients that train at once, with dropout, are those of whole batches; so are outputs."""
+    model, arrays, data, side = kinds()[kind]
+    examples, seen = jax.tree.map(jnp.asarray, data.train), []
+    spy = model._replace(
+        apply=lambda net, x, *args, **more: seen.append(x["tokens"].shape[1]) or model.apply(net, x, *args, **more)
+    )
+    plain, cut = adapted(model, arrays), adapted(text.bucketed(spy, widths, side), arrays)
+
+    def gradient(task):
+        def of(net, rows, mask, key, frozen):
+            loss = training.cross_entropy(task.network(frozen))
+            return jax.value_and_grad(lambda net: loss(net, training.take(examples, rows, mask), key)[0])(net)
+
+        return jax.jit(jax.vmap(of, in_axes=(0, 0, 0, 0, None)))
+
+    lengths = data.train.x["mask"].sum(1)
+    short, full = np.argsort(lengths)[:2], int(np.argmax(lengths))
+    rows = np.stack([[*short, full], [*short, short[0]]])
+    nets = jax.vmap(plain.model.init)(jax.random.split(jax.random.key(0), 2))
+    nets = jax.tree.map(lambda leaf: leaf + 0.1, nets)
+    keys, some = jax.random.split(jax.random.key(1), 2), gradient(cut)
+    for mask in ([[True, True, False], [True, True, True]], [[True, True, True], [True, False, False]]):
+        found, wanted = (of(nets, rows, np.array(mask), keys, arrays) for of in (some, gradient(plain)))
+        assert float(jnp.abs(wanted[1].params["adapter"]["layers"]["attention"]["query"]["a"]).max()) > 0.01
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-4), found, wanted)
+    assert sorted(set(seen)) == [*widths, data.train.x["tokens"].shape[1]]
+    assert some.lower(nets, rows, np.ones((2, 3), bool), keys, arrays).as_text().count("stablehlo.case") == 2, "one for all clients"
+
+
+@pytest.mark.parametrize(("kind", "width"), [("encoder", 16), ("writer", 128)])
+def test_the_narrow_branch_is_taken(kind, width):
+    """By a batch whose real rows fit; also where clients of several are cut at once, in other programs and for other devices."""
+    model, arrays, data, side = kinds()[kind]
+    wide, answer = data.train.x["tokens"].shape[1], data.train.x.get("answer", np.zeros((1, 0))).shape[1]
+    spy = model._replace(apply=lambda net, x, *args, **more: ({"width": jnp.int32(x["tokens"].shape[1])}, {}))
+    cut = text.bucketed(spy, (answer, width, wide, 999), side)
+    lengths = data.train.x["mask"].sum(1)
+    fits, over = int(np.flatnonzero(lengths == lengths[lengths <= width].max())[0]), int(np.argmax(lengths))
+    x = lambda *rows: jax.tree.map(lambda leaf: jnp.asarray(leaf[np.array(rows)]), data.train.x)
+    run = jax.jit(lambda x, mask: cut.apply(arrays, x, mask=mask)[0]["width"])
+    assert run(x(fits, over), jnp.array([True, False])) == width
+    assert run(x(fits, over), jnp.array([True, True])) == wide
+    assert run(x(fits, over), jnp.array([False, False])) == width
+    many = jax.jit(jax.vmap(lambda x, mask: cut.apply(arrays, x, mask=mask)[0]["width"]))
+    both = jax.tree.map(lambda a, b: jnp.stack([a, b]), x(fits, over), x(fits, fits))
+    masks = jnp.array([[True, False], [True, True]])
+    assert many(both, masks).tolist() == [width, width]
+    assert many(both, ~masks | masks).tolist() == [wide, wide], "a width is common to those at once"
+    exported = jax.export.export(many, platforms=("cpu", "cuda", "tpu"))(both, masks)
+    assert "stablehlo.case" in exported.mlir_module()
+    assert text.bucketed(model, ()) is model
+
+
+def test_widths_are_those_that_save_work():
+    alike, short = np.full(100, 120), np.full(100, 40)
+    assert text.widths([alike, alike], 128) == ()
+    assert text.widths([alike, short], 128) == (48,)
+    assert text.widths([alike, short, np.full(100, 70)], 128) == (48, 80)
+    assert text.widths([alike, short, np.full(100, 70), np.full(100, 90)], 128, most=2) in ((48,), (80,), (96,))
+    assert text.widths([alike, np.array([], int)], 128) == ()
+    assert text.widths([np.array([30] * 70 + [120] * 30)] * 2, 128) == (), "nearly every batch has a long text"
+    assert text.widths([short], 16) == text.widths([], 128) == ()
+    rng = np.random.default_rng(0)
+    lengths = [rng.integers(20, 60, 100), rng.integers(100, 380, 100), rng.integers(20, 100, 50)]
+
+    def work(chosen):
+        """Tokens that are taken, as they come."""
+        total = 0.0
+        for mine in lengths:
+            for _ in range(60):
+                longest = rng.choice(mine, 16).max()
+                total += len(mine) * min(width for width in (*chosen, 384) if width >= longest)
+        return total
+
+    assert work(text.widths(lengths, 384)) < 1.03 * min(work(other) for other in ((64,), (64, 128), (96, 256), (64, 96)))
+
+
+def test_a_federation_on_cut_batches_is_the_same():
+    """On two devices and with clients that train at once; evaluation too."""
+    model, arrays, data = frozen()
+    scores = []
+    for widths in ((), (8, 16)):
+        task = adapted(text.bucketed(model, widths), arrays)
+        sim, state, losses = fitted(task, data, 0.02, 2)
+        scores.append((state.server.net, losses, sim.evaluate(state)))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), *scores)
+
+
+def test_what_is_frozen_is_not_copied():
+    """A gradient of cut batches takes memory for the layers' inputs at each width, but none for the base."""
+    wide = llama.build(LLAMA | {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 2048}, remat=True)
+    base = jax.eval_shape(wide.init, jax.random.key(0))
+    size = sum(leaf.size * 4 for leaf in jax.tree.leaves(base["layers"]))
+    own = lora.adapter(lora.lora(), base)
+    shape = jax.ShapeDtypeStruct
+    x = {"tokens": shape((1, 48), jnp.int32), "mask": shape((1, 48), bool), "answer": shape((1, 4), bool)}
+
+    def memory(widths):
+        model = text.bucketed(text.writing(wide), widths, "left")
+
+        def loss(trained, base, x):
+            batch = training.Batch(x, jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+            return training.cross_entropy(model)(Net(own.wrap(base, trained, None), {}), batch, jax.random.key(0))[0]
+
+        lowered = jax.jit(jax.grad(loss)).lower(jax.eval_shape(own.init, jax.random.key(0)), base, x)
+        found = lowered.compile().memory_analysis()
+        assert found is not None
+        return found.temp_size_in_bytes
+
+    assert size > 10e6
+    assert memory((16, 32)) < memory(()) + size / 4
+
+
+def test_layers_have_names():
+    """Read where the features are; the last one's are the features, before the norm of a writer."""
+    model, arrays, data = frozen()
+    x = jax.tree.map(lambda leaf: leaf[:3], data.train.x)
+    outputs = jax.jit(lambda net, x: text.bucketed(model, (16,)).apply(net, x, intermediates=True)[0])(arrays, x)
+    assert list(outputs["intermediates"]) == ["layer1"]
+    np.testing.assert_allclose(
+        [unit(row) for row in np.asarray(outputs["intermediates"]["layer1"])], outputs["features"], atol=1e-5
+    )
+    deep = llama.build(
+        LLAMA | {"vocab_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256, "initializer_range": 0.3}
+    )
+    params = jax.jit(deep.init)(jax.random.key(0))
+    rows = instructions.to_write(divided(), Letters(), 144, END, long="cut").train.x
+    x = jax.tree.map(lambda leaf: leaf[:2], rows)
+    found = jax.jit(lambda x: text.writing(deep).apply(Net(params, {}), x, intermediates=True)[0])(x)
+    first = params | {"layers": jax.tree.map(lambda leaf: leaf[:1], params["layers"])}
+    names = found["intermediates"]
+    assert list(names) == ["layer1", "layer2"]
+    norm = lambda rows: np.asarray(rows) / np.sqrt(np.mean(np.asarray(rows) ** 2, -1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(norm(names["layer2"]), found["features"], atol=1e-3)
+    alone = jax.jit(lambda x: text.writing(WRITER).apply(Net(first, {}), x)[0]["features"])(x)
+    np.testing.assert_allclose(norm(names["layer1"]), alone, atol=1e-3)
 
 
 def test_rouge_is_the_f_measure_of_words():

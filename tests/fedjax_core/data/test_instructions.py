@@ -151,9 +151,18 @@ def test_what_cannot_be_divided_is_named(how, says):
         instructions.leave_out(rows(1)[:1], rows(1)[:1], "mood", 1, 0)
 
 
-def test_questions_with_their_options():
+def test_questions_with_their_options(caplog):
     found = divided()
-    data, options = instructions.to_choose(found, Letters(), limit=40, multiple=8)
+    with caplog.at_level("WARNING"):
+        data, options = instructions.to_choose(found, Letters(), limit=40, multiple=8, long="cut")
+    told = caplog.messages
+    for dataset in found.datasets:
+        cut = sum(len(row.question) + 1 > 40 for row in found.train if row.dataset == dataset)
+        assert f"{dataset}: {cut} of 10 training texts had more than 40 tokens; their beginnings were left out" in told
+    assert len(told) == 4, "the test texts fit"
+    with pytest.raises(ValueError, match=r"films: a text has 42 tokens, limit=40; raise it, or take long='cut'"):
+        instructions.to_choose(found, Letters(), limit=40)
+    assert instructions.to_choose(found, Letters(), limit=76)[0].train.x["tokens"].shape[1] == 76, "no wider than the limit"
     texts = [decoded(tokens[mask]) for tokens, mask in zip(options["tokens"], options["mask"], strict=True)]
     assert len(texts) == len(set(texts))
     for examples, mine in ((data.train, found.train), (data.test, found.test)):
@@ -172,7 +181,7 @@ def test_questions_with_their_options():
     assert data.clients == 4
     wrong = found._replace(test=[dataclasses.replace(found.test[0], answer="perhaps")])
     with pytest.raises(ValueError, match=r"pairs: the answer 'perhaps' must be one of its options \['no', 'yes'\]"):
-        instructions.to_choose(wrong, Letters(), limit=40)
+        instructions.to_choose(wrong, Letters(), limit=40, long="cut")
 
 
 def test_questions_with_their_answers():
@@ -192,7 +201,7 @@ def test_questions_with_their_answers():
             prompt = f"### Instruction:\n{row.instruction}\n\n### Response:\n"
             assert tokens[i, -n] == 1
             assert decoded(tokens[i, -n + 1 : -a]) == prompt
-            assert instructions.prompts([row], Letters(), 400) == [tokens[i, -n:-a].tolist()]
+            assert instructions.prompts([row], Letters(), 400, END) == [tokens[i, -n:-a].tolist()]
     assert data.class_names == (*found.datasets, "pairs", "proofs")
     assert data.label_table[2].tolist() == [0, 0, 10, 0, 0, 0]
 
@@ -207,12 +216,47 @@ def test_long_texts_are_cut_as_asked_or_refused():
     before = len("### Instruction:\n")
     assert decoded(prompt) == whole[:before] + whole[-(90 - 1 - before - len(answer)) :]
     assert decoded(answer) == row.answer
-    [asked] = instructions.prompts([row], Letters(), 90, long="cut")
+    [asked] = instructions.prompts([row], Letters(), 90, END, long="cut")
     assert len(asked) == 90
     with pytest.raises(ValueError, match="limit=20 leaves no room for an instruction beside an answer of 3 tokens"):
         instructions.tokenise([row], Letters(), 20, END, long="cut")
     with pytest.raises(ValueError, match="unknown long 'drop'; allowed: refuse, cut"):
-        instructions.prompts([row], Letters(), 90, long="drop")
+        instructions.prompts([row], Letters(), 90, END, long="drop")
+
+
+def test_it_is_told_how_many_texts_were_cut(caplog):
+    instructions.tokenise(rows(9), Letters(), 400, END, long="cut")
+    assert not caplog.messages
+    long = {row.dataset: 0 for row in rows(9)}
+    for row in rows(9):
+        length = len(Letters().encode([instructions.ALPACA.replace("{instruction}", row.instruction) + row.answer])[0]) + 1
+        long[row.dataset] += length > 100
+    instructions.tokenise(rows(9), Letters(), 100, END, long="cut", what="training texts")
+    assert caplog.messages == [
+        f"{dataset}: {number} of 9 training texts had more than 100 tokens; their beginnings were left out"
+        for dataset, number in long.items()
+    ]
+    assert 0 < long["films"] < 9
+
+
+def test_an_end_that_the_tokenizer_sets_is_no_part_of_a_prompt():
+    """Training and decoding begin with the same tokens, whatever the answer, and an answer ends once."""
+
+    class Ending(Letters):
+        """Sets an end behind each text."""
+
+        def encode(self, texts, special=True, limit=None):
+            return [row + [END] * special for row in super().encode(texts, special, limit)]
+
+    few = [*rows(2), dataclasses.replace(rows(1)[0], answer="")]
+    for limit, long in ((400, "refuse"), (60, "cut")):
+        with_end, plain = ([*instructions.tokenise(few, kind(), limit, END, long=long)] for kind in (Ending, Letters))
+        assert with_end == plain
+        asked = instructions.prompts(few, Ending(), limit, END, long=long)
+        assert asked == instructions.prompts(few, Letters(), limit, END, long=long)
+        assert not any(END in prompt for prompt in asked)
+    assert asked != [prompt for prompt, _ in plain], "an answer takes room"
+    assert instructions.prompts(few, Ending(), 400, END) == [prompt for prompt, _ in instructions.tokenise(few, Ending(), 400, END)]
 
 
 def test_tokens_that_run_over_the_boundary_belong_to_the_answer():

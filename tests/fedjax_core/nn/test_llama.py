@@ -271,6 +271,18 @@ def test_a_kernel_can_be_replaced_from_outside():
     assert all(float(jnp.abs(layer).max()) > 0 for layer in slopes)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_are_finer_than_the_parameters(tied):
+    """Sums of the products of bfloat16 numbers, which are float32 and are not rounded."""
+    model = llama.build(PLAIN | {"tie_word_embeddings": tied}, "bfloat16")
+    params = jax.jit(model.init)(jax.random.key(0))
+    hidden = jax.random.normal(jax.random.key(1), (3, model.width), jnp.bfloat16)
+    found = np.asarray(model.logits(params, hidden))
+    kernel = params["embedding"].T if tied else params["head"]["kernel"]
+    np.testing.assert_allclose(found, np.asarray(hidden, np.float64) @ np.asarray(kernel, np.float64), rtol=1e-5, atol=1e-6)
+    assert np.mean(found != found.astype(jnp.bfloat16)) > 0.5
+
+
 def test_less_memory_is_the_same_gradient():
     text = texts("left", 9)
     model, params, *_ = built("plain")
