@@ -346,23 +346,27 @@ def execute(
     Returns:
       The final state, the summary, the plots and the history; see `fedjax_core.run.run`, also for what it raises.
     """
-    return run(
-        build(config, data),
-        workdir,
-        config.to_dict(),
-        seed=config.seed,
-        rounds=config.rounds,
-        every=config.evaluation.every,
-        targets=tuple(config.evaluation.targets),
-        last_k=config.evaluation.last_k,
-        checkpoint_seconds=config.checkpoint.seconds,
-        keep=config.checkpoint.keep,
-        record={"convolution": nn.describe()},
-        chosen_plan=config.plan.chunk is not None or config.plan.devices is not None,
-        profile=config.profile,
-        progress=progress,
-        console=console,
-    )
+    simulation = build(config, data)
+    try:
+        return run(
+            simulation,
+            workdir,
+            config.to_dict(),
+            seed=config.seed,
+            rounds=config.rounds,
+            every=config.evaluation.every,
+            targets=tuple(config.evaluation.targets),
+            last_k=config.evaluation.last_k,
+            checkpoint_seconds=config.checkpoint.seconds,
+            keep=config.checkpoint.keep,
+            record={"convolution": nn.describe()},
+            chosen_plan=config.plan.chunk is not None or config.plan.devices is not None,
+            profile=config.profile,
+            progress=progress,
+            console=console,
+        )
+    finally:
+        simulation.release()  # the next run's base has the room, whenever this one's objects are collected
 
 
 def load(

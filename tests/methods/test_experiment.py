@@ -1,6 +1,8 @@
 """From a config to a simulation: what is wrong is named, and what is asked for is built."""
 
 import dataclasses
+import weakref
+from unittest import mock
 
 import chex
 import jax
@@ -200,3 +202,22 @@ class ScaleTest(chex.TestCase):
         mean, std = experiment.scale(Examples(x, None))
         np.testing.assert_allclose(mean, [2.5, 7.0])
         np.testing.assert_allclose(std, [1.0, np.arange(15).std()])
+
+
+class ExecuteTest(chex.TestCase):
+    def test_a_run_leaves_no_data_on_the_devices(self):
+        """Whether it ends or fails, and whoever still has the simulation, such as the next run of a table."""
+        runs = []
+
+        def run(simulation, *arguments, **options):
+            runs.append((simulation, weakref.ref(simulation.held.train.x)))
+            assert runs[-1][1]() is not None
+            if len(runs) > 1:
+                raise FloatingPointError
+
+        with mock.patch.object(experiment, "run", run):
+            experiment.execute(config(), "unused", data=toy.data())
+            with self.assertRaises(FloatingPointError):
+                experiment.execute(config(), "unused", data=toy.data())
+        self.assertLen(runs, 2)
+        self.assertEqual([on_device() for _, on_device in runs], [None, None])
