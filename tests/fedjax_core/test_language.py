@@ -179,6 +179,10 @@ def test_answers_in_words(config, monkeypatch, model):
         x = jax.tree.map(lambda a: a[:5], sim.data.test.x)
         chosen = np.argmax(view.predict("global", view.holds["global"], x)["logits"], -1)
         assert found == [prepared.divided.test[i].options[k] for i, k in enumerate(chosen)]
+        chooser = language._chooser(prepared.model, len(prepared.options["tokens"]), prepared.spec.temperature)
+        before = chooser._cache_size()
+        assert language.answers(prepared, params, range(3), batch=2) == found[:3]
+        assert chooser._cache_size() == before > 0, "compiled once for all clients"
     else:
         assert found == [answer for row in range(5) for answer in language.answers(prepared, params, [row], batch=2, longest=6)], (
             "whatever is beside a row"
