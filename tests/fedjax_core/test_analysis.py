@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import weakref
 from unittest import mock
 
 import chex
@@ -257,15 +258,20 @@ class FrozenTest(chex.TestCase):
 
     def test_no_program_has_it_as_a_constant(self):
         sim, state = drawn("fedoa_lora")
+        on_device = weakref.ref(jax.tree.leaves(sim.held.tasks)[0])
         kernel = sim.groups[0].task.frozen.params["body"]["kernel"]
         self.assertGreater(kernel.nbytes, 100)
         with self.assertRaisesRegex(UserWarning, "constants"):
             jax.jit(lambda x: x @ jnp.asarray(kernel))(jnp.ones((1, len(kernel))))
         found = analysis.landscape(sim, state, "global", points=3)
         self.assertAlmostEqual(found.loss[1, 1], sim.evaluate(state)["test/global/loss"], places=5)
+        self.assertIsNotNone(on_device())
+        sim.release()
+        self.assertIsNone(on_device(), "no analysis keeps it")
 
     def test_clients_share_programs(self):
         sim, state = drawn("fedoa_lora")
+        on_device = weakref.ref(jax.tree.leaves(sim.held.tasks)[0])
         before = _logits._cache_size(), analysis._optimum._cache_size()
         x = sim.data.test.x[:8]
         nets = [trained_network(sim.view(state, i), "personal", x) for i in range(3)]
@@ -274,6 +280,8 @@ class FrozenTest(chex.TestCase):
         )
         self.assertEqual(analysis.match(sim, state, "personal").shape, (toy.CLIENTS,))
         self.assertEqual((_logits._cache_size(), analysis._optimum._cache_size()), (before[0] + 1, before[1] + 1))
+        sim.release()
+        self.assertIsNone(on_device(), "no analysis keeps it")
 
 
 class AttentionTest(chex.TestCase):
