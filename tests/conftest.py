@@ -24,13 +24,17 @@ def _strict():
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The directory with real public data (FEDJAX_TEST_DATA, default ../shared/data); tests skip where it is absent."""
-    default = Path(__file__).parents[1] / "../shared/data"
-    path = Path(os.environ.get("FEDJAX_TEST_DATA", default)).resolve()
-    if not path.is_dir():
-        pytest.skip(f"no real data at {path}; set FEDJAX_TEST_DATA")
-    return path
+def data_folder() -> Path:
+    """Where real public data are, if they are (FEDJAX_TEST_DATA, default ../shared/data)."""
+    return Path(os.environ.get("FEDJAX_TEST_DATA", Path(__file__).parents[1] / "../shared/data")).resolve()
+
+
+@pytest.fixture(scope="session")
+def shared_data(data_folder) -> Path:
+    """The directory with real public data; tests skip where it is absent."""
+    if not data_folder.is_dir():
+        pytest.skip(f"no real data at {data_folder}; set FEDJAX_TEST_DATA")
+    return data_folder
 
 
 def _group(item) -> str:
