@@ -6,7 +6,7 @@ https://arxiv.org/abs/2505.01075
   paper        here             meaning
   phi_g        server.net       global adapter, FedIT's
   phi_e        v_e              client e's personal adapter, which never travels
-  Phi(phi; x)  features         the network's features, or an intermediate layer by name
+  Phi(phi; x)  features         the network's features, or an intermediate layer by name (of language models "layer1", ...)
   lambda, D    lam, distance    weight of the regulariser, and what it measures: "l2", or 1 - "cosine", 1 - "pearson"
   alpha_e      weights          of the average
   K            epochs           passes over the local data of either adapter

