@@ -174,9 +174,7 @@ def _widths(data: federated.FederatedData, divided: instructions.Divided, kind: 
 
 def _read(of: Source, root: Path) -> tuple[list[instructions.Instance], list[instructions.Instance]]:
     if of.prepared:
-        return prepared.read(
-            root, 1000 if of.examples is None else of.examples, 200 if of.test_examples is None else of.test_examples
-        )
+        return prepared.read(root, of.examples or 1000, of.test_examples or 200)
     both = of.train == of.test
     found = []
     for file, part, number in ((of.train, "train", of.examples), (of.test, "test", of.test_examples)):

@@ -115,8 +115,8 @@ def scoring(encoder: Encoder, options: int, temperature: float = TEMPERATURE) ->
     def apply(net: Net, x: PyTree, key=None, train=False, mask=None, intermediates=False):
         del key, train
         asked = _real(x, mask)
-        read = {"read": lambda hidden: _mean(hidden, asked["mask"])} if intermediates else {}
-        hidden = encoder.hidden(net.params, asked["tokens"], asked["mask"], **read)
+        read = (lambda hidden: _mean(hidden, asked["mask"])) if intermediates else None
+        hidden = encoder.hidden(net.params, asked["tokens"], asked["mask"], read=read)
         hidden, layers = hidden if intermediates else (hidden, None)
         found = losses.unit(_mean(hidden, asked["mask"]))
         listed = jax.lax.stop_gradient(net.params["head"]["options"])[jnp.maximum(x["options"], 0)]  # [B, K, D]
@@ -156,7 +156,7 @@ def written(model: LanguageModel, params: PyTree, x: PyTree, layers: bool = Fals
     a = x["answer"].shape[1]
     end = last(x["mask"])
     read = lambda hidden: hidden[jnp.arange(len(end)), end].astype(jnp.float32)
-    hidden = model.hidden(params, x["tokens"], x["mask"], **({"read": read} if layers else {}))
+    hidden = model.hidden(params, x["tokens"], x["mask"], read=read if layers else None)
     hidden, each = hidden if layers else (hidden, None)
     targets = jnp.where(x["answer"], x["tokens"][:, -a:], -1)
     return Written(model.logits(params, hidden[:, -a - 1 : -1]), targets, read(hidden), each)

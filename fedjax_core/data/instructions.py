@@ -234,12 +234,13 @@ def to_choose(
     widest = max(len(row.options) for rows in both.values() for row in rows)
 
     def encoded(texts: list[str], datasets: list[str], what: str) -> tuple[np.ndarray, np.ndarray]:
-        whole = tokenizer.encode(texts)
+        tokens = tokenizer.encode(texts)
         if long == "refuse":
-            for tokens, dataset in zip(whole, datasets, strict=True):
-                _refuse(len(tokens), limit, dataset)
-        _tell([dataset for tokens, dataset in zip(whole, datasets, strict=True) if len(tokens) > limit], datasets, limit, what)
-        return rectangle(tokenizer.encode(texts, limit=limit), multiple, side="right", widest=limit)
+            for text, dataset in zip(tokens, datasets, strict=True):
+                _refuse(len(text), limit, dataset)
+        cut = [dataset for text, dataset in zip(tokens, datasets, strict=True) if len(text) > limit]
+        _tell(cut, datasets, limit, what)
+        return rectangle(tokenizer.encode(texts, limit=limit) if cut else tokens, multiple, side="right", widest=limit)
 
     def examples(rows: list[Instance], what: str) -> Examples:
         tokens, mask = encoded([row.question for row in rows], [row.dataset for row in rows], what)

@@ -30,7 +30,6 @@ from fedjax_core.nn.transformer import (
     Encoder,
     Linear,
     Tensor,
-    around,
     attend,
     field,
     fits,
@@ -38,6 +37,7 @@ from fedjax_core.nn.transformer import (
     linear,
     must_be,
     positions,
+    pure,
     read_params,
     stack,
 )
@@ -186,7 +186,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
       ValueError: as `read_config`.
     """
     c = config if isinstance(config, Config) else read_config(config)
-    fresh, embedding = around(lambda rngs: Embedding(c, jnp.dtype(dtype), rngs))
+    fresh, embedding = pure(lambda rngs: Embedding(c, jnp.dtype(dtype), rngs))
     layers = stack(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
     name = f"bert of width {c.width}"
 

@@ -30,7 +30,6 @@ from fedjax_core.nn.transformer import (
     LanguageModel,
     Linear,
     Tensor,
-    around,
     attend,
     field,
     fits,
@@ -39,6 +38,7 @@ from fedjax_core.nn.transformer import (
     linear,
     must_be,
     positions,
+    pure,
     read_params,
     stack,
 )
@@ -238,7 +238,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
       ValueError: as `read_config`.
     """
     c = config if isinstance(config, Config) else read_config(config)
-    fresh, merged = around(lambda rngs: Ends(c, jnp.dtype(dtype), rngs))
+    fresh, merged = pure(lambda rngs: Ends(c, jnp.dtype(dtype), rngs))
     layers = stack(lambda rngs: Layer(c, jnp.dtype(dtype), rngs), c.layers, remat)
     name = f"llama of width {c.width}"
 

@@ -113,7 +113,7 @@ def stack(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> 
     Returns:
       The stack.
     """
-    one, layer = around(make)
+    one, layer = pure(make)
 
     def init(key):
         return jax.vmap(one)(jax.random.split(key, layers))
@@ -129,8 +129,8 @@ def stack(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> 
     return Stack(init, run)
 
 
-def around(make: Callable[[nnx.Rngs], Any]) -> tuple[Callable[[Array], dict[str, Any]], Callable[[PyTree], Any]]:
-    """What lies before and after the layers, as pure functions: key -> params, and params -> the module."""
+def pure(make: Callable[[nnx.Rngs], Any]) -> tuple[Callable[[Array], dict[str, Any]], Callable[[PyTree], Any]]:
+    """A module, whose variables are `nnx.Param`s, as pure functions: key -> params, and params -> the module."""
     graphdef = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param)[0]
     init = lambda key: nnx.to_pure_dict(nnx.split(make(nnx.Rngs(params=key)), nnx.Param)[1])
     return init, lambda params: nnx.merge(graphdef, params)
