@@ -91,7 +91,7 @@ def get_config(variant: str = "small") -> Any:
     config.data.test_split = placeholder(str)  # each client's own test rows: "proportional", "matched", "all", "partition"
     config.data.test_examples = placeholder(int)  # for "matched"
 
-    config.task = "classification"  # or "episodes(way=5, shot=5, query=15)", of unseen classes: fedjax_core/episodes.py
+    config.task = "classification"  # or "episodes(way=5, shot=5, query=15)", of unseen classes: fedjax_core/learning/episodes.py
 
     config.cohort = ConfigDict()
     config.cohort.fraction = 0.4
@@ -104,7 +104,7 @@ def get_config(variant: str = "small") -> Any:
     config.normalise = "data"  # pixels, by mean and deviation: "data" (training set's), "imagenet", "half" (0.5); or a file's own
     config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
-    config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/augment.py
+    config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/learning/augment.py
     config.optimizer = ConfigDict()
     config.optimizer.name = "sgd"  # or "adam"
     config.optimizer.lr = 0.1
@@ -117,7 +117,7 @@ def get_config(variant: str = "small") -> Any:
 
     config.evaluation = ConfigDict()
     config.evaluation.every = 5  # rounds
-    config.evaluation.scopes = ("global", "own")  # also "post_local", "all": fedjax_core/simulation.py
+    config.evaluation.scopes = ("global", "own")  # also "post_local", "all": fedjax_core/engine/simulation.py
     config.evaluation.batch = 256
     config.evaluation.clients = placeholder(int)  # score at most so many
     config.evaluation.last_k = 10  # mean over the last k evaluations

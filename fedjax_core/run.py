@@ -14,11 +14,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from fedjax_core import parallel, plots, report
-from fedjax_core.checkpoint import Checkpoints
 from fedjax_core.data import federated
-from fedjax_core.simulation import Diverged, Simulation, State
-from fedjax_core.workdir import CHECKPOINTS, METRICS, WorkDir, read_jsonl
+from fedjax_core.engine import parallel
+from fedjax_core.engine.simulation import Diverged, Simulation, State
+from fedjax_core.reporting import plots, report
+from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, WorkDir, read_jsonl
 
 MAY_DIFFER = ("rounds", "plan", "checkpoint", "evaluation.targets", "evaluation.last_k", "profile")  # on resume
 PROFILE = "profile"

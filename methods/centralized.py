@@ -6,8 +6,8 @@ client: E local epochs per round, T * E in all, the optimiser made anew every ro
 Departures: none; there is no paper.
 """
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm
+from fedjax_core.learning import training
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 

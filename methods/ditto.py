@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
-from fedjax_core.metrics import Pair
+from fedjax_core.learning import training
+from fedjax_core.learning.metrics import Pair
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 

@@ -5,8 +5,8 @@ The reference for personalisation after the fact; nothing of it enters the train
 Departures: none; there is no one paper. finetune_epochs=0 scores FedAvg's model on every client's own rows.
 """
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm
+from fedjax_core.learning import training
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 

@@ -7,7 +7,7 @@ matching during training). https://arxiv.org/abs/2407.16139
   phi, h        w_b of FedPer     body and classifier, the server's
   linear layer  w_p of FedPer     A_i [D, D] and a bias [D] of client i, which never travel: logits h(A_i phi(x))
 
-All are trained together by cross-entropy. (The map trained on a finished FedAvg is the analysis "match" of `methods.analyse`.)
+All are trained together by cross-entropy. (The map trained on a finished FedAvg is the analysis "match" of `fedjax-core analyse`.)
 
 Departures: the paper does not say how the layer starts or is trained: identity and zero, with everything else, at the same rate.
 """
@@ -16,8 +16,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm, Net
+from fedjax_core.learning import training
 from fedjax_core.task import Model, Task, width
 from methods.fedper import fedper
 

@@ -13,8 +13,8 @@ https://arxiv.org/abs/2106.06042
 Departures: the mean is weighed by samples unless asked otherwise. The model before fine-tuning is scored with finetune_epochs=0.
 """
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm
+from fedjax_core.learning import training
 from fedjax_core.task import Task
 from methods.fedper import fedper
 

@@ -14,8 +14,8 @@ Departures: the mean is weighed by samples unless asked otherwise. `config.stati
 "local" here.
 """
 
-from fedjax_core import personal, training
 from fedjax_core.algorithm import Algorithm
+from fedjax_core.learning import personal, training
 from fedjax_core.task import Task
 from methods.fedper import fedper
 

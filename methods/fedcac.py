@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core import aggregators, training
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
 
 

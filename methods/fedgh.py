@@ -20,8 +20,8 @@ layer between a body and the head, so that models may differ in D too.
 
 import optax
 
-from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import projected
 from fedjax_core.task import Task, common_width
 from methods.fedproto import own

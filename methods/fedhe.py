@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
 
 

@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Peers, Task
 
 CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "denominator": ("uploaded", "local")}

@@ -11,8 +11,8 @@ averaged each for themselves.
 
 import optax
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm
+from fedjax_core.learning import training
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 

@@ -11,8 +11,8 @@ Departures: how long clients tune is not said: 2 epochs, as long as in a round. 
 of several architectures share one small adapter that is trained in turn with each of them.
 """
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm
+from fedjax_core.learning import training
 from fedjax_core.task import Task
 from methods.fedavg_ft import fedavg_ft
 

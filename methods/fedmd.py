@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
 
 DIGEST, REVISIT = 0x646967, 0x726576  # draws of the digest; and, before the rounds, of the private training

@@ -37,9 +37,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import by_name, losses, training
+from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net, PyTree
-from fedjax_core.metrics import Pair, mean_of
+from fedjax_core.learning import losses, training
+from fedjax_core.learning.metrics import Pair, mean_of
 from fedjax_core.task import Model, Task
 from methods.ditto import beside
 from methods.fedavg import fedavg

@@ -30,8 +30,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
+from fedjax_core.learning import training
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 

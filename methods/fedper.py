@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 
 import optax
 
-from fedjax_core import aggregators, training
-from fedjax_core import personal as parts
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
+from fedjax_core.learning import aggregators, training
+from fedjax_core.learning import personal as parts
 from fedjax_core.task import Task
 
 Train = Callable[[Net, ClientData, Array], training.Fitted]

@@ -44,8 +44,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import aggregators, augment, by_name, losses, training
+from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples, Net, PyTree
+from fedjax_core.learning import aggregators, augment, losses, training
 from fedjax_core.task import Task, width
 
 STATISTICS = ("evaluate", "train")

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Model, Task, common_width, width
 
 FAR = -1e9  # the logit of a class without a prototype

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import optax
 
-from fedjax_core import aggregators, training
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
+from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
 from methods.fedproto import Prototypes, drawn, nothing_known, own, renewed
 

@@ -15,8 +15,8 @@ that is reported is the cross-entropy.
 
 import optax
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm
+from fedjax_core.learning import training
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 

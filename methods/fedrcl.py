@@ -25,8 +25,8 @@ all. Equal cosines share a gradient that the code gives to one of them. Rows tha
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import losses, training
 from fedjax_core.algorithm import Algorithm, Array
+from fedjax_core.learning import losses, training
 from fedjax_core.task import Model, Task
 from methods.fedavg import fedavg
 

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import jax
 import optax
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm
+from fedjax_core.learning import training
 from fedjax_core.task import Task
 from methods.fedper import fedper
 

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
 
 

@@ -20,8 +20,9 @@ its regulariser of the head is left out, since the head is fixed. Features by w 
 
 import jax.numpy as jnp
 
-from fedjax_core import by_name, losses, training
+from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array
+from fedjax_core.learning import losses, training
 from fedjax_core.task import Task
 from methods.ditto import beside
 from methods.fedavg import fedavg

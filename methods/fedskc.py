@@ -45,8 +45,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import aggregators, by_name, losses, training
+from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task, width
 
 LEAST = 1e-6  # U below which logits count as equal to the knowledge

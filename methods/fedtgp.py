@@ -27,8 +27,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import layer, linear
 from fedjax_core.task import Task, common_width
 from methods.fedproto import Prototypes, fedproto, nothing_known

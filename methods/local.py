@@ -6,8 +6,8 @@ own data, the optimiser made anew every round.
 Departures: none; there is no paper.
 """
 
-from fedjax_core import training
 from fedjax_core.algorithm import Algorithm, ClientOutput
+from fedjax_core.learning import training
 from fedjax_core.task import Task
 
 

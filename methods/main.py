@@ -1,7 +1,7 @@
 """Runs a federated experiment, or resumes it.
 
-  python -m methods.main --config=configs/fedavg_digits.py --workdir=runs/fedavg
-  python -m methods.main --config=configs/fedavg_digits.py:smoke --workdir=runs/smoke --config.rounds=10
+  python -m methods.main --config=configs/fedavg.py --workdir=runs/fedavg
+  python -m methods.main --config=configs/fedavg.py:smoke --workdir=runs/smoke --config.rounds=10
 
 The same command again resumes an interrupted run. On several processes give each --coordinator, --processes and --process.
 """
@@ -17,8 +17,8 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
-from fedjax_core import report
-from methods import experiment
+from fedjax_core import experiment
+from fedjax_core.reporting import report
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "config file, with its variant behind a colon; see configs/")
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run: metrics, checkpoints, plots")

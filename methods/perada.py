@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import aggregators, by_name, losses, training
+from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, ClientData, Examples
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
 from methods.ditto import beside
 from methods.fedavg import fedavg

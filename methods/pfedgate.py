@@ -28,8 +28,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.layers import BatchNorm
 from fedjax_core.task import Task
 

@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import by_name, training
+from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.learning import training
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen

@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import aggregators, training
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
+from fedjax_core.learning import aggregators, training
 from fedjax_core.nn.project import layer, linear
 from fedjax_core.task import Task
 

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core import aggregators, losses, training
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
+from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
 
 SCALE = 0.5  # of a pixel in [0, 1], per unit of a prompt

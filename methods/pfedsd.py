@@ -20,8 +20,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import losses, training
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
+from fedjax_core.learning import losses, training
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 

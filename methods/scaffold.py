@@ -18,8 +18,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import aggregators, training
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net, PyTree
+from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
 
 

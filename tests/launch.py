@@ -182,9 +182,9 @@ def _serve() -> None:
     import matplotlib.figure
     import sklearn.datasets
 
-    import methods.experiment
+    import fedjax_core.experiment
 
-    del matplotlib, sklearn, methods
+    del matplotlib, sklearn, fedjax_core
     requests, answers = sys.stdin, sys.stdout
     running = set()
     for line in requests:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_core.workdir import read_json, read_jsonl
-from methods import experiment
+from fedjax_core import experiment
+from fedjax_core.storage.workdir import read_json, read_jsonl
 from tests.launch import Ended, Launcher
 
-SMOKE = "--config=configs/fedavg_digits.py:smoke"
+SMOKE = "--config=configs/fedavg.py:smoke"
 NOISE = re.compile(r"Traceback|^[IWEF]\d{4} |^\d{4}-\d\d-\d\d |WARNING|\bjax\._src\b", re.MULTILINE)
 
 
@@ -144,7 +144,7 @@ def test_a_wrong_command_line_gets_one_line(launcher, tmp_path, flags, status, s
         (["--config=configs/nothing.py"], "there is no config file 'configs/nothing.py'"),
         (["--config=configs/nothing.py:small", "--config.rounds=3"], "there is no config file 'configs/nothing.py'"),
         (["--config", "configs/nothing.py"], "there is no config file 'configs/nothing.py'"),
-        (["--config=configs/fedavg_digits.py:huge"], "config variant 'huge' is not one of paper, small, smoke"),
+        (["--config=configs/fedavg.py:huge"], "config variant 'huge' is not one of paper, small, smoke"),
         (["--config=pyproject.toml"], "pyproject.toml"),
     ],
 )

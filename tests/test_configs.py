@@ -15,11 +15,12 @@ from absl import flags
 from ml_collections import config_flags
 
 from configs import base
-from fedjax_core import language, pretrained
-from fedjax_core.data import instructions, sources
+from fedjax_core import experiment
+from fedjax_core.data import sources
+from fedjax_core.language import instructions, pretrained
+from fedjax_core.language import prepare as language
 from fedjax_core.nn import llama
-from methods import experiment
-from tests.fedjax_core.test_lora import LLAMA_7B
+from tests.fedjax_core.learning.test_lora import LLAMA_7B
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import checkpoint
 from fedjax_core.algorithm import Cohort
+from fedjax_core.storage import checkpoint
 from tests import toy
 
 EVERY = [(name, name) for name in toy.METHODS]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from setuptools import find_packages
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -25,7 +26,8 @@ def test_every_package_is_installed():
     files = [path for path in files if path.name != "RESULTS.md"]  # for readers of the repository
     folders = {str(path.parent.relative_to(ROOT)) for path in files}
     assert folders >= {"fedjax_core", "fedjax_core/nn", "fedjax_core/data", "methods", "configs"}
-    assert {name.replace(".", "/") for name in PROJECT["tool"]["setuptools"]["packages"]} == folders
+    found = find_packages(str(ROOT), **PROJECT["tool"]["setuptools"]["packages"]["find"])
+    assert {name.replace(".", "/") for name in found} == folders
     assert [name for name in folders if not (ROOT / name / "__init__.py").exists()] == []
     assert [str(path) for path in files if path.suffix != ".py"] == [], "other files need a line of package-data"
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_core.checkpoint import Checkpoints
-from fedjax_core.workdir import read_json, read_jsonl
+from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.workdir import read_json, read_jsonl
 from tests.launch import Launcher
 
 ROUNDS = 12

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import nn, parallel, simulation, training
+from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
 from fedjax_core.task import of_model
 from methods.fedavg import fedavg
 

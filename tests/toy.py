@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import lora, parallel, simulation, training
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import lora, training
 from fedjax_core.nn.project import projected
 from fedjax_core.task import Model, Task, of_model, part_of
 from methods.centralized import centralized

@@ -1,6 +1,6 @@
 """What a table is: a method per row, data per column, some runs per cell, and the paper's numbers beside ours.
 
-A definition is a file with `get_table(variant) -> Table`; `python -m methods.table` runs it. Changes are written as in
+A definition is a file with `get_table(variant) -> Table`; `fedjax-core table` runs it. Changes are written as in
 `--config.<field>=`: {"data.partition": "iid", "optimizer.lr": 0.01}; an option of a method that its config leaves out may be set
 too ("method.server_lr"). They are applied in the order table, column, row, cell, so the last one counts.
 """

@@ -1,6 +1,6 @@
 """The first table: FedAvg by samples and uniform, Local, Centralized, SCAFFOLD and FedHe on digits, three partitions, three seeds.
 
-Command:  python -m methods.table --table=configs/tables/first.py --workdir=runs/first
+Command:  fedjax-core table --table=configs/tables/first.py --workdir=runs/first
 Expect:   see configs/RESULTS.md.
 Variants: small (the default; minutes); smoke (two rounds of few clients, seconds); paper: as small, no paper has it.
 
@@ -12,7 +12,7 @@ that all of them have:
   whole   the whole test set: of a global model, or the mean over the clients' models. What it knows of data it never had.
 """
 
-from configs import centralized_digits, fedavg_digits, fedhe_digits, local_digits, scaffold_digits
+from configs import centralized, fedavg, fedhe, local, scaffold
 from configs.tables.base import Column, Measure, Row, Table
 
 OWN = ("test/personal/own/accuracy/weighted", "test/global/own/accuracy/weighted")
@@ -31,12 +31,12 @@ def get_table(variant: str = "small") -> Table:
     return Table(
         title="First table: digits",
         rows=(
-            Row("FedAvg (samples)", like_small(fedavg_digits.get_config)),
-            Row("FedAvg (uniform)", like_small(fedavg_digits.get_config), {"method.weights": "uniform"}),
-            Row("SCAFFOLD", like_small(scaffold_digits.get_config)),
-            Row("FedHe", like_small(fedhe_digits.get_config), everyone),
-            Row("Local", like_small(local_digits.get_config), everyone),
-            Row("Centralized", like_small(centralized_digits.get_config)),
+            Row("FedAvg (samples)", like_small(fedavg.get_config)),
+            Row("FedAvg (uniform)", like_small(fedavg.get_config), {"method.weights": "uniform"}),
+            Row("SCAFFOLD", like_small(scaffold.get_config)),
+            Row("FedHe", like_small(fedhe.get_config), everyone),
+            Row("Local", like_small(local.get_config), everyone),
+            Row("Centralized", like_small(centralized.get_config)),
         ),
         columns=(
             Column("IID", {"data.partition": "iid"}),

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import simulation, training
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated
+from fedjax_core.engine import simulation
+from fedjax_core.learning import training
 from fedjax_core.task import Model, of_model
 from methods.fedavg import fedavg
 from tests.benchmarks import ours

@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import nn, parallel, simulation, training
+from fedjax_core import experiment, nn
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
 from fedjax_core.task import Model, Task, of_model
-from methods import experiment
 from tests.benchmarks import protocol
 from tests.benchmarks.workloads import WORKLOADS, Workload
 

@@ -5,8 +5,8 @@ import jax
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import training
 from fedjax_core.algorithm import ClientData
+from fedjax_core.learning import training
 from methods.ditto import ditto
 from tests import naive, toy
 from tests.methods.test_fedamp import pulled

@@ -9,9 +9,10 @@ import numpy as np
 import optax
 from absl.testing import parameterized
 
-from fedjax_core import parallel, simulation, training
 from fedjax_core.algorithm import ClientData
 from fedjax_core.data import federated, sources
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
 from methods.fedavg import fedavg
 from tests import naive, toy
 

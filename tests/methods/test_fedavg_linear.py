@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core import training
 from fedjax_core.algorithm import Net
+from fedjax_core.learning import training
 from methods.fedavg_linear import fedavg_linear, with_linear
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import parallel, simulation
 from fedjax_core.algorithm import Net
-from fedjax_core.normalisation import local_statistics
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.task import Model
 from methods.fedavg import fedavg
 from methods.fedbn import fedbn

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import nn, parallel, simulation, training
+from fedjax_core import nn
 from fedjax_core.algorithm import Cohort
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
 from fedjax_core.nn.project import projected
 from fedjax_core.task import of_model
 from methods.fedgh import fedgh

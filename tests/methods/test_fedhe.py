@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import parallel, simulation, training
 from fedjax_core.algorithm import ClientData, Cohort
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
 from methods.fedhe import Server, fedhe
 from tests import naive, toy
 from tests.methods.test_fedtgp import uplink_numbers

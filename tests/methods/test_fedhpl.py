@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import metrics, nn, parallel, simulation, training
+from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Cohort, Net
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import metrics, training
 from fedjax_core.task import part_of
 from methods.fedavg import fedavg
 from methods.fedbabu import fedbabu

@@ -5,8 +5,8 @@ import jax
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import parallel, simulation
-from fedjax_core.metrics import nbytes
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning.metrics import nbytes
 from methods.fedit import fedit
 from tests import naive, toy
 from tests.methods.test_fedavg import divided

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import training
 from fedjax_core.algorithm import Examples
+from fedjax_core.learning import training
 from fedjax_core.task import of_model
 from methods.fedmd import Server, fedmd, stratified
 from methods.local import local

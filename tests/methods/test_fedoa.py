@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import lora, training
 from fedjax_core.algorithm import ClientData, Examples, Net
+from fedjax_core.learning import lora, training
 from fedjax_core.nn import build
 from methods.fedoa import DISTANCES, fedoa, frobenius
 from tests import naive, toy

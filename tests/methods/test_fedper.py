@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import parallel, simulation, training
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
 from methods.fedper import fedper
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import nn, parallel, simulation, training
+from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Net
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
 from fedjax_core.task import Model, of_model
 from methods.fedavg import fedavg
 from methods.fedpft import attend, enqueue, fedpft, info_nce

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import training
+from fedjax_core.learning import training
 from methods.fedavg import fedavg
 from methods.fedrcl import fedrcl, pairwise, relaxed
 from tests import naive, toy

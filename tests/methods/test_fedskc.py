@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import parallel, simulation, training
 from fedjax_core.algorithm import ClientData
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
 from methods import fedskc as module
 from methods.fedskc import Sent, contrast, fedskc
 from tests import naive, toy

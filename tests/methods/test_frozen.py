@@ -4,10 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from configs import centralized_pretrain, fedhpl_digits
-from fedjax_core import export as files
-from fedjax_core import metrics
-from methods import analyse, experiment, export, predict
+from configs import centralized_pretrain, fedhpl
+from fedjax_core import experiment
+from fedjax_core.commands import analyse, export, predict
+from fedjax_core.learning import metrics
+from fedjax_core.storage import export as files
 
 VIT = "vit(patch=4, width=8, depth=2, heads=2)"
 PROMPTED = "vit(patch=4, width=8, depth=2, heads=2, prompts=2)"
@@ -33,7 +34,7 @@ def backbone(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(backbone):
     """FedHPL on all digits over it."""
-    config = settled(fedhpl_digits.get_config("smoke"), PROMPTED)
+    config = settled(fedhpl.get_config("smoke"), PROMPTED)
     config.weights = str(backbone)
     experiment.execute(config, str(backbone.parent / "fedhpl"), progress=False, console=lambda text: None)
     return backbone.parent / "fedhpl"
@@ -76,7 +77,7 @@ def test_it_is_analysed(run, tmp_path, capsys):
 
 def test_all_of_a_network_goes_on_from_the_file(backbone):
     _, net, _ = files.load_model(backbone)
-    config = settled(fedhpl_digits.get_config("smoke"), PROMPTED)
+    config = settled(fedhpl.get_config("smoke"), PROMPTED)
     config.update(weights=str(backbone), train="all")
     simulation = experiment.build(config)
     begun = simulation.groups[0].task.bind(simulation.groups[0].task.held, 0).model.init(jax.random.key(3))

@@ -6,7 +6,8 @@ import chex
 import jax
 import numpy as np
 
-from fedjax_core import parallel, simulation, training
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
 from methods.fedavg import fedavg
 from tests import naive, toy
 from tests.methods.test_fedavg import divided

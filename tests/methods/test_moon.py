@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import parallel, simulation, training
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
+from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.nn.project import projected
-from fedjax_core.normalisation import local_statistics
 from fedjax_core.task import of_model
 from methods.fedavg import fedavg
 from methods.moon import Client, contrast, moon

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import simulation, training
 from fedjax_core.algorithm import Cohort, Net
+from fedjax_core.engine import simulation
+from fedjax_core.learning import training
 from methods.ditto import ditto
 from methods.perada import perada
 from tests import naive, toy

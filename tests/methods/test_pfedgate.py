@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import nn, training
+from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Net
+from fedjax_core.learning import training
 from methods.pfedgate import keep, layout, pfedgate
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import training
 from fedjax_core.algorithm import Cohort
+from fedjax_core.learning import training
 from fedjax_core.nn import count
 from methods.pfedpg import generator, pfedpg, prompts_of
 from tests import naive, toy

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import training
 from fedjax_core.algorithm import Net
+from fedjax_core.learning import training
 from methods.pfedpt import frame, pfedpt
 from tests import naive, toy
 from tests.methods.test_fedavg import PLAIN as MODEL

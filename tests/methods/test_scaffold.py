@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core import parallel, simulation, training
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
 from methods.scaffold import scaffold
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL, PLAIN, divided

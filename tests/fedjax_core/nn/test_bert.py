@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import pretrained
+from fedjax_core.language import pretrained
 from fedjax_core.nn import bert
 from fedjax_core.nn.transformer import Encoder
 from tests import reference

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import pretrained
+from fedjax_core.language import pretrained
 from fedjax_core.nn import count, llama
 from tests import reference
 

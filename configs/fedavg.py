@@ -1,0 +1,21 @@
+"""FedAvg on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round. Runs anywhere, offline.
+
+Command:  python -m methods.main --config=configs/fedavg.py --workdir=runs/fedavg
+Expect:   see configs/RESULTS.md; 93 % global test accuracy and more, in seconds on two cores.
+Variants: small (the default); smoke (seconds); paper: McMahan et al. 2017's MNIST 2NN, 100 clients with two classes each, 10 a
+          round, E = 1, B = 10 (MNIST's files must be there).
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    paper = variant == "paper"
+    config.method = dict(name="fedavg", epochs=1 if paper else 5, batch=10 if paper else 32, weights="samples")
+    if paper:
+        config.data.update(source="mnist", clients=100, partition="shards(shards_per_client=2)")
+        config.models = ("mlp(widths=(200, 200))",)
+        config.cohort.fraction = 0.1
+        config.rounds = 1000
+    return config

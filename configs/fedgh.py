@@ -1,0 +1,23 @@
+"""FedGH on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), all in every round.
+
+Command:  python -m methods.main --config=configs/fedgh.py --workdir=runs/fedgh
+Expect:   see configs/RESULTS.md.
+Variants: small (the default); smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients with ResNet-18/34/50/34/18 on
+          CIFAR-10 at 32 px, features mapped to 512 by a linear layer, SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 1
+          local epoch, 100 rounds.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    config.models = ("mlp(widths=(200, 32))", "cnn(widths=(8, 16), dense=32)")
+    config.method = dict(name="fedgh", epochs=5, batch=32, server_lr=0.01)
+    config.cohort.fraction = 1.0
+    config.evaluation.scopes = ("own", "all")
+    if variant == "paper":
+        base.as_in_fedhpl(config)
+        config.models = tuple(f"resnet{depth}" for depth in (18, 34, 50, 34, 18))
+        config.method.update(epochs=1, projection=512)
+    return config

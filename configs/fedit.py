@@ -1,0 +1,18 @@
+"""FedIT on scikit-learn's handwritten digits, without an adapter: uniform FedAvg; 20 clients, Dirichlet(0.5), all in every round.
+
+Command:  python -m methods.main --config=configs/fedit.py --workdir=runs/fedit
+Expect:   see configs/RESULTS.md.
+Variants: small (the default); smoke (seconds); paper: FedOA's protocol for instructions: LoRA of LLaMA-7B, 6 clients with one data
+          set each, reading comprehension left out, 2 local epochs, batch 32, 20 rounds.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    config.method = dict(name="fedit", epochs=5, batch=32)
+    config.cohort.fraction = 1.0
+    if variant == "paper":
+        base.as_in_fedoa(config)
+    return config

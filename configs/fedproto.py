@@ -1,0 +1,23 @@
+"""FedProto on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), all in every round.
+
+Command:  python -m methods.main --config=configs/fedproto.py --workdir=runs/fedproto
+Expect:   see configs/RESULTS.md.
+Variants: small (the default); smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients with ResNet-18/34/50/34/18 on
+          CIFAR-10 at 32 px, features averaged in groups to 512, SGD 0.01 with momentum 0.9 and weight decay 1e-4, batch 16, 1 local
+          epoch, 100 rounds.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    config.models = ("mlp(widths=(200, 32))", "cnn(widths=(8, 16), dense=32)")
+    config.method = dict(name="fedproto", lam=1.0, epochs=5, batch=32)
+    config.cohort.fraction = 1.0
+    config.evaluation.scopes = ("own", "all")
+    if variant == "paper":
+        base.as_in_fedhpl(config)
+        config.models = tuple(f"resnet{depth}(stem='imagenet', features=512)" for depth in (18, 34, 50, 34, 18))
+        config.method.update(epochs=1)
+    return config

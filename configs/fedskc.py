@@ -1,0 +1,39 @@
+"""FedSKC on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 40 % of them in a round.
+
+Command:  python -m methods.main --config=configs/fedskc.py --workdir=runs/fedskc
+Expect:   see configs/RESULTS.md.
+Variants: small (the default); smoke (seconds); paper: CIFAR-10, Dirichlet(0.2), ResNet-8 with the 3x3 stem, 10 local epochs of
+          batches of 64, SGD 0.01, 200 rounds.
+
+--config.method.variant=printed takes the formulas as they stand in the paper, "released" those of the authors' code; its data
+preparation is --config.optimizer.lr=0.1 --config.augment="crop(padding=4) | flip". An option that is None is the variant's.
+"""
+
+from ml_collections.config_dict import placeholder
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    config.method = dict(
+        name="fedskc",
+        epochs=5,
+        batch=32,
+        variant="default",
+        weights="samples",
+        lcl=dict(
+            on=True,
+            tau=0.08,
+            scale=placeholder(str),
+            twice=placeholder(bool),
+            own=placeholder(bool),
+            ramp=placeholder(int),
+        ),
+        knowledge=dict(of="logits", neighbours=1, silu=placeholder(bool), source=placeholder(str), keep=placeholder(bool)),
+        gda=dict(on=placeholder(bool), size=placeholder(str)),
+        gpr=dict(on=True, form=placeholder(str), beta=placeholder(float), ddof=placeholder(int), entries=placeholder(str)),
+    )
+    if variant == "paper":
+        base.as_in_fedskc(config)
+    return config

@@ -1,0 +1,26 @@
+"""FedTGP on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), all in every round.
+
+Command:  python -m methods.main --config=configs/fedtgp.py --workdir=runs/fedtgp
+Expect:   see configs/RESULTS.md.
+Variants: small (the default), at the authors' rate of 0.01; smoke (seconds); paper: FedHPL's setting for mixed models: 5 clients
+          with ResNet-18/34/50/34/18 on CIFAR-10 at 32 px, features averaged in groups to 512, SGD 0.01 with momentum 0.9 and weight
+          decay 1e-4, batch 16, 1 local epoch, 100 rounds; the authors' lambda 10 and 100 server epochs.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    config.models = ("mlp(widths=(200, 32))", "cnn(widths=(8, 16), dense=32)")
+    config.optimizer.lr = 0.01  # at 0.1 lambda = 10 draws features to prototypes that run away
+    config.method = dict(name="fedtgp", lam=10.0, epochs=5, batch=32, server_epochs=100, server_batch=10)
+    config.cohort.fraction = 1.0
+    config.evaluation.scopes = ("own", "all")
+    if variant == "smoke":
+        config.method.update(server_epochs=5)
+    if variant == "paper":
+        base.as_in_fedhpl(config)
+        config.models = tuple(f"resnet{depth}(stem='imagenet', features=512)" for depth in (18, 34, 50, 34, 18))
+        config.method.update(epochs=1, server_batch=16)
+    return config

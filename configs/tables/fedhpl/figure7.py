@@ -1,0 +1,32 @@
+"""Figures 7, 8 and 9 of the FedHPL paper: private test sets, a fifth of each class's training examples; five clients that have 2,
+4, 6, 8 and 10 classes (of CIFAR-100 10 to 100).
+
+Command:  fedjax-core table --table=configs/tables/fedhpl/figure7.py --workdir=runs/fedhpl --variant=paper
+          fedjax-core analyse RUN RUN RUN RUN --what=clients --out=DIR       (accuracy of each client)
+Variants: see `all_methods.py`. The score is the clients' mean accuracy on their own test examples, which are of their classes; the
+          accuracies are in the figures alone. A class's examples are divided equally over the clients that hold it.
+"""
+
+import dataclasses
+
+from configs.tables.base import Column, Measure
+from configs.tables.fedhpl import all_methods as fedhpl
+
+OWN = ("test/personal/own/accuracy/mean",)
+HELD = {fedhpl.CIFAR10: (2, 4, 6, 8, 10), fedhpl.CIFAR100: (10, 30, 50, 70, 100), fedhpl.SVHN: (2, 4, 6, 8, 10)}
+
+
+def column(data: str, variant: str) -> Column:
+    """A data set whose clients hold different numbers of classes."""
+    divided = fedhpl.column(data, "IID", variant, data)
+    split = {"data.source": f"resplit(of={divided.changes.get('data.source', 'digits')!r})"}
+    split |= {"data.partition": f"pathological(classes_per_client={HELD[data]}, equal_volume=False)"}
+    return Column(data, {**divided.changes, **split, "data.test_split": "proportional"})
+
+
+def get_table(variant: str = "small"):
+    rows = [row for row in fedhpl.many_networks(variant) if row.label in ("FedGen", "FedGH", "FedProto", "FedTGP")]
+    columns = tuple(column(data, variant) for data in (HELD if variant == "paper" else (fedhpl.CIFAR10,)))
+    measures = (Measure("last round", OWN), Measure("best round", OWN, "best"))
+    table = fedhpl.table("FedHPL, Figures 7 to 9", variant, rows, columns, measures)
+    return dataclasses.replace(table, changes={**table.changes, "evaluation.scopes": ("own",)})

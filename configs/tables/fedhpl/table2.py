@@ -1,0 +1,13 @@
+"""Table 2 of the FedHPL paper, networks that differ: accuracy on three data sets and three ways to divide them.
+
+Command:  fedjax-core table --table=configs/tables/fedhpl/table2.py --workdir=runs/fedhpl --variant=paper
+Variants: see `all_methods.py`. The parameters that the paper counts beside them are `parameters.py`.
+"""
+
+from configs.tables.fedhpl import all_methods as fedhpl
+
+
+def get_table(variant: str = "small"):
+    columns = fedhpl.columns(variant)
+    paper = fedhpl.published(fedhpl.TABLE2, "Table 2", columns)
+    return fedhpl.table("FedHPL, Table 2", variant, fedhpl.many_networks(variant), columns, paper=paper)

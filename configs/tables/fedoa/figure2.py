@@ -1,0 +1,17 @@
+"""Figure 2 of the FedOA paper: how far personal models' features are from the global one's, reading comprehension left out.
+
+Command:  fedjax-core table --table=configs/tables/fedoa/figure2.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
+          fedjax-core analyse RUN RUN RUN --what=curves --score=train/feature_distance --out=DIR
+Variants: see `all_methods.py`. Mean Euclidean distance over the clients' training rows after local training, to the model as received.
+"""
+
+from configs.tables.base import Measure
+from configs.tables.fedoa import all_methods as fedoa
+
+MEASURES = (Measure("last round", ("train/feature_distance",)), Measure("first round", ("train/feature_distance",), "first"))
+
+
+def get_table(variant: str = "small"):
+    rows = [fedoa.with_options(row, method__measure=True) for row in (fedoa.PFEDME, fedoa.PERADA, fedoa.FEDOA)]
+    columns = fedoa.columns(variant, [fedoa.READING])
+    return fedoa.table("FedOA, Figure 2", variant, rows, columns, MEASURES)

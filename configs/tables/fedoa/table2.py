@@ -1,0 +1,13 @@
+"""Table 2 of the FedOA paper: one task left out after the other, personal models scored on it.
+
+Command:  fedjax-core table --table=configs/tables/fedoa/table2.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
+Variants: see `all_methods.py`. The paper's last column is the mean of the four: 56.51, 58.36, 52.16, 56.98, 52.48, 47.22 and 59.05.
+"""
+
+from configs.tables.fedoa import all_methods as fedoa
+
+
+def get_table(variant: str = "small"):
+    rows, columns, measures = (fedoa.centralized(variant), fedoa.FEDIT, *fedoa.PERSONALISED), fedoa.columns(variant), fedoa.MEASURES
+    paper = fedoa.published(fedoa.TABLE2, "Table 2", columns, measures[variant])
+    return fedoa.table("FedOA, Table 2", variant, rows, columns, paper=paper, note=fedoa.NOTE)

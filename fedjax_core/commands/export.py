@@ -1,0 +1,136 @@
+"""Writes a model of a run into one file, for `fedjax-core predict` and for other programs (safetensors).
+
+  fedjax-core export runs/fedavg --out=model.safetensors                 the global model
+  fedjax-core export runs/local --out=model.safetensors --client=3       a client's own model
+  fedjax-core export runs/fedavg --out=vit/model.safetensors --layout=transformers
+
+Layouts: own, which `fedjax-core predict` reads; timm and transformers, for ViTs and ResNets (the latter with a config.json beside).
+The data must still be where the run found them; the run's directory is only read.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_core import by_name, experiment
+from fedjax_core.engine.simulation import View
+from fedjax_core.reporting import report
+from fedjax_core.storage import export as files
+from fedjax_core.storage import weights
+
+
+def export(
+    run: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    client: int | None = None,
+    model: str | None = None,
+    done: int | None = None,
+    layout: str = "own",
+) -> dict[str, Any]:
+    """Writes a model of a run.
+
+    Args:
+      run: the run's directory.
+      out: the file.
+      client: whose model; None: the global one.
+      model: which of the client's models, where it has several.
+      done: after how many rounds; None: after the last that has a checkpoint.
+      layout: of the tensors, one of `weights.WRITTEN`.
+
+    Returns:
+      The description in the file: `storage.export.FIELDS`, "input_dtype", "method", "predictor", "client", "round", "config".
+
+    Raises:
+      ValueError: there is no such model, or it is not one network, or has no such layout; no such checkpoint; other data.
+      OSError: there is no run, its data are not there, or the file cannot be written.
+    """
+    by_name.choose("layout", layout, weights.WRITTEN)
+    config, simulation, state = experiment.load(run, done)
+    if experiment.few_shot(config) is not None:
+        raise ValueError(f"{run} was trained on {config.task}: its network has no classes of its own, and cannot be exported")
+    view = simulation.view(state, client or 0)
+    name = _chosen(config.method.name, view, client, model)
+    data = simulation.data
+    net = files.network(view, name, np.asarray(data.test.x[:32]))
+    number = view.client % len(config.models)
+    spec, file = config.models[number], experiment.weight_files(config)[number]
+    mean, std = experiment.scaling(config, data.train, file)
+    outputs = net.params["head"]["kernel"].shape[-1]
+    names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # FedMD's tells those apart too
+    description = {
+        "model": experiment.spelled(spec, file),
+        "classes": len(names),
+        "class_names": names,
+        "input_shape": list(data.train.x.shape[1:]),
+        "input_dtype": str(data.train.x.dtype),
+        "mean": mean,
+        "std": std,
+        "statistics": config.statistics,
+        "method": config.method.name,
+        "predictor": name,
+        "client": client,
+        "round": int(state.round),
+        "config": config.to_dict(),
+    }
+    if layout == "own":
+        files.save_model(out, net, description)
+        return description
+    if layout == "transformers":
+        weights.write_config(os.path.join(os.path.dirname(out), "config.json"), net, description)
+    weights.write(out, net, layout, description)
+    return description
+
+
+def _chosen(method: str, view: View, client: int | None, model: str | None) -> str:
+    """The name of the model that is meant."""
+    own = [name for name in view.holds if name != "global"]
+    if client is None:
+        if model not in (None, "global"):
+            raise ValueError(f"model={model} is one of a client; say whose with --client")
+        if "global" not in view.holds:
+            raise ValueError(f"method {method} has no global model; say whose model with --client")
+        return "global"
+    if not own:
+        raise ValueError(f"method {method} has no models of single clients, only a global one; leave --client={client} out")
+    if model is None and len(own) > 1:
+        raise ValueError(f"method {method} has several models of a client; choose one with --model: {', '.join(own)}")
+    return own[0] if model is None else model
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = report.Parser("fedjax-core export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="directory of a run")
+    parser.add_argument("--out", required=True, help="the file, such as model.safetensors")
+    parser.add_argument("--client", type=int, help="whose model; by default the global one")
+    parser.add_argument("--model", help="which of a client's models, where it has several")
+    parser.add_argument("--layout", default="own", help=f"one of {', '.join(weights.WRITTEN)}")
+    parser.add_argument("--round", type=int, dest="done", help="by default the last that has a checkpoint")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parses, exports; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        given = _parser().parse_args(arguments)
+    except ValueError as error:
+        return report.fail(error, 2)
+    try:
+        experiment.keep_programs(experiment.PROGRAMS)
+        said = export(given.run, given.out, client=given.client, model=given.model, done=given.done, layout=given.layout)
+        report.say(f"{given.out}: the {said['predictor']} model of {said['method']}, {said['model']}, after round {said['round']}")
+    except KeyboardInterrupt:
+        return report.fail("interrupted", 130)
+    except (ValueError, TypeError, OSError) as error:
+        return report.fail(error, 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,171 @@
+"""Classifies images with a saved model, and writes a table: file, class, probability.
+
+  fedjax-core predict model.safetensors photos/ --out=predictions.csv
+  fedjax-core predict model.safetensors images.npy
+
+Images are read from a folder (and the folders in it), converted to the model's colours and resized to its size; or from an array
+[n, H, W, C] in a .npy or .npz file, which must have the model's size. `fedjax_core.commands.export` saves models.
+"""
+
+import argparse
+import io
+import logging
+import math
+import os
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_core import by_name, experiment
+from fedjax_core.data.sources import IMAGE_ENDINGS
+from fedjax_core.reporting import report
+from fedjax_core.storage import export
+from fedjax_core.storage.workdir import explained, write_csv
+
+COLUMNS = ("file", "class", "probability")
+Source = tuple[list[str], Callable[[int, int], np.ndarray]]  # n names, and (start, stop) -> examples [stop - start, ...]
+
+
+def predict(
+    path: str | os.PathLike, examples: str | os.PathLike, *, array: str | None = None, batch: int = 256
+) -> list[dict[str, Any]]:
+    """The likeliest class of each example.
+
+    Args:
+      path: of a saved model.
+      examples: a folder of images, one image, or a .npy or .npz file.
+      array: its name in the .npz file; None: the only one, or "x".
+      batch: examples at once.
+
+    Returns:
+      Rows with the keys `COLUMNS`: the file (of an array "NAME[row]"), its class's name, and that class's probability.
+
+    Raises:
+      ValueError: the model's file is damaged; there is nothing to classify; or it is not what the model was trained on.
+      OSError: something cannot be read.
+    """
+    if batch < 1:
+        raise ValueError(f"batch={batch} must be at least 1")
+    model, net, description = export.load_model(path)
+    names, read = _source(Path(examples), description, array)
+    size = min(batch, len(names))
+    apply = jax.jit(lambda net, x: jax.nn.softmax(model.apply(net, x)[0]["logits"]))
+    table = []
+    for start in range(0, len(names), size):
+        x = read(start, min(start + size, len(names)))
+        rows = np.asarray(apply(net, np.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)])))
+        for name, row in zip(names[start : start + size], rows, strict=False):
+            best = int(np.argmax(row))
+            table.append({"file": name, "class": description["class_names"][best], "probability": round(float(row[best]), 6)})
+    return table
+
+
+def _source(path: Path, description: dict[str, Any], array: str | None) -> Source:
+    shape, floats = tuple(description["input_shape"]), description.get("input_dtype", "uint8") != "uint8"
+    if path.suffix.lower() in (".npy", ".npz") and not path.is_dir():
+        x = _array(path, shape, floats, array)
+        return [f"{path.name}[{row}]" for row in range(len(x))], lambda start, stop: x[start:stop]
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}")
+    if floats or len(shape) != 3 or shape[2] not in (1, 3):
+        what = f"{'float' if floats else 'uint8'} examples of shape {list(shape)}"
+        raise ValueError(f"the model was trained on {what}, not on image files; give such an array (.npy or .npz)")
+    files = _images(path)
+    names = [file.relative_to(path if path.is_dir() else path.parent).as_posix() for file in files]
+    return names, lambda start, stop: np.stack([_pixels(file, shape) for file in files[start:stop]])
+
+
+def _images(path: Path) -> list[Path]:
+    """The image files below a folder, in order; or the one that it is."""
+    if not path.is_dir():
+        return [path]
+    with explained("read", path):
+        below = sorted(path.rglob("*"))
+    files = [
+        file
+        for file in below
+        if file.suffix.lower() in IMAGE_ENDINGS and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    ]
+    if not files:
+        raise ValueError(f"{path}: no images; looked for files ending in {', '.join(IMAGE_ENDINGS)}")
+    return files
+
+
+def _pixels(file: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """[H, W, C] uint8."""
+    from PIL import Image
+
+    height, width, channels = shape
+    with explained("read", file):
+        data = file.read_bytes()
+    try:
+        image = Image.open(io.BytesIO(data)).convert("L" if channels == 1 else "RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        raise ValueError(f"{file} is not an image that can be read") from None
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image).reshape(shape)
+
+
+def _array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None) -> np.ndarray:
+    """The examples in a file, checked."""
+    try:
+        with explained("read", path), open(path, "rb") as file:
+            x = np.load(file, allow_pickle=False)
+            if isinstance(x, np.lib.npyio.NpzFile):
+                name = name or (x.files[0] if len(x.files) == 1 else "x")
+                x = x[by_name.choose("array", name, x.files)]
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} cannot be used: {error}") from None
+    if len(shape) == 3 and shape[2] == 1 and x.shape[1:] == shape[:2]:
+        x = x[..., None]
+    if x.shape[1:] != shape or not len(x):
+        raise ValueError(f"{path} has shape {list(x.shape)}; the model takes [n, {', '.join(map(str, shape))}] with n at least 1")
+    if np.issubdtype(x.dtype, np.floating):
+        low, high = float(x.min()), float(x.max())
+        if not (math.isfinite(low) and math.isfinite(high)) or not (floats or 0 <= low <= high <= 1):
+            wanted = "finite" if floats else "in [0, 1], or uint8 in 0 ... 255"
+            raise ValueError(f"{path} has floats from {low:g} to {high:g}; the model takes them {wanted}")
+        x = x.astype(np.float32)
+    elif x.dtype != np.uint8 or floats:
+        raise ValueError(f"{path} is of {x.dtype}; the model takes {'floats' if floats else 'uint8, or floats in [0, 1]'}")
+    return x
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = report.Parser("fedjax-core predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a saved model")
+    parser.add_argument("examples", help="a folder of images, one image, or a .npy or .npz file")
+    parser.add_argument("--out", default="predictions.csv", help="the table; by default predictions.csv")
+    parser.add_argument("--array", help="its name in the .npz file; by default the only one, or x")
+    parser.add_argument("--batch", type=int, default=256, help="examples at once")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parses, predicts; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        given = _parser().parse_args(arguments)
+    except ValueError as error:
+        return report.fail(error, 2)
+    try:
+        experiment.keep_programs(experiment.PROGRAMS)
+        table = predict(given.model, given.examples, array=given.array, batch=given.batch)
+        write_csv(given.out, table, COLUMNS)
+        report.say(f"{given.out}: {len(table)} predictions")
+    except KeyboardInterrupt:
+        return report.fail("interrupted", 130)
+    except (ValueError, TypeError, OSError) as error:
+        return report.fail(error, 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

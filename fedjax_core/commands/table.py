@@ -1,0 +1,65 @@
+"""Runs what is missing of a table of methods over data, and writes it as Markdown, CSV and LaTeX.
+
+  fedjax-core table --table=configs/tables/first.py --workdir=runs/first
+  fedjax-core table --table=configs/tables/first.py --workdir=runs/first --only=scaffold,local/iid --seeds=0
+  fedjax-core table --table=configs/tables/fedskc/all_methods.py --workdir=runs/fedskc --set=data.source=tfds:cifar10
+
+The same command again goes on where it was stopped, and runs what has changed in the definition.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from fedjax_core import experiment
+from fedjax_core.commands import tables
+from fedjax_core.reporting import report
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = report.Parser("fedjax-core table", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", required=True, help="definition, a file like those in configs/tables/")
+    parser.add_argument("--workdir", required=True, help="directory of the runs and of table.md, table.csv, table.tex")
+    parser.add_argument("--variant", default="small", help="smoke (seconds), small (the default), paper")
+    parser.add_argument("--only", default="", help="rows, or ROW/COLUMN, with commas between; the table still shows all")
+    parser.add_argument(
+        "--set", action="append", default=[], help="FIELD=VALUE of all runs, after the definition's changes; may be repeated"
+    )
+    parser.add_argument("--seeds", help="with commas between, in place of the definition's")
+    parser.add_argument("--compilation_cache", default=experiment.PROGRAMS, help="where compiled programs are kept; '' for nowhere")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parses, runs.
+
+    Args:
+      arguments: the command line without the program's name.
+
+    Returns:
+      The exit status: 0; 1 if runs failed or the tables could not be written; 2 for a wrong command line or definition; 130 after
+      an interruption.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        given = _parser().parse_args(arguments)
+        seeds = None if given.seeds is None else [int(seed) for seed in given.seeds.split(",")]
+        table = tables.changed(tables.read(given.table, given.variant), given.set)
+        only = [name.strip() for name in given.only.split(",") if name.strip()]
+        tables.choose(tables.cells(table, given.variant, seeds), only)
+    except (ValueError, TypeError) as error:
+        return report.fail(error, 2)
+    try:
+        experiment.keep_programs(given.compilation_cache)
+        experiment.use_all_cores()
+        outcome = tables.run(table, given.workdir, given.variant, only=only, seeds=seeds)
+    except KeyboardInterrupt as error:
+        return report.fail(error if str(error) else "interrupted; the same command goes on from there", 130)
+    except (ValueError, TypeError, OSError) as error:
+        return report.fail(error, 1)
+    return 1 if outcome.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,333 @@
+"""Language models on instructions, as a config names them: the data as the model's tokenizer reads them, and the task.
+
+  config.data.source = "instructions(folder='flan_ood', leave_out='sentiment')"
+  config.data.partition = "by_domain"                                   # a client has one data set, or an equal part of one
+  config.models = ("pretrained(folder='llama-7b', dtype='bfloat16', limit=512)",)
+  config.adapter = "lora(rank=8)"
+
+An encoder (BERT) scores each question's options and is also scored by the ROUGE-1 of the option that it chooses; a language model
+(LLaMA) writes the answer, and its accuracy and loss are those of the answers' tokens (`text.py`). Either is also scored on each
+test set by itself ("accuracy_record"), or where clients are tested on their own sets, on each task. Answers in words: `answers`.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import by_name
+from fedjax_core.algorithm import Array, Examples, Net, PyTree
+from fedjax_core.data import federated, sources
+from fedjax_core.language import instructions, prepared, pretrained, text
+from fedjax_core.learning import lora, metrics
+from fedjax_core.learning.metrics import Pair, mean_of
+from fedjax_core.nn.transformer import DTYPES, Encoder, LanguageModel
+from fedjax_core.storage.workdir import read_json
+from fedjax_core.task import Task, part_of
+
+SOURCE, MODEL, PARTITION = "instructions", "pretrained", "by_domain"
+WRITTEN = 80  # tokens of an answer at most
+
+
+class Source(NamedTuple):
+    """Where instructions are.
+
+    Attributes:
+      leave_out: the task that nobody trains on.
+      folder: with the files, in the directory of data.
+      train, test: files; if both are one, its rows have a field `split`.
+      tested: "left_out" or "own", see `instructions.leave_out`.
+      prepared: whether tfds sets are read in place of files (`data/prepared.py`).
+      examples, test_examples: rows of each data set; None: all in files, 1000 and 200 of prepared sets.
+    """
+
+    leave_out: str
+    folder: str = "."
+    train: str = "train.jsonl.gz"
+    test: str = "test.jsonl.gz"
+    tested: str = "left_out"
+    prepared: bool = False
+    examples: int | None = None
+    test_examples: int | None = None
+
+
+class Spec(NamedTuple):
+    """Which model, and how it reads.
+
+    Attributes:
+      folder: in the public layout (`pretrained.py`).
+      package: an installed package that brings a model along, in place of a folder.
+      dtype: of parameters and computation.
+      limit: the most tokens of a text.
+      long: of longer ones: "refuse" them or "cut" their beginning, of which the log tells.
+      remat: whether backward passes compute layers anew, to save memory.
+      temperature: of an encoder's scores.
+    """
+
+    folder: str | None = None
+    package: str | None = None
+    dtype: str = "float32"
+    limit: int = 256
+    long: str = "refuse"
+    remat: bool = False
+    temperature: float = text.TEMPERATURE
+
+
+class Prepared(NamedTuple):
+    """What a source and a model make together.
+
+    Attributes:
+      data: the federated data.
+      model: without its weights.
+      options: [U, T] tokens and mask of all options, for an encoder; else None.
+      spec: of the model.
+      folder: its.
+      divided: the instances, in the order of the data's rows.
+      kinds: names of the test sets, or of their tasks; "kind" in a test row's x is the place of its own.
+      widths: to which batches are cut, beside the widest, see `text.bucketed`.
+    """
+
+    data: federated.FederatedData
+    model: Encoder | LanguageModel
+    options: dict[str, np.ndarray] | None
+    spec: Spec
+    folder: Path
+    divided: instructions.Divided
+    kinds: tuple[str, ...]
+    widths: tuple[int, ...]
+
+
+def named(source: str) -> bool:
+    """Whether a config's source of data is one of instructions."""
+    return by_name.parse(source)[0] == SOURCE
+
+
+def check(source: str, spec: str) -> tuple[Source, Spec]:
+    """Both as they are named; raises ValueError or TypeError for what there is not."""
+    of, model = by_name.parse(source), by_name.parse(spec)
+    if model[0] != MODEL:
+        raise ValueError(f"model {spec!r} cannot read instructions; models must be ('{MODEL}(folder=...)',)")
+    where, own = by_name.call(f"data set {SOURCE!r}", Source, {}, of[1]), by_name.call(f"model {MODEL!r}", Spec, {}, model[1])
+    if (own.folder is None) == (own.package is None):
+        raise ValueError(f"model {spec!r} has folder={own.folder!r}, package={own.package!r}; it must have one of them")
+    by_name.choose("tested", where.tested, instructions.TESTED)
+    by_name.choose("long", own.long, instructions.LONG)
+    by_name.choose("dtype", own.dtype, DTYPES)
+    for name, number in (("examples", where.examples), ("test_examples", where.test_examples), ("limit", own.limit)):
+        optional = name != "limit"
+        if not (number is None and optional) and (type(number) is not int or number < 1):
+            raise ValueError(f"{name}={number!r} must be a whole number, at least 1" + (", or None" if optional else ""))
+    if type(own.temperature) not in (int, float) or not 0 < own.temperature < float("inf"):
+        raise ValueError(f"temperature={own.temperature!r} must be a positive number")
+    return where, own
+
+
+@functools.lru_cache(maxsize=2)
+def prepare(source: str, data_dir: str | None, clients: int, seed: int, spec: str) -> Prepared:
+    """Data, read and tokenised once.
+
+    Args:
+      source: such as "instructions(leave_out='sentiment')".
+      data_dir: where data sets lie; None: as `sources.load`.
+      clients: N.
+      seed: of the data.
+      spec: such as "pretrained(folder='llama-7b')".
+
+    Raises:
+      ValueError, TypeError: an unknown option or model, damaged files, or a text that does not fit.
+      OSError: a file is not there.
+      ImportError: a package is missing; the message says how to get it.
+    """
+    of, own = check(source, spec)
+    root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / of.folder
+    train, test = _read(of, root)
+    divided = instructions.leave_out(train, test, of.leave_out, clients, seed, of.tested)
+    folder = Path(own.folder) if own.folder is not None else pretrained.installed(str(own.package))
+    model, tokenizer = described(folder, own), pretrained.tokenizer(folder)
+    if own.limit > model.context:
+        raise ValueError(f"limit={own.limit} is too much for {model.name}: it takes at most {model.context} tokens")
+    names = [row.dataset if of.tested == "left_out" else row.task for row in divided.test]
+    kinds = tuple(dict.fromkeys(names))
+    kind = np.array([kinds.index(name) for name in names], np.int32)
+    if isinstance(model, Encoder):
+        data, options = instructions.to_choose(divided, tokenizer, own.limit, long=own.long)
+        found = _beside(data, rouge1=_rouges(data, divided), kind=kind)
+        return Prepared(found, model, options, own, folder, divided, kinds, _widths(data, divided, kind))
+    if not model.stop:
+        raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
+    data = instructions.to_write(divided, tokenizer, own.limit, model.stop[0], long=own.long)
+    return Prepared(_beside(data, kind=kind), model, None, own, folder, divided, kinds, _widths(data, divided, kind))
+
+
+def _widths(data: federated.FederatedData, divided: instructions.Divided, kind: np.ndarray) -> tuple[int, ...]:
+    """Those that pay with each client's training texts, and with each test set's."""
+    train, test = (np.asarray(examples.x["mask"]) for examples in (data.train, data.test))
+    each = [train[index].sum(1) for index in divided.train_index] + [test[kind == i].sum(1) for i in range(kind.max() + 1)]
+    return text.widths(each, max(train.shape[1], test.shape[1]))
+
+
+def _read(of: Source, root: Path) -> tuple[list[instructions.Instance], list[instructions.Instance]]:
+    if of.prepared:
+        return prepared.read(root, of.examples or 1000, of.test_examples or 200)
+    both = of.train == of.test
+    found = []
+    for file, part, number in ((of.train, "train", of.examples), (of.test, "test", of.test_examples)):
+        rows = instructions.read(root / file, part if both else None)
+        found.append(rows if number is None else instructions.fewer(rows, number))
+    return found[0], found[1]
+
+
+def described(folder: Path, spec: Spec) -> Encoder | LanguageModel:
+    """The model that a folder's config.json describes."""
+    config = read_json(folder / pretrained.CONFIG)
+    family = by_name.choose(f"model_type in {folder / pretrained.CONFIG}", config.get("model_type"), pretrained.FAMILIES)
+    return pretrained.FAMILIES[family].build(config, spec.dtype, spec.remat)
+
+
+def _beside(data: federated.FederatedData, **more: np.ndarray) -> federated.FederatedData:
+    """The data with more entries in the x of the test set."""
+    return dataclasses.replace(data, test=Examples(data.test.x | more, data.test.y))
+
+
+def _rouges(data: federated.FederatedData, divided: instructions.Divided) -> np.ndarray:
+    """[test rows, K], ROUGE-1 of each option with the answer."""
+    rows = np.zeros(data.test.x["options"].shape, np.float32)
+    for i, row in enumerate(divided.test):
+        rows[i, : len(row.options)] = text.rouge1(row.options, [row.answer] * len(row.options))
+    return rows
+
+
+def rouge1(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
+    """Mean ROUGE-1 of the chosen options."""
+    del y
+    chosen = jnp.argmax(outputs["logits"], -1)
+    return mean_of(jnp.take_along_axis(x["rouge1"], chosen[:, None], 1)[:, 0], mask)
+
+
+def accuracy(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:
+    """Of options, or of the answers' tokens."""
+    del x
+    return metrics.accuracy(outputs["logits"], outputs.get("targets", y), mask)
+
+
+def _of_kind(score: Callable[..., Pair], kind: int) -> Callable[..., Pair]:
+    """The score on one of the test sets."""
+    return lambda outputs, x, y, mask: score(outputs, x, y, mask & (x["kind"] == kind))
+
+
+_SHARED: dict[Hashable, tuple[Any, list[weakref.ref]]] = {}  # trees, and their leaves while somebody holds them
+
+
+def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
+    """What `make` makes, as NumPy arrays; while somebody holds those made before for this key, the same ones."""
+    structure, leaves = _SHARED.get(key, (None, []))
+    found = [leaf() for leaf in leaves]
+    if structure is None or any(leaf is None for leaf in found):
+        found, structure = jax.tree.flatten(jax.device_get(make()))
+        _SHARED[key] = structure, [weakref.ref(leaf) for leaf in found]
+    return structure.unflatten(found)
+
+
+def _arrays(made: Prepared) -> Net:
+    """The weights, which all tasks on one folder share, and of an encoder the options' embeddings under them."""
+    key = made.folder.resolve(), made.spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(made.folder.iterdir()))
+    base, model = _shared(key, lambda: pretrained.load(made.folder, made.spec.dtype, made.spec.remat)[1]), made.model
+    if not isinstance(model, Encoder):
+        return Net(base, {})
+    assert made.options is not None
+    tokens, mask = made.options["tokens"], made.options["mask"]
+    of_options = (*key, tokens.shape, hashlib.sha256(tokens.tobytes() + mask.tobytes()).hexdigest())
+    head = _shared(of_options, lambda: text.with_options(model, jax.device_put(base), tokens, mask).params["head"])
+    return Net(base | {"head": head}, {})
+
+
+def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task:
+    """The model's task on its data. Tasks on one folder share its weights while there are such tasks.
+
+    Args:
+      made: by `prepare`.
+      adapter: such as "lora(rank=8)"; None: the model is trained whole.
+      shapes_only: zeros that take no memory in place of its weights, which are not looked for.
+
+    Raises:
+      ValueError, OSError: as `pretrained.load` and `lora.adapted`.
+    """
+    encoder = made.options is not None
+    if isinstance(made.model, Encoder):
+        assert made.options is not None
+        model = text.scoring(made.model, len(made.options["tokens"]), made.spec.temperature)
+    else:
+        model = text.writing(made.model)
+    model = text.bucketed(model, made.widths, "right" if encoder else "left")
+    if shapes_only:
+        zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        arrays: Any = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
+    else:
+        arrays = _arrays(made)
+    settings: dict[str, Any] = {"classes": made.data.classes, "population": made.data.clients}
+    if adapter is None:
+        made_of = part_of(model, arrays, [name for name in arrays.params if name != "head" or not encoder], **settings)
+    else:
+        made_of = lora.adapted(model, arrays, lora.parse(adapter), **settings)
+    own = {"accuracy": accuracy} | ({"rouge1": rouge1} if encoder else {})
+    each = {f"{name}_{kind}": _of_kind(score, i) for i, kind in enumerate(made.kinds) for name, score in own.items()}
+    return dataclasses.replace(made_of, scores=({"rouge1": rouge1} if encoder else {}) | (each if len(made.kinds) > 1 else {}))
+
+
+@functools.lru_cache(maxsize=2)
+def _writer(model: LanguageModel, limit: int) -> Callable[..., tuple[Array, Array]]:
+    return jax.jit(functools.partial(model.generate, limit=limit))
+
+
+@functools.lru_cache(maxsize=2)
+def _chooser(model: Encoder, options: int, temperature: float) -> Callable[[PyTree, PyTree], Array]:
+    scored = text.scoring(model, options, temperature)
+    return jax.jit(lambda params, x: jnp.argmax(scored.apply(Net(params, {}), x)[0]["logits"], -1))
+
+
+def answers(made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN) -> list[str]:
+    """What a model answers, in words.
+
+    Args:
+      made: by `prepare`.
+      params: all of the model's, as `parameters` gives them, or merged.
+      rows: of the test set.
+      batch: rows at once.
+      longest: the most tokens that a language model writes, greedily; an encoder chooses one of the options.
+    """
+    if isinstance(made.model, Encoder):
+        assert made.options is not None
+        choose = _chooser(made.model, len(made.options["tokens"]), made.spec.temperature)
+        chosen: list[int] = []
+        for start in range(0, len(rows), batch):
+            mine = np.pad(np.asarray(rows[start : start + batch]), (0, max(0, start + batch - len(rows))), mode="edge")
+            x = {name: made.data.test.x[name][mine] for name in ("tokens", "mask", "options")}
+            chosen += np.asarray(choose(params, x)).tolist()[: len(rows) - start]
+        return [made.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
+    asked, tokenizer = [made.divided.test[row] for row in rows], pretrained.tokenizer(made.folder)
+    widest = min(made.spec.limit, made.model.context - longest)
+    tokens = instructions.prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
+    write = functools.partial(_writer(made.model, longest), params)
+    return tokenizer.decode(text.complete(write, tokens, batch, widest=widest))
+
+
+def parameters(made: Prepared, adapter: str | None, frozen: Net, net: Net) -> PyTree:
+    """What `made.model.generate` takes of one network: its adapter beside the frozen kernels, unmerged, so that no base is copied.
+
+    Args:
+      made: by `prepare`.
+      adapter: as in `task`.
+      frozen: of the task.
+      net: what a predictor reads, the server's or a client's.
+    """
+    if adapter is None:
+        return frozen.params | net.params
+    return lora.adapter(lora.parse(adapter), frozen.params, made.model.name).wrap(frozen.params, net.params[lora.ENTRY], None)

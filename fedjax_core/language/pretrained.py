@@ -1,0 +1,151 @@
+"""Pre-trained language models from a local folder in the public layout. Nothing is downloaded.
+
+config.json                            what the network is; its `model_type` chooses between `nn/llama.py` and `nn/bert.py`
+model.safetensors, or
+model.safetensors.index.json           its weights, in one file or in several
+tokenizer.json                         how text becomes tokens; read by the package `tokenizers` (pip install '.[text]')
+
+  model, params = load("llama-7b", dtype="bfloat16")
+  tokens = tokenizer("llama-7b").encode(["Hello"])
+"""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_core import by_name
+from fedjax_core.algorithm import PyTree
+from fedjax_core.nn import bert, llama
+from fedjax_core.nn.transformer import Encoder, LanguageModel
+from fedjax_core.storage import export
+from fedjax_core.storage.workdir import read_json
+
+FAMILIES = {"llama": llama, "bert": bert}
+CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+
+
+def load(
+    folder: str | os.PathLike, dtype: str = "float32", remat: bool = False
+) -> tuple[LanguageModel, PyTree] | tuple[Encoder, PyTree]:
+    """A model and its parameters.
+
+    Args:
+      folder: with config.json and the weights.
+      dtype: of parameters and computation, "float32" or "bfloat16"; the files may have another.
+      remat: whether a backward pass computes each layer anew, to save memory.
+
+    Returns:
+      (model, params): a `LanguageModel` (LLaMA) or an `Encoder` (BERT).
+
+    Raises:
+      ValueError: the configuration has a value that is not supported, a tensor is missing, unknown, or of a wrong shape or kind, or
+        a file is damaged; the message names it.
+      OSError: a file is not there, or cannot be read.
+    """
+    where = Path(folder)
+    config = read_json(where / CONFIG)
+    family = FAMILIES[by_name.choose(f"model_type in {where / CONFIG}", config.get("model_type"), FAMILIES)]
+    params = family.from_tensors(config, tensors(where), dtype)
+    return family.build(config, dtype, remat), params
+
+
+def tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
+    """All arrays of `model.safetensors`, or of the files that `model.safetensors.index.json` names.
+
+    Raises:
+      ValueError: a file is damaged, or has not the tensors that the index says.
+      FileNotFoundError: there is neither, or one of several is missing.
+    """
+    where = Path(folder)
+    if not (where / INDEX).is_file():
+        if not (where / ONE_FILE).is_file():
+            raise FileNotFoundError(f"{where} has neither {ONE_FILE} nor {INDEX}; weights are read from safetensors alone")
+        return export.read_tensors(where / ONE_FILE)[0]
+    files: Any = read_json(where / INDEX).get("weight_map")
+    if not isinstance(files, dict) or any(Path(str(file)).name != file for file in files.values()):
+        raise ValueError(f"{where / INDEX} must have a weight_map: tensor -> file beside it")
+    parts = {file: export.read_tensors(where / file)[0] for file in sorted(set(files.values()))}
+    for name, file in files.items():
+        if name not in parts[file]:
+            raise ValueError(f"{where / file} has no tensor {name}, which {INDEX} says is there")
+    return {name: array for part in parts.values() for name, array in part.items()}
+
+
+def installed(package: str) -> Path:
+    """The folder with config.json in an installed Python package that brings a model along.
+
+    Raises:
+      FileNotFoundError: it is not installed, or has none.
+    """
+    spec = importlib.util.find_spec(package)
+    for root in [] if spec is None else spec.submodule_search_locations or []:
+        found = sorted(Path(root).rglob(CONFIG), key=lambda path: (len(path.parts), path))
+        found = [path.parent for path in found if (path.parent / ONE_FILE).is_file() or (path.parent / INDEX).is_file()]
+        if found:
+            return found[0]
+    raise FileNotFoundError(f"no installed package {package!r} with a {CONFIG} and weights beside it")
+
+
+class Tokenizer:
+    """Text to tokens and back.
+
+    Attributes:
+      size: how many tokens there are.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        """Reads tokenizer.json; what it says of cutting and padding does not count.
+
+        Raises:
+          ImportError: the package `tokenizers` is not installed.
+          ValueError: the file is damaged.
+          FileNotFoundError: it is not there.
+        """
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise ImportError("tokenizer.json is read by the package tokenizers: pip install 'fedjax-core[text]'") from None
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no {path}; a tokenizer is read from tokenizer.json alone")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises nothing narrower
+            raise ValueError(f"{path} is no tokenizer ({error})") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.size = self._tokenizer.get_vocab_size()
+
+    def encode(self, texts: Sequence[str], special: bool = True, limit: int | None = None) -> list[list[int]]:
+        """Tokens of each text.
+
+        Args:
+          texts: any number.
+          special: whether to add the tokens that the model expects at the beginning and the end.
+          limit: the most tokens, those included; of a longer text the tail is kept. None: no limit.
+
+        Raises:
+          ValueError: the limit has no room for text.
+        """
+        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        if limit is not None:
+            room = limit - (self._tokenizer.num_special_tokens_to_add(False) if special else 0)
+            if room < 1:
+                raise ValueError(f"limit={limit} leaves no room for text")
+            for encoding in found:
+                encoding.truncate(room, direction="left")
+        if special:
+            found = [self._tokenizer.post_process(encoding, None, True) for encoding in found]
+        return [encoding.ids for encoding in found]
+
+    def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each row of tokens, without the special ones."""
+        return self._tokenizer.decode_batch([list(row) for row in tokens], skip_special_tokens=True)
+
+
+def tokenizer(folder: str | os.PathLike) -> Tokenizer:
+    """The tokenizer of a folder; raises as `Tokenizer`."""
+    return Tokenizer(Path(folder) / TOKENIZER)

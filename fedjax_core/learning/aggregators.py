@@ -1,0 +1,357 @@
+"""Many into one: how uplinks cross the client axis, and how the server takes what arrives.
+
+Weights known before training (sample counts, uniform) stream: a running sum inside the client loop, whatever the cohort's size.
+Weights found in what came back need the stack. What needs a memory (server momentum, FedAdam) is an optax transformation of
+the mean delta, so `optax.chain`, clipping, masking and schedules come for free.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
+from fedjax_core.learning import losses
+
+TINY = float(jnp.finfo(jnp.float32).tiny)
+
+stack = Reduce()
+
+
+def by_examples(client: Cohort) -> Array:
+    """Weight n_i: the number of training examples."""
+    return client.examples.astype(jnp.float32)
+
+
+def uniform(client: Cohort) -> Array:
+    """Weight 1 for whoever took part."""
+    return (client.examples > 0).astype(jnp.float32)
+
+
+WEIGHTS = {"samples": by_examples, "uniform": uniform}
+
+
+def weights(name: str) -> Callable[[Cohort], Array]:
+    """The weighing called "samples" or "uniform".
+
+    Raises:
+      ValueError: another name.
+    """
+    if name not in WEIGHTS:
+        raise ValueError(f"weights={name!r} is not one of {', '.join(map(repr, WEIGHTS))}")
+    return WEIGHTS[name]
+
+
+def mean(weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
+    """Mean over the cohort with weights known beforehand, streamed; zero if nobody came.
+
+    Args:
+      weigh: one client's Cohort entry -> a scalar weight, 0 for absent clients.
+
+    Returns:
+      A Reduce with join "add".
+    """
+
+    def lift(part, client):
+        w = weigh(client)
+        return jax.tree.map(lambda x: w.astype(x.dtype) * x, part), w
+
+    return Reduce(lift, "add", lambda total: jax.tree.map(lambda s: s / jnp.maximum(total[1], TINY).astype(s.dtype), total[0]))
+
+
+def mean_by_form(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
+    """Means over those clients alone whose parts have the same form, where architectures differ; streamed.
+
+    For uplinks that are tuples of trees, of which the i-th has the shapes of form places[i].
+
+    Args:
+      shapes: of every form that there is among the groups.
+      places: this group's.
+      weigh: as in `mean`.
+
+    Returns:
+      A Reduce whose `lower` gives, for every form, (mean, weight); both zero where nobody came.
+    """
+
+    def lift(part, client):
+        w = weigh(client)
+        total = [(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.zeros_like(w)) for shape in shapes]
+        for place, mine in zip(places, part, strict=True):
+            total[place] = jax.tree.map(lambda x: w.astype(x.dtype) * x, mine), w
+        return tuple(total)
+
+    def lower(total):
+        return tuple((jax.tree.map(lambda x, w=w: x / jnp.maximum(w, TINY).astype(x.dtype), form), w) for form, w in total)
+
+    return Reduce(lift, "add", lower)
+
+
+def class_mean(weights: str = "uniform") -> Reduce:
+    """For uplinks (values [K, ...], counts [K]): per class, the mean over the clients that have it.
+
+    Args:
+      weights: "uniform", or "samples": by the clients' counts of the class.
+
+    Returns:
+      A Reduce whose `lower` gives (mean [K, ...], weight [K]), the number of holders or of examples; both zero for a class that
+      nobody holds.
+
+    Raises:
+      ValueError: other weights.
+    """
+    if weights not in WEIGHTS:
+        raise ValueError(f"weights={weights!r} is not one of {', '.join(map(repr, WEIGHTS))}")
+
+    def lift(part, client):
+        del client
+        values, counts = part
+        held = counts > 0
+        w = (counts if weights == "samples" else held).astype(values.dtype)
+        return jnp.where(_like(held, values), _like(w, values) * values, 0), w
+
+    def lower(total):
+        values, weight = total
+        return values / _like(jnp.maximum(weight, 1), values), weight
+
+    return Reduce(lift, "add", lower)
+
+
+def weighted_logits(beta: ArrayLike) -> Reduce:
+    """FedHPL's global logits, for every kind of receiver (Eq. 8); streamed, and in whatever order the clients come.
+
+        logits_rc = sum_j beta_rj n_jc mean_jc / (1 + sum_j beta_rj m_jc)
+
+    For uplinks (mean [K, K] the mean logits of each class, n [K] how many they are of), m being n; or (mean, n, m) with m [K].
+
+    Args:
+      beta: [R, N] what client j counts for receivers of kind r.
+
+    Returns:
+      A Reduce whose `lower` gives (logits [R, K, K], counts [K] sum_j n_jc); zero for a class that nobody sent.
+    """
+    table = jnp.asarray(beta, jnp.float32)
+
+    def lift(part, client):
+        mean, n, *m = part
+        w = table[:, client.ids]
+        total = jnp.where(n[:, None] > 0, n[:, None] * mean, 0)
+        return w[:, None, None] * total[None], w[:, None] * (m[0] if m else n)[None], n
+
+    return Reduce(lift, "add", lambda total: (total[0] / (1 + total[1])[..., None], total[2]))
+
+
+def _like(per_class: Array, values: Array) -> Array:
+    return per_class.reshape(per_class.shape + (1,) * (values.ndim - per_class.ndim))
+
+
+def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
+    """Mean over the leading client axis.
+
+    Args:
+      stacked: leaves [C, ...], or [C, K, ...] where `w` has classes.
+      w: [C], or [C, K] for a weight per client and class; entries of weight 0 may hold anything, NaN too.
+
+    Returns:
+      Leaves without the client axis; zero where all weights are.
+    """
+    total = jnp.maximum(jnp.sum(w, 0), TINY)
+
+    def of(x):
+        wx = jnp.where(_like(w > 0, x), _like(w, x).astype(x.dtype) * x, 0)
+        return jnp.sum(wx, 0) / total.reshape(total.shape + (1,) * (x.ndim - 1 - total.ndim)).astype(x.dtype)
+
+    return jax.tree.map(of, stacked)
+
+
+def mix(stacked: PyTree, w: Array) -> PyTree:
+    """One combination of all clients per row of `w`, which need not add up to 1.
+
+    Args:
+      stacked: leaves [C, ...]; a client whose column of `w` is zero may hold anything, NaN too.
+      w: [R, C].
+
+    Returns:
+      Leaves [R, ...]: sum_j w_rj x_j.
+    """
+    heard = jnp.any(w != 0, 0)
+
+    def of(x):
+        x = jnp.where(_like(heard, x), x, 0)
+        return jnp.tensordot(w.astype(x.dtype), x, 1, precision=jax.lax.Precision.HIGHEST)
+
+    return jax.tree.map(of, stacked)
+
+
+def write_rows(store: PyTree, cohort: Cohort, rows: PyTree) -> PyTree:
+    """What a server keeps per client, leaves [N, ...], with the rows [C, ...] of those who came; the others stay as they were."""
+    ids = lambda kept: jnp.where(cohort.examples > 0, cohort.ids, len(kept))
+    return jax.tree.map(lambda kept, new: kept.at[ids(kept)].set(new, mode="drop"), store, rows)
+
+
+def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[Array, Array]:
+    """Class knowledge of all clients: each client's is averaged with its nearest, then the mean is taken (FedSKC, Eq. 1).
+
+    Args:
+      values: [C, K, D] one vector per client and class.
+      held: [C, K] bool, which of them there are; the others may hold anything.
+      neighbours: M, how many of the nearest other holders of a class a client is averaged with; fewer if there are fewer.
+
+    Returns:
+      (merged [K, D], which classes somebody holds [K]); zero where nobody does.
+
+    Raises:
+      ValueError: neighbours is negative.
+    """
+    if neighbours < 0:
+        raise ValueError(f"neighbours={neighbours} must not be negative")
+    values = jnp.where(held[..., None], values, 0)
+
+    def of_class(c, holds):  # [C, D], [C]
+        apart = jnp.sum((c[:, None] - c[None]) ** 2, -1)
+        others = holds[None] & ~jnp.eye(len(c), dtype=bool)
+        near, who = jax.lax.top_k(jnp.where(others, -apart, -jnp.inf), min(neighbours, len(c) - 1))
+        there = (near > -jnp.inf).astype(c.dtype)  # [C, M], as A(k, i) = 1
+        merged = (c + jnp.einsum("cm,cmd->cd", there, c[who])) / (1 + jnp.sum(there, 1))[:, None]
+        return jnp.sum(jnp.where(holds[:, None], merged, 0), 0) / jnp.maximum(jnp.sum(holds), 1)
+
+    return jax.vmap(of_class, 1)(values, held), jnp.any(held, 0)
+
+
+DISCREPANCY_SIZES = ("fraction", "count")
+
+
+def by_discrepancy(size: str = "fraction") -> Callable[..., Array]:
+    """Weights of FedSKC's global discrepancy aggregation (Eq. 4): more for clients with more examples and usual knowledge.
+
+        d_k = sum_j |c_k^j - c^j|   over the classes that k holds;   a_k = d_k / sum d,   b_k = N_k / sum N
+        e_k ~ sigmoid(size_k - a_k d_k + b_k)
+
+    Args:
+      size: size_k: "count", N_k itself, as printed: the sigmoid is then 1 for all but tiny clients; or "fraction", b_k.
+
+    Returns:
+      (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for `aggregate(stack, weigh=...)`.
+
+    Raises:
+      ValueError: another size.
+    """
+    if size not in DISCREPANCY_SIZES:
+        raise ValueError(f"size={size!r} is not one of {', '.join(map(repr, DISCREPANCY_SIZES))}")
+
+    def weigh(cohort: Cohort, *, values: Array, held: Array, merged: Array, **_: PyTree) -> Array:
+        there = cohort.examples > 0
+        n = cohort.examples.astype(values.dtype)
+        apart = jnp.where(held, losses.lengths(values - merged[None]), 0)
+        d = jnp.where(there, jnp.sum(apart, 1), 0)
+        a = d / jnp.maximum(jnp.sum(d), TINY)
+        b = n / jnp.maximum(jnp.sum(n), 1)
+        e = jax.nn.log_sigmoid((n if size == "count" else b) - a * d + b)
+        return jnp.where(there, jnp.exp(e - jnp.max(jnp.where(there, e, -jnp.inf))), 0)  # to a common factor
+
+    return weigh
+
+
+class PeriodReview(NamedTuple):
+    """State of `period_review`: [K] the variances of the class knowledge of the round before, and which classes had one."""
+
+    variance: Array
+    known: Array
+
+
+REVIEW_FORMS = ("interpolate", "printed")
+
+
+def period_review(
+    classes: int, beta: float = 0.95, form: str = "interpolate", ddof: int = 0
+) -> optax.GradientTransformationExtraArgs:
+    """FedSKC's global period review (Eq. 5), of the mean delta w - w_prev; from the second round on.
+
+        ratio = sum_j (s2_j - s2_j of the round before) / sum_j s2_j of the round before,   j: classes known in both
+        "interpolate":   w <- w + (1 - beta) ratio (w_prev - w)
+        "printed":       w <- beta w + (1 - beta) ratio (w_prev - w)
+
+    w_prev is the model that the round began with, so that the delta has all of both and no second model is kept. As printed, the
+    weights shrink by beta in every round in which the variances agree.
+
+    Args:
+      classes: K.
+      beta: momentum of the review.
+      form: one of the two.
+      ddof: of the variance over the entries of a class's knowledge: 0, or 1 as in the released code.
+
+    Returns:
+      A transformation whose update also takes knowledge [K, D] and known [K], those after this round's merge.
+
+    Raises:
+      ValueError: beta is outside [0, 1]; another form; ddof is not 0 or 1.
+    """
+    if not 0 <= beta <= 1:
+        raise ValueError(f"beta={beta} must lie in [0, 1]")
+    if form not in REVIEW_FORMS:
+        raise ValueError(f"form={form!r} is not one of {', '.join(map(repr, REVIEW_FORMS))}")
+    if ddof not in (0, 1):
+        raise ValueError(f"ddof={ddof} is not 0 or 1")
+
+    def init(params: PyTree) -> PeriodReview:
+        del params
+        return PeriodReview(jnp.zeros(classes), jnp.zeros(classes, bool))
+
+    def update(updates, state, params=None, **context):
+        knowledge, known = context["knowledge"], context["known"]
+        variance = jnp.where(known, jnp.var(knowledge, -1, ddof=ddof), 0)
+        both = known & state.known
+        before = jnp.sum(jnp.where(both, state.variance, 0))
+        change = jnp.sum(jnp.where(both, variance - state.variance, 0))
+        pull = (1 - beta) * jnp.where(before > 0, change / jnp.maximum(before, TINY), 0)
+        second = jnp.any(state.known)
+        if form == "printed":  # beta w + pull (w_prev - w) - w_prev = (beta - pull) delta - (1 - beta) w_prev
+            reviewed = jax.tree.map(lambda u, w: (beta - pull).astype(u.dtype) * u - (1 - beta) * w, updates, params)
+        else:
+            reviewed = jax.tree.map(lambda u: (1 - pull).astype(u.dtype) * u, updates)
+        return jax.tree.map(lambda new, old: jnp.where(second, new, old), reviewed, updates), PeriodReview(variance, known)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class Aggregator(NamedTuple):
+    """How a server takes deltas.
+
+    Attributes:
+      collect: the Reduce of the delta.
+      init: value -> the review's state.
+      update: (value, collected delta, Cohort, state, **context) -> (value, state).
+    """
+
+    collect: Reduce
+    init: Callable[[PyTree], PyTree]
+    update: Callable[..., tuple[PyTree, PyTree]]
+
+
+def aggregate(
+    collect: Reduce = mean(),  # noqa: B008 - a Reduce is immutable
+    weigh: Callable[..., Array] | None = None,
+    review: optax.GradientTransformation = optax.identity(),  # noqa: B008
+) -> Aggregator:
+    """Collect, weigh, review. `aggregate()` is FedAvg, `aggregate(review=optax.trace(0.9))` FedAvgM.
+
+    Args:
+      collect: how the delta crosses the client axis.
+      weigh: with collect=stack: (Cohort, **context) -> weights [C], found in what came back.
+      review: transforms the mean *delta* (not a gradient): `optax.trace`, `scale_by_adam`, `clip` fit; an optimiser such as
+        `optax.sgd` would flip the sign.
+
+    Returns:
+      The aggregator.
+    """
+    reviewed = optax.with_extra_args_support(review)
+
+    def update(value, delta, cohort, state, **context):
+        if weigh is not None:
+            delta = weighted_mean(delta, weigh(cohort, **context))
+        updates, state = reviewed.update(delta, state, value, **context)
+        return optax.apply_updates(value, updates), state
+
+    return Aggregator(collect, reviewed.init, update)

@@ -1,0 +1,517 @@
+"""Local training: the one loop that clients and server-side training share.
+
+A method brings a loss (a proximal term is a term of it) and an optax chain (a control variate is a link of it):
+
+    trained = fit(loss, optimizer(task.round), epochs=5, batch=64)(net, data, key)
+
+Several phases are several calls. Cached features are a `ClientData` whose arrays are the features.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, Net, PyTree
+from fedjax_core.learning import losses, metrics
+from fedjax_core.task import Model
+
+
+class Batch(NamedTuple):
+    """One minibatch. `x`: leaves [B, ...]; `y`: [B]; `mask`: [B], False for the padding of a short last batch.
+
+    `beside`: leaves [B, ...], what `fit` was given beside the rows; `()` if nothing.
+    """
+
+    x: PyTree
+    y: PyTree
+    mask: Array
+    beside: PyTree = ()
+
+
+class Aux(NamedTuple):
+    """What a loss returns beside its value: the net's new `stats`, and `sums`, a pytree that `fit` adds up over the steps."""
+
+    stats: PyTree
+    sums: PyTree
+
+
+class Fitted(NamedTuple):
+    """What `fit` returns.
+
+    Attributes:
+      net: the trained network.
+      optimizer: the optimiser's final state.
+      sums: the loss's `Aux.sums`, added up over all local steps.
+    """
+
+    net: Net
+    optimizer: PyTree
+    sums: PyTree
+
+
+Loss = Callable[..., tuple[Array, Aux]]  # net, batch, key -> value, Aux; a fourth argument is what `each_epoch` found
+Optimizer = Callable[[Array | int], optax.GradientTransformation]  # round -> what one local training uses, state made anew
+
+
+def cross_entropy(model: Model) -> Loss:
+    """The plain loss: mean cross-entropy; sums: "loss" and "accuracy" over the examples seen."""
+
+    def loss(net: Net, batch: Batch, key: Array) -> tuple[Array, Aux]:
+        outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
+        value, sums = risk(outputs, batch)
+        return value, Aux(stats, sums)
+
+    return loss
+
+
+def risk(outputs: dict[str, PyTree], batch: Batch) -> tuple[Array, dict[str, metrics.Pair]]:
+    """Mean cross-entropy of a model's outputs, and the sums that go with it.
+
+    The targets are `batch.y`, or the outputs' own "targets" where a model reads them from its inputs, as one that writes text does.
+    """
+    batch = batch._replace(y=outputs.get("targets", batch.y))
+    value = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+    return value, classified(value, outputs["logits"], batch)
+
+
+def classified(value: Array, logits: Array, batch: Batch) -> dict[str, metrics.Pair]:
+    """The sums that a classification loss reports: its mean `value` over the batch, and the accuracy of `logits` [B, K]."""
+    examples = jnp.sum(batch.mask, dtype=jnp.float32)
+    return {"loss": (value * examples, examples), "accuracy": metrics.accuracy(logits, batch.y, batch.mask)}
+
+
+def fit(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    epochs: int,
+    batch: int,
+    trainable: Callable[[tuple], bool] | None = None,
+    each_epoch: Callable[[Net, ClientData, Array | int], PyTree] | None = None,
+) -> Callable[..., Fitted]:
+    """Epochs of shuffled minibatches over one client's data.
+
+    A short last batch is kept and weighed as it is. The shuffle draws one number per row from (key, epoch, row's place), so
+    padding is invisible, and the loop runs ceil(size / batch) steps with a traced bound: a small client costs only its own. Where
+    the data have a `draw` (`episodes.py`), there are as many steps, and each step's minibatch is drawn with a key of its own.
+
+    Args:
+      loss: (net, batch, key) -> (value, Aux).
+      optimizer: any optax transformation; it sees the trainable leaves only.
+      epochs: passes over the client's data; 0 trains nothing.
+      batch: B, or fewer if no client has so many rows.
+      trainable: path of a leaf in `net.params` (a tuple of jax.tree_util keys) -> whether it is trained; None: all are.
+        Frozen leaves are returned as they came, bit for bit, and no gradient is taken for them.
+      each_epoch: (net, data, epoch from 0) -> arrays that the loss gets as its fourth argument, made before each epoch.
+
+    Returns:
+      (net, data, key, beside=()) -> Fitted. `beside`: leaves [M, ...], one for each of the client's rows as they lie, such as what
+      `each` gives; minibatches have theirs. The optimiser is told `progress`, the part of all its steps that is done.
+
+    Raises:
+      ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) something beside rows that are drawn.
+    """
+    if epochs < 0 or batch < 1:
+        raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
+
+    stepped = optax.with_extra_args_support(optimizer)
+
+    def run(net: Net, data: ClientData, key: Array, beside: PyTree = ()) -> Fitted:
+        if data.draw is not None and jax.tree.leaves(beside):
+            raise ValueError("beside: minibatches that are drawn (episodes) have nothing beside their rows")
+        trained, frozen = split(net.params, trainable)
+        rows = data.index.shape[0]
+        b = max(1, min(batch, rows))
+        places = jnp.arange(-(-rows // b) * b)
+        index = jnp.pad(data.index, (0, len(places) - rows))
+
+        def before(trained, stats, e):
+            return () if each_epoch is None else (each_epoch(Net(join(trained, frozen), stats), data, e),)
+
+        def gradient(trained, stats, minibatch, key, *known):
+            def of_trained(trained):
+                return loss(Net(join(trained, frozen), stats), minibatch, key, *known)
+
+            return jax.grad(of_trained, has_aux=True)(trained)
+
+        gradient = jax.jit(gradient, inline=True)  # one trace for its shapes and its use
+
+        def shuffled(key):
+            draws = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype=jnp.uint32))(places)
+            draws = jnp.where(places < data.size, draws, jnp.uint32(0xFFFFFFFF))
+            return jnp.argsort(draws, stable=True)  # padding last: it ties with no real row that stands before it
+
+        def minibatch(order, i):
+            if data.draw is not None:
+                return data.draw(data, jax.random.fold_in(order, i))
+            start = i * b
+            places = jax.lax.dynamic_slice_in_dim(order, start, b)
+            found = take(data.arrays, index[places], start + jnp.arange(b) < data.size)
+            return found._replace(beside=jax.tree.map(lambda a: a[places], beside))
+
+        def step(i, carry, e, order, key, known):
+            trained, stats, state, sums = carry
+            grads, aux = gradient(trained, stats, minibatch(order, i), jax.random.fold_in(key, i), *known)
+            updates, state = stepped.update(grads, state, trained, progress=(e + i / steps(data, batch)) / epochs)
+            return optax.apply_updates(trained, updates), aux.stats, state, jax.tree.map(jnp.add, sums, aux.sums)
+
+        def epoch(e, carry):
+            shuffle, draws = jax.random.split(jax.random.fold_in(key, e))
+            order = shuffled(shuffle) if data.draw is None else shuffle
+            trained, stats, *_ = carry
+            known = before(trained, stats, e)
+            return jax.lax.fori_loop(0, steps(data, batch), lambda i, carry: step(i, carry, e, order, draws, known), carry)
+
+        first = jax.eval_shape(minibatch, places if data.draw is None else key, 0)
+        known = jax.eval_shape(before, trained, net.stats, 0)
+        aux = jax.eval_shape(gradient, trained, net.stats, first, key, *known)[1]
+        sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), aux.sums)
+        carry = trained, net.stats, optimizer.init(trained), sums
+        carry = epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, epochs, epoch, carry)
+        trained, stats, state, sums = carry
+        return Fitted(Net(join(trained, frozen), stats), state, sums)
+
+    return run
+
+
+def steps(data: ClientData, batch: int) -> Array:
+    """[] local steps in an epoch, as `fit` does them."""
+    b = max(1, min(batch, data.index.shape[0]))
+    return -(-data.size // b)
+
+
+def _in_order(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batch]]:
+    """B, and the minibatch number i of one client's rows in the order in which they lie."""
+    rows = data.index.shape[0]
+    b = max(1, min(batch, rows))
+    index = jnp.pad(data.index, (0, -rows % b))
+
+    def minibatch(i):
+        here = i * b + jnp.arange(b)
+        return take(data.arrays, index[here], here < data.size)
+
+    return b, minibatch
+
+
+def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int) -> Callable[..., Fitted]:
+    """One step by the gradient of the mean loss over all of one client's rows, of which only a minibatch is in memory at once.
+
+    Each minibatch counts by the weight of its "accuracy": its rows, or the tokens of its answers. So for `cross_entropy` it is
+    the gradient of the mean over all rows, or over the tokens of all answers. Batch statistics are each minibatch's own.
+
+    Args:
+      loss: (net, batch, key) -> (value, Aux), where value is a mean over that weight.
+      optimizer: as in `fit`.
+      batch: rows at once, or fewer if no client has so many.
+
+    Returns:
+      (net, data, key) -> Fitted.
+
+    Raises:
+      ValueError: batch < 1.
+    """
+    if batch < 1:
+        raise ValueError(f"batch={batch} must be at least 1")
+    weight = lambda sums: sums["accuracy"][1]
+
+    def run(net: Net, data: ClientData, key: Array) -> Fitted:
+        b, minibatch = _in_order(data, batch)
+
+        def part(params, stats, i):
+            value, aux = loss(Net(params, stats), minibatch(i), jax.random.fold_in(key, i))
+            return value * weight(aux.sums), aux
+
+        part = jax.jit(jax.grad(part, has_aux=True), inline=True)  # one trace for its shapes and its use
+
+        def add(i, carry):
+            stats, total, sums = carry
+            grads, aux = part(net.params, stats, i)
+            return aux.stats, *jax.tree.map(jnp.add, (total, sums), (grads, aux.sums))
+
+        shapes = jax.eval_shape(part, net.params, net.stats, jnp.int32(0))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1].sums))
+        stats, total, sums = jax.lax.fori_loop(0, -(-data.size // b), add, (net.stats, *zeros))
+        grads = jax.tree.map(lambda g: g / jnp.maximum(weight(sums), 1).astype(g.dtype), total)
+        stepped = optax.with_extra_args_support(optimizer)
+        updates, state = stepped.update(grads, optimizer.init(net.params), net.params, progress=jnp.float32(0))
+        return Fitted(Net(optax.apply_updates(net.params, updates), stats), state, sums)
+
+    return run
+
+
+def accumulate(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
+    """Sums over one client's rows, in minibatches and in the order in which they lie; nothing is trained.
+
+    Args:
+      of: Batch -> pytree of sums over the rows in its mask.
+      data: the client's.
+      batch: rows at once, or fewer if no client has so many.
+
+    Returns:
+      The total of `of`; zeros for a client without rows.
+    """
+    b, minibatch = _in_order(data, batch)
+    part = jax.jit(lambda i: of(minibatch(i)), inline=True)  # one trace for its shapes and its use
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(part, jnp.int32(0)))
+    return jax.lax.fori_loop(0, -(-data.size // b), lambda i, total: jax.tree.map(jnp.add, total, part(i)), zeros)
+
+
+def each(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
+    """What `of` makes of each of one client's rows, such as features that are used more than once; nothing is trained.
+
+    Args:
+      of: Batch -> leaves [B, ...].
+      data: the client's.
+      batch: rows at once, or fewer if no client has so many.
+
+    Returns:
+      Leaves [M, ...], in the order of `data.index`; the rows past `data.size` hold anything.
+    """
+    rows, (b, minibatch) = data.index.shape[0], _in_order(data, batch)
+    part = jax.jit(lambda i: of(minibatch(i)), inline=True)  # one trace for its shapes and its use
+    places = -(-rows // b) * b
+    out = jax.tree.map(lambda s: jnp.zeros((places, *s.shape[1:]), s.dtype), jax.eval_shape(part, jnp.int32(0)))
+    write = lambda i, out: jax.tree.map(lambda o, p: jax.lax.dynamic_update_slice_in_dim(o, p, i * b, 0), out, part(i))
+    out = jax.lax.fori_loop(0, -(-data.size // b), write, out)
+    return jax.tree.map(lambda o: o[:rows], out)
+
+
+def class_sums(values: Array, y: Array, mask: Array, classes: int) -> tuple[Array, Array]:
+    """Sums of `values` [B, D] by class, and how many rows each has: [K, D] and [K]."""
+    of_class = jax.nn.one_hot(y, classes, dtype=values.dtype) * mask[:, None]
+    return of_class.T @ jnp.where(mask[:, None], values, 0), jnp.sum(of_class, 0)
+
+
+def class_means(of: Callable[[Batch], Array], data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
+    """Mean of `of` (Batch -> [B, D]) over each class of one client's rows: [K, D], and their numbers [K]; zero for no rows."""
+    total, count = accumulate(lambda batch: class_sums(of(batch), batch.y, batch.mask, classes), data, batch=batch)
+    return total / jnp.maximum(count, 1)[:, None], count
+
+
+def received(cohort: Cohort, means: Array, counts: Array) -> ClientData:
+    """What a cohort sent for each class, as examples of these classes to train on at the server.
+
+    They stand in the order of the clients' ids, so that `fit` on them notices neither the cohort's order nor its empty places.
+
+    Args:
+      cohort: leaves [C].
+      means: [C, K, D] an example of each class; those of absent clients and of classes with count 0 may hold anything.
+      counts: [C, K], 0 for a class that a client does not have.
+
+    Returns:
+      Data with arrays of C * K rows.
+    """
+    c, k, d = means.shape
+    sent = (cohort.examples > 0)[:, None] & (counts > 0)
+    order = jnp.argsort(jnp.where(sent, cohort.ids[:, None], jnp.iinfo(jnp.int32).max).reshape(-1), stable=True)
+    x = jnp.where(sent[..., None], means, 0).reshape(c * k, d)
+    return ClientData(Examples(x, jnp.tile(jnp.arange(k), c)), order, jnp.sum(sent))
+
+
+def take(arrays: PyTree, rows: Array, mask: Array) -> Batch:
+    """The minibatch at the given rows [B] of Examples `arrays`."""
+    x, y = jax.tree.map(lambda a: a[rows], arrays)
+    return Batch(x, y, mask)
+
+
+def split(params: PyTree, trainable: Callable[[tuple], bool] | None) -> tuple[PyTree, PyTree]:
+    """`params` as (trained, frozen), each with None where the other has the leaf.
+
+    Raises:
+      ValueError: no leaf is trainable.
+    """
+    if trainable is None:
+        return params, jax.tree.map(lambda _: None, params)
+    chosen = jax.tree_util.tree_map_with_path(lambda path, _: bool(trainable(path)), params)
+    if not any(jax.tree.leaves(chosen)):
+        paths = ", ".join(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
+        raise ValueError(f"trainable chose none of the leaves {paths}")
+    return (
+        jax.tree.map(lambda p, c: p if c else None, params, chosen),
+        jax.tree.map(lambda p, c: None if c else p, params, chosen),
+    )
+
+
+def join(trained: PyTree, frozen: PyTree) -> PyTree:
+    """The inverse of `split`."""
+    return jax.tree.map(lambda t, f: f if t is None else t, trained, frozen, is_leaf=lambda x: x is None)
+
+
+def under(*names: str) -> Callable[[tuple], bool]:
+    """A `trainable` that chooses the leaves below the given entries of `params`, such as "head"."""
+    return lambda path: path[0].key in names
+
+
+PARTS: dict[str, Callable[[tuple], bool] | None] = {
+    "all": None,
+    "head": under("head"),
+    "body": lambda path: path[0].key != "head",
+}
+
+
+def part(name: str) -> Callable[[tuple], bool] | None:
+    """The `trainable` of the part of a network called "all", "head" or "body".
+
+    Raises:
+      ValueError: another name.
+    """
+    if name not in PARTS:
+        raise ValueError(f"finetune_part={name!r} is not one of {', '.join(map(repr, PARTS))}")
+    return PARTS[name]
+
+
+def finetune(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    epochs: int,
+    batch: int,
+    rate: float = 1.0,
+    trainable: Callable[[tuple], bool] | None = None,
+) -> Callable[[Net, ClientData, Array], Fitted] | None:
+    """`fit` before a client's model is scored, with steps of `rate` times the optimiser's; None for 0 epochs.
+
+    Raises:
+      ValueError: as `fit`; epochs is negative or rate not positive.
+    """
+    if not (epochs >= 0 and rate > 0):
+        raise ValueError(f"finetune_epochs={epochs} must be at least 0, finetune_rate={rate} positive")
+    slower = optax.chain(optimizer, optax.scale(rate))
+    return fit(loss, slower, epochs=epochs, batch=batch, trainable=trainable) if epochs else None
+
+
+class MeanGradient(NamedTuple):
+    """State of `mean_gradient`. `mean`: like the params; `steps`: [] how many gradients it holds."""
+
+    mean: PyTree
+    steps: Array
+
+
+def mean_gradient() -> optax.GradientTransformation:
+    """Passes gradients on unchanged and keeps their running mean, which SCAFFOLD sends."""
+
+    def init(params):
+        return MeanGradient(optax.tree.zeros_like(params), jnp.zeros((), jnp.int32))
+
+    def update(updates, state, params=None):
+        del params
+        steps = state.steps + 1
+        mean = jax.tree.map(lambda m, g: m + (g - m) / steps.astype(m.dtype), state.mean, updates)
+        return updates, MeanGradient(mean, steps)
+
+    return optax.GradientTransformation(init, update)
+
+
+class Anchor(NamedTuple):
+    """State of `proximal`. `centre`: w_0, like the params."""
+
+    centre: PyTree
+
+
+def proximal(mu: float, centre: PyTree = None) -> optax.GradientTransformation:
+    """Adds mu * (w - w_0) to gradients, that of mu / 2 * ||w - w_0||^2; w_0 is `centre`, or if None what training began from."""
+
+    def init(params):
+        return Anchor(params if centre is None else centre)
+
+    def update(updates, state, params=None):
+        return jax.tree.map(lambda g, w, w_0: g + mu * (w - w_0), updates, params, state.centre), state
+
+    return optax.GradientTransformation(init, update)
+
+
+ANNEALS: dict[str, Callable[[Array], Array]] = {
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + jnp.cos(jnp.pi * progress)) / 2,
+}
+
+
+def annealed(form: str) -> optax.GradientTransformationExtraArgs:
+    """Scales updates by what goes from 1 to 0 within one `fit`: "linear" or "cosine". The first step is a whole one.
+
+    Raises:
+      ValueError: another form.
+    """
+    if form not in ANNEALS:
+        raise ValueError(f"optimizer.anneal={form!r} is not one of {', '.join(map(repr, ANNEALS))}")
+
+    def update(updates, state, params=None, **told):
+        del params
+        rate = ANNEALS[form](jnp.asarray(told["progress"], jnp.float32))
+        return jax.tree.map(lambda u: u * rate.astype(u.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _positive(**values: float) -> None:
+    for name, found in values.items():
+        if not found > 0:
+            raise ValueError(f"optimizer.{name}={found} must be positive")
+
+
+def _around(lr, decay, round, core, weight_decay, clip, anneal):  # noqa: A002
+    links = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    if weight_decay:
+        links.append(optax.add_decayed_weights(weight_decay))
+    rate = lr if decay == 1 else lr * jnp.asarray(decay, jnp.float32) ** round
+    return optax.chain(*links, core, optax.scale_by_learning_rate(rate), *([] if anneal is None else [annealed(anneal)]))
+
+
+def sgd(
+    lr: float,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    decay: float = 1.0,
+    anneal: str | None = None,
+) -> Optimizer:
+    """Stochastic gradient descent, as torch defines its momentum and (coupled) weight decay.
+
+    Args:
+      lr: learning rate of round 0.
+      momentum: decay of the velocity, which starts anew in every round.
+      nesterov: whether the momentum is Nesterov's.
+      weight_decay: added to the gradient as weight_decay * w, before momentum.
+      clip: largest global norm of the raw gradient; None: no clipping.
+      decay: the learning rate of round r is lr * decay ** r.
+      anneal: "linear" or "cosine": from there to 0 within each local training; None: constant.
+
+    Returns:
+      round -> optax transformation.
+
+    Raises:
+      ValueError: lr, clip or decay is not positive; another form of annealing.
+    """
+    _positive(lr=lr, decay=decay, **({} if clip is None else {"clip": clip}))
+    if anneal is not None:
+        annealed(anneal)
+    core = optax.trace(momentum, nesterov) if momentum else optax.identity()
+    return lambda round: _around(lr, decay, round, core, weight_decay, clip, anneal)  # noqa: A006
+
+
+def adam(
+    lr: float,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    decay: float = 1.0,
+    anneal: str | None = None,
+) -> Optimizer:
+    """Adam; weight decay is decoupled (AdamW). Other arguments as in `sgd`."""
+    _positive(lr=lr, decay=decay, eps=eps, **({} if clip is None else {"clip": clip}))
+    if anneal is not None:
+        annealed(anneal)
+
+    def at(round):  # noqa: A002
+        core = optax.chain(optax.scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay))
+        return _around(lr, decay, round, core, 0.0, clip, anneal)
+
+    return at

@@ -1,0 +1,251 @@
+"""A trained network in one file, with all that it takes to use it: safetensors, which other programs read too.
+
+    save_model("model.safetensors", net, description)
+    model, net, description = load_model("model.safetensors")
+    outputs, _ = model.apply(net, images)
+
+The file has the arrays under dotted names (`params.head.kernel`, `stats.norm.mean`) and the description, as JSON, in its metadata.
+Loading builds the network anew from the description and runs no code from the file. A round trip is exact, whatever the dtype.
+
+The format: https://github.com/huggingface/safetensors, eight bytes with the header's length, the header in JSON ({name: {"dtype",
+"shape", "data_offsets"}, "__metadata__": {string: string}}), and the arrays' bytes, little-endian, one after another without gaps.
+"""
+
+import functools
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import by_name, nn
+from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.engine.simulation import View
+from fedjax_core.learning import training
+from fedjax_core.nn.transformer import MINUS
+from fedjax_core.storage.workdir import explained, plain, write_bytes
+from fedjax_core.task import Model
+
+FIELDS = ("model", "classes", "input_shape", "mean", "std", "statistics", "class_names")
+_DTYPES = {
+    **{f"{kind}{bits}": f"{name}{bits}" for kind, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"},
+}
+EXACT = 1e-3  # of the largest logit: how far two programs of one network may differ, but for those that round more coarsely
+_LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
+
+
+def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]) -> None:
+    """Writes a network, atomically.
+
+    Args:
+      path: the file.
+      net: its arrays.
+      description: JSON values. It must have
+        "model": the network as configs name it, such as "cnn(widths=(32, 64))";
+        "classes": K; "class_names": K names;
+        "input_shape": of one example;
+        "mean", "std": what inputs are normalised by, one number or one per channel;
+        "statistics": "average", "local" or "freeze", as in configs;
+        and may have anything else, such as the method, the round, the config.
+
+    Raises:
+      ValueError: a field is missing, or the arrays are not those of the described model.
+      OSError: the file cannot be written.
+    """
+    described = plain(description)
+    model = _described(described, "the description")
+    arrays = named(net)
+    _fits(model, arrays, f"the network to be saved in {path}")
+    write_tensors(path, arrays, {"description": json.dumps(described, allow_nan=False)})
+
+
+def load_model(path: str | os.PathLike) -> tuple[Model, Net, dict[str, Any]]:
+    """Reads what `save_model` wrote.
+
+    Args:
+      path: the file.
+
+    Returns:
+      (model, net, description); lists in the description stand for tuples and lists.
+
+    Raises:
+      ValueError: the file is damaged, or is no such model, or not one that there is here; the message names it.
+      OSError: it cannot be read.
+    """
+    arrays, metadata = read_tensors(path)
+    try:
+        description = json.loads(metadata["description"])
+    except (KeyError, TypeError, json.JSONDecodeError):
+        raise ValueError(f"{path} is no model that this program saved: its metadata have no description") from None
+    model = _described(description, str(path))
+    _fits(model, arrays, str(path))
+    like = jax.eval_shape(model.init, jax.random.key(0))
+    net = jax.tree.unflatten(jax.tree.structure(like), [jnp.array(arrays[name]) for name in named(like)])
+    for name, leaf in named(net).items():
+        if leaf.dtype != arrays[name].dtype:
+            raise ValueError(f"{path}: {name} is of {arrays[name].dtype}, which needs jax_enable_x64")
+    return model, net, description
+
+
+def network(view: View, name: str, x: PyTree) -> Net:
+    """The one network that a model of a client (or "global") consists of, with what of it is frozen; as `trained_network`."""
+    return view.task.model.whole(trained_network(view, name, x))
+
+
+def trained_network(view: View, name: str, x: PyTree) -> Net:
+    """The one network that a model of a client (or "global") consists of: what is trained of it.
+
+    It is looked for in what the model predicts with: a `Net` of the architecture's form whose own logits are the model's, but for
+    what two programs round differently: a thousandth of the largest, in bfloat16 some steps of it. So a method that keeps several
+    (a previous one, a teacher) is no trouble, and one whose prediction takes more is refused.
+
+    Args:
+      view: of any client if the model is "global".
+      name: the model's name.
+      x: some examples, to compare the logits on.
+
+    Raises:
+      ValueError: the method has no such model, or it is not one network.
+    """
+    by_name.choose("model of this method", name, view.holds)
+    held = view.holds[name]
+    model = view.task.model
+    wanted = np.asarray(view.predict(name, held, x)["logits"], np.float64)
+    there = wanted > MINUS / 2  # options that a question does not have are all alike
+    scale, nets, far = max(np.abs(wanted[there]).max(), 1e-30), _networks(model, held), []
+    for net in nets:
+        own = np.asarray(_logits(view.task.network, view.task.frozen, net, x), np.float64)
+        far.append(np.nan_to_num(np.abs(own - wanted)[there].max() / scale, nan=np.inf))
+    rounding = 8 * _step(view.task.network, view.task.frozen, nets[0], x) if nets else 0.0
+    allowed = max(EXACT, min(rounding, 2 * min(far, default=0.0)))  # in a coarse format another may be nearly as near
+    found: list[Net] = []
+    for net, off in zip(nets, far, strict=True):
+        if off <= allowed and not any(_equal(net, other) for other in found):
+            found.append(net)
+    if len(found) != 1:
+        what = "several networks that predict alike" if found else f"no {model.name} that predicts as it does"
+        raise ValueError(f"the model {name!r} holds {what}, so there is no one network to export")
+    return found[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(network: Callable[[PyTree], Model], frozen: PyTree, net: Net, x: PyTree) -> Array:
+    """One program for all clients of an architecture."""
+    return network(frozen).apply(net, x)[0]["logits"]
+
+
+def _step(network: Callable[[PyTree], Model], frozen: PyTree, net: Net, x: PyTree) -> float:
+    """From 1 to the next number, in the coarsest format that `_logits` computes in."""
+    coarse = re.search(r":bf16\[", str(_logits.trace(network, frozen, net, x).jaxpr))
+    return float(jnp.finfo(jnp.bfloat16 if coarse else jnp.float32).eps)
+
+
+def _networks(model: Model, held: tuple[PyTree, PyTree]) -> list[Net]:
+    """Everything of the architecture's form in (sent, client state)."""
+    like = jax.eval_shape(model.init, jax.random.key(0))
+    found = [x for x in jax.tree.leaves(held, is_leaf=_is_net) if _is_net(x)]
+    client = held[1]
+    if isinstance(client, tuple) and len(client) == 2 and _same_form(client[1], like.stats):  # normalisation.local_statistics
+        found += [net._replace(stats=client[1]) for net in found]
+    form = lambda net: jax.tree.structure(net, is_leaf=lambda leaf: leaf is None)
+    parts = [net for net in found if form(net) == jax.tree.structure(like)]  # the leaves that one lacks another may have
+    found += [training.join(a, b) for a in parts for b in parts if not _same_form(a, like)]
+    return [net for net in found if _same_form(net, like)]
+
+
+def _is_net(x: Any) -> bool:
+    return isinstance(x, Net)
+
+
+def _same_form(a: PyTree, b: PyTree) -> bool:
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (a, b)]
+    return jax.tree.structure(a) == jax.tree.structure(b) and shapes[0] == shapes[1]
+
+
+def _equal(a: Net, b: Net) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def _described(description: Any, where: str) -> Model:
+    """The network of a description."""
+    missing = [field for field in FIELDS if not isinstance(description, dict) or field not in description]
+    if missing:
+        raise ValueError(f"{where} lacks {', '.join(missing)}; a saved model needs {', '.join(FIELDS)}")
+    if len(description["class_names"]) != description["classes"]:
+        raise ValueError(f"{where} has {len(description['class_names'])} class_names for {description['classes']} classes")
+    name, options = by_name.parse(description["model"])
+    fields = (description[field] for field in ("classes", "input_shape", "mean", "std", "statistics"))
+    return nn.build(name, *fields, **options)
+
+
+def _fits(model: Model, arrays: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError for the first of the arrays that the model has not, or has in another shape."""
+    wanted = named(jax.eval_shape(model.init, jax.random.key(0)))
+    for name in [*wanted, *arrays]:
+        found, in_model = (list(tree[name].shape) if name in tree else "missing" for tree in (arrays, wanted))
+        if found != in_model:
+            raise ValueError(f"{where} is no {model.name} as described: {name} is {found}, in the model {in_model}")
+
+
+def named(tree: PyTree) -> dict[str, Any]:
+    """Leaves under dotted names, such as "params.head.kernel" of a `Net`."""
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def write_tensors(path: str | os.PathLike, arrays: Mapping[str, np.ndarray | Array], metadata: Mapping[str, str]) -> None:
+    """Writes arrays as a safetensors file, atomically.
+
+    Raises:
+      TypeError: a dtype that the format has not.
+      OSError: the file cannot be written.
+    """
+    codes = {dtype: code for code, dtype in _DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    parts, end = [], 0
+    hosts = {name: np.asarray(array) for name, array in arrays.items()}
+    for name, host in sorted(hosts.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):  # so that all lie aligned
+        if host.dtype.name not in codes:
+            raise TypeError(f"{name} is of {host.dtype}, which safetensors has not; it has {', '.join(codes)}")
+        start, end = end, end + host.nbytes
+        header[name] = {"dtype": codes[host.dtype.name], "shape": list(host.shape), "data_offsets": [start, end]}
+        parts.append((host if host.dtype.byteorder != ">" else host.astype(host.dtype.newbyteorder("<"))).tobytes())
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    write_bytes(path, b"".join([len(text).to_bytes(8, "little"), text, *parts]))
+
+
+def read_tensors(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Arrays and metadata of a safetensors file. The arrays are views of the file, which is mapped and read as they are.
+
+    Raises:
+      ValueError: it is not one, or is damaged: every byte must be accounted for.
+      OSError: it cannot be read.
+    """
+    with explained("read", path):
+        data = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0, np.uint8)
+    size = int.from_bytes(data[:8].tobytes(), "little")
+    if len(data) < 8 or size > min(_LARGEST_HEADER, len(data) - 8):
+        raise ValueError(f"{path} is no safetensors file, or is cut off")
+    try:
+        header = json.loads(data[8 : 8 + size].tobytes())
+        metadata = header.pop("__metadata__", {})
+        entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+        arrays, end = {}, 0
+        for name, entry in entries:
+            dtype, shape, (start, stop) = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
+            if start != end or stop - start != math.prod(shape) * dtype.itemsize or any(n < 0 for n in shape):
+                raise ValueError
+            arrays[name] = data[8 + size + start : 8 + size + stop].view(np.ndarray).view(dtype).reshape(shape)
+            end = stop
+        if end != len(data) - 8 - size:
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path} is no safetensors file, or is damaged") from None
+    return arrays, metadata

@@ -1,0 +1,252 @@
+"""Analyses from the command line: what a finished run gives, figures with their numbers beside them, and what is refused."""
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
+from fedjax_core import experiment
+from fedjax_core.commands import analyse
+from fedjax_core.reporting import analysis
+from fedjax_core.storage.workdir import read_json, write_json
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """FedAvg, and FedHe with two architectures, two rounds each."""
+    place = tmp_path_factory.mktemp("runs")
+    made = {}
+    for name, module in (("fedavg", fedavg), ("fedhe", fedhe)):
+        config = module.get_config("smoke")
+        config.models = ("mlp(widths=(8,))", "mlp(widths=(6,))") if name == "fedhe" else ("mlp(widths=(8,))",)
+        config.rounds = config.evaluation.every = 2
+        config.data.clients, config.plan.devices = 4, 1
+        made[name] = place / name
+        experiment.execute(config, str(made[name]), progress=False, console=lambda text: None)
+    return made
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def call(*arguments) -> int:
+    return analyse.main([*map(str, arguments), "--compilation_cache="])
+
+
+def test_a_loaded_run_is_the_run(runs):
+    config, simulation, state = experiment.load(runs["fedhe"])
+    assert config.to_dict()["models"] == ("mlp(widths=(8,))", "mlp(widths=(6,))")
+    summary = read_json(runs["fedhe"] / "summary.json")["metrics"]
+    for name, value in simulation.evaluate(state).items():
+        assert value == pytest.approx(summary[name]["last"], abs=1e-6), name
+    assert int(state.round) == 2
+
+
+def test_figures_have_their_numbers_beside_them(runs, tmp_path, capsys):
+    what = "partition,tsne,clients,classes,landscape,communication"
+    assert call(*runs.values(), f"--what={what}", f"--out={tmp_path}", "--points=3", "--clients=0,2", "--rows=5") == 0
+    files = [Path(line) for line in capsys.readouterr().err.splitlines() if line.startswith("/")]
+    figures = [file for file in files if file.suffix == ".png"]
+    assert len(figures) == 4 + 2 + 1 + 3 + 2
+    for figure in figures:
+        with Image.open(figure) as image:
+            assert (np.asarray(image.convert("L")) < 250).mean() > 0.005, figure
+        assert rows(figure.with_suffix(".csv")), figure
+
+
+def test_personal_models_stand_around_a_global_one(runs, tmp_path):
+    """Figure 3 of FedOA: one mark for FedIT's model, one for each client of FedOA; the first run's is in the middle."""
+    for name, module in (("fedit", fedit), ("fedoa", fedoa)):
+        config = module.get_config("smoke")
+        config.models, config.adapter, config.train = ("mlp(widths=(8,))",), None, "all"
+        config.rounds = config.evaluation.every = 2
+        config.data.clients, config.plan.devices = 4, 1
+        experiment.execute(config, str(tmp_path / name), progress=False, console=lambda text: None)
+    out = tmp_path / "out"
+    assert call(tmp_path / "fedit", tmp_path / "fedoa", "--what=plane", f"--out={out}", "--points=3") == 0
+    found = rows(out / "plane.csv")
+    assert [row["what"] for row in found] == ["surface"] * 9 + ["fedit"] + ["fedoa"] * 4
+    middle = next(row for row in found if (float(row["first"]), float(row["second"])) == (0, 0))
+    summary = read_json(tmp_path / "fedit" / "summary.json")["metrics"]
+    assert float(middle["loss"]) == pytest.approx(summary["test/global/loss"]["last"], abs=1e-5)
+    assert float(found[9]["first"]) == pytest.approx(0, abs=1e-5)
+    farthest = max(abs(float(row[way])) for row in found[10:] for way in ("first", "second"))
+    assert max(float(row["first"]) for row in found[:9]) == pytest.approx(1.25 * farthest)
+    with Image.open(out / "plane.png") as image:
+        assert (np.asarray(image.convert("L")) < 250).mean() > 0.005
+
+
+def test_class_knowledge_is_drawn_as_large_dots(runs, tmp_path, capsys):
+    """Of FedSKC a client's and the server's, of FedAvg a client's."""
+    config = fedskc.get_config("smoke")
+    config.models, config.rounds, config.evaluation.every, config.plan.devices = ("mlp(widths=(8,))",), 2, 2, 1
+    experiment.execute(config, str(tmp_path / "fedskc"), progress=False, console=lambda text: None)
+    assert call(runs["fedavg"], tmp_path / "fedskc", "--what=knowledge", f"--out={tmp_path / 'out'}", "--clients=2") == 0
+    files = {Path(line).name: Path(line) for line in capsys.readouterr().err.splitlines() if line.startswith("/")}
+    assert set(files) == {"fedavg-knowledge_local.png", "fedskc-knowledge_local.png", "fedskc-knowledge_global.png"}
+    _, simulation, state = experiment.load(tmp_path / "fedskc")
+    for name, file in files.items():
+        found = rows(file.with_suffix(".csv"))
+        marks = [int(row["class"]) for row in found if row["what"] == "knowledge"]
+        own = experiment.load(runs["fedavg"])[1] if name.startswith("fedavg") else simulation
+        of_client = np.unique(own.data.train.y[own.data.train_index[2]])
+        assert marks == (np.flatnonzero(state.server.known) if "global" in name else of_client).tolist()
+        assert len(found) - len(marks) == len(own.data.test.y)
+
+
+@pytest.fixture(scope="module")
+def contrasted(tmp_path_factory) -> Path:
+    """FedPFT+Con, two rounds."""
+    config = fedpft.get_config("smoke")
+    config.models, config.rounds, config.evaluation.every, config.plan.devices = ("mlp(widths=(8,))",), 2, 2, 1
+    config.data.clients, config.data.partition, config.method.contrast.on, config.method.contrast.augment = 3, "iid", True, ""
+    place = tmp_path_factory.mktemp("fedpft") / "run"
+    experiment.execute(config, str(place), progress=False, console=lambda text: None)
+    return place
+
+
+def test_attention_is_drawn_for_either_prompts(contrasted, tmp_path, capsys):
+    assert call(contrasted, "--what=attention", f"--out={tmp_path}", "--clients=1") == 0
+    files = [Path(line) for line in capsys.readouterr().err.splitlines() if line.startswith("/")]
+    assert [file.name for file in files] == ["attention.png", "contrast_attention.png"]
+    for file, prompts in zip(files, (10, 20), strict=True):
+        found = rows(file.with_suffix(".csv"))
+        assert len(found) == 20
+        for row in found:
+            assert list(row) == ["example", "f", *(f"p{i}" for i in range(1, prompts + 1))]
+            assert sum(float(v) for name, v in row.items() if name != "example") == pytest.approx(1, abs=1e-5)
+
+
+def test_features_before_the_transformation_have_files_of_their_own(contrasted, tmp_path):
+    """Of either prompts' too; a probe of them is another number."""
+    assert call(contrasted, "--what=tsne,probe", f"--out={tmp_path}", "--features=extractor", "--rows=4") == 0
+    assert {"tsne_extractor.png", "tsne_extractor.csv", "probe_extractor.csv"} <= {file.name for file in tmp_path.iterdir()}
+    _, simulation, state = experiment.load(contrasted)
+    found = [float(row["probe"]) for row in rows(tmp_path / "probe_extractor.csv")]
+    np.testing.assert_allclose(found, analysis.probe(simulation, state, key="extractor"))
+    points = {key: analysis.features(simulation, state, key=key, most=4).features for key in ("extractor", "features", "contrast")}
+    assert {f.shape for f in points.values()} == {(12, 8)}
+    assert not np.allclose(points["features"], points["contrast"])
+
+
+def test_centroids_are_the_means_of_each_clients_classes(contrasted, tmp_path):
+    """In the plane beside the examples, as Figure 5 of FedPFT's paper has them."""
+    assert call(contrasted, "--what=tsne", "--features=contrast", f"--out={tmp_path}", "--rows=6", "--centroids") == 0
+    _, simulation, state = experiment.load(contrasted)
+    points = analysis.features(simulation, state, key="contrast", most=6)
+    shown = analysis.with_centroids(points)
+    n, found = len(points.classes), rows(tmp_path / "tsne_contrast.csv")
+    assert [row["what"] for row in found] == ["example"] * n + ["centroid"] * (len(found) - n)
+    pairs = sorted({*zip(points.clients.tolist(), points.classes.tolist(), strict=True)})
+    assert len(pairs) < n  # some class is there twice
+    assert list(zip(shown.clients[n:].tolist(), shown.classes[n:].tolist(), strict=True)) == pairs
+    for (client, k), centre in zip(pairs, shown.features[n:], strict=True):
+        mine = [f for f, c, y in zip(points.features, points.clients, points.classes, strict=True) if (c, y) == (client, k)]
+        np.testing.assert_allclose(centre, sum(mine) / len(mine), rtol=1e-5, atol=1e-6)
+
+
+def test_traffic_of_fedpft_by_part(contrasted, tmp_path):
+    assert call(contrasted, "--what=communication", f"--out={tmp_path}") == 0
+    text = (tmp_path / "communication.md").read_text()
+    for part, numbers in (("net/body", 65 * 8), ("net/head", 9 * 10), ("transform", 4 * 8 * 8), ("projection", "1,152")):
+        assert re.search(rf"\| up \| {part} \| {numbers} \|", text), part
+
+
+def test_their_numbers_are_the_runs(runs, tmp_path):
+    assert call(*runs.values(), "--what=clients,classes,communication,curves", f"--out={tmp_path}", "--score=x,train/loss") == 0
+    for name, score in (("fedavg", "test/global/own"), ("fedhe", "test/personal/own")):
+        summary = read_json(runs[name] / "summary.json")
+        found = [float(row[name]) for row in rows(tmp_path / "clients.csv")]
+        assert np.mean(found) == pytest.approx(summary["metrics"][f"{score}/accuracy/mean"]["last"])
+        sizes = [row for row in rows(tmp_path / "communication.csv") if row["run"] == name]
+        groups = len({row["group"] for row in sizes})
+        for way in ("down", "up"):
+            assert sum(int(row["bytes"]) for row in sizes if row["way"] == way) == groups * summary["facts"][f"bytes_{way}"]
+    assert [row["class"] for row in rows(tmp_path / "classes.csv")] == [str(k) for k in range(10)]
+    assert {row["run"] for row in rows(tmp_path / "curves.csv")} == {"fedavg", "fedhe"}
+    assert re.search(r"\| fedavg \| 0: mlp\S* \| up \| all \| 610 \| 2.44 kB \|", (tmp_path / "communication.md").read_text())
+
+
+def test_accuracies_on_the_whole_test_set_are_the_runs(runs, tmp_path):
+    """Of each client's model on all test data, as FedHPL's Figures 5 and 6 have them."""
+    assert call(runs["fedhe"], "--what=clients,classes", f"--out={tmp_path}", "--scope=all") == 0
+    summary = read_json(runs["fedhe"] / "summary.json")["metrics"]
+    for name in ("clients", "classes"):
+        found = [float(row["fedhe"]) for row in rows(tmp_path / f"{name}.csv")]
+        if name == "classes":
+            _, simulation, _ = experiment.load(runs["fedhe"])
+            found = np.repeat(found, np.bincount(simulation.data.test.y))
+        assert np.mean(found) == pytest.approx(summary["test/personal/all/accuracy/mean"]["last"])
+
+
+def test_sizes_are_those_of_the_networks_and_of_the_messages(runs, tmp_path):
+    assert call(*runs.values(), "--what=sizes", f"--out={tmp_path}") == 0
+    found = rows(tmp_path / "sizes.csv")
+    assert [row["run"] for row in found] == ["fedavg", "fedhe", "fedhe"]
+    assert [row["clients"] for row in found] == ["4", "2", "2"]
+    assert [row["whole"] for row in found] == [row["trained"] for row in found] == ["610", "610", "460"]
+    assert [row["body"] for row in found] == ["520", "520", "390"]
+    assert [row["up"] for row in found] == ["610", "110", "110"]
+    assert "| fedavg | 0: mlp(widths=(8,)) | 4 | 610 | 520 | 610 | 610 | 610 |" in (tmp_path / "sizes.md").read_text()
+
+
+def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
+    run = runs["fedavg"]
+    assert call(run, "--what=probe,match") == 0
+    said = capsys.readouterr().err
+    for what in ("probe", "match"):
+        each = rows(run / "analysis" / f"{what}.csv")
+        mean = analyse.number(what)(run, None)
+        assert mean == pytest.approx(np.mean([float(row[what]) for row in each]))
+        assert f"{100 * mean:.2f} %" in said
+        assert read_json(run / analyse.NUMBERS)[what] == {"round": 2, "value": mean}
+    write_json(run / analyse.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
+    assert analyse.number("origin")(run, None) == 0.125, "kept"
+    assert analyse.number("probe")(run, None) != 0.125, "of another round"
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        (["--what=curve"], 2, "unknown analysis 'curve'; .*Did you mean 'curves'"),
+        ([], 2, "--what"),
+        (["--what=curves", "--rows=x"], 2, "--rows"),
+        (["--what=curves", "--score=test/accuracy"], 1, "has no score test/accuracy; it has"),
+        (["--what=clients", "--model=personal"], 1, "model 'personal' is not one that the method has: global"),
+        (["--what=tsne", "--features=prompts"], 1, "no output 'prompts'"),
+        (["--what=attention"], 1, "no output 'attention'"),
+        (["--what=plane"], 1, "a plane needs two models beside the central one"),
+        (["--what=rouge"], 1, r"data\.source='digits' has no texts; instructions\(leave_out=\.\.\.\) has"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_line(runs, tmp_path, capsys, flags, status, said):
+    assert call(runs["fedavg"], *flags, f"--out={tmp_path / 'out'}") == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"error: .*{said}", line)
+
+
+def test_runs_that_cannot_be_analysed_get_one_line(runs, tmp_path, capsys):
+    assert call(*runs.values(), "--what=curves") == 2
+    assert "several runs need --out=DIR" in capsys.readouterr().err
+    assert call(tmp_path / "none", "--what=clients") == 1
+    assert "none" in capsys.readouterr().err
+    assert call(*runs.values(), "--what=curves", f"--out={tmp_path}") == 1
+    assert "no score in common" in capsys.readouterr().err
+    for change, said in (("checkpoints", "has no checkpoint yet"), ("run.json", "was run on other data")):
+        broken = tmp_path / change / "run"
+        broken.mkdir(parents=True)
+        for name in ("config.json", "run.json"):
+            (broken / name).write_bytes((runs["fedavg"] / name).read_bytes())
+        if change == "run.json":
+            (broken / "checkpoints").symlink_to(runs["fedavg"] / "checkpoints")
+            record = read_json(broken / "run.json")
+            record["partition"]["hash"] = "0" * 64
+            write_json(broken / "run.json", record)
+        assert call(broken, "--what=clients") == 1
+        assert said in capsys.readouterr().err

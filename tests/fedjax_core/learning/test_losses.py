@@ -1,0 +1,85 @@
+"""Losses against their sums over rows and classes; what is masked is neither seen nor differentiated."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.learning import losses
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(5, 3)).astype(np.float32)
+TARGETS = RNG.normal(size=(5, 3)).astype(np.float32)
+Y = np.array([0, 2, 1, 1, 2])
+MASK = np.array([True, False, True, True, False])
+
+
+def test_cross_entropy():
+    rows = [-np.log(np.exp(o[y]) / sum(np.exp(v) for v in o)) for o, y in zip(LOGITS.astype(float), Y, strict=True)]
+    np.testing.assert_allclose(losses.cross_entropy_rows(LOGITS, Y), rows, rtol=1e-5)
+    expected = sum(r for r, m in zip(rows, MASK, strict=True) if m) / 3
+    np.testing.assert_allclose(losses.cross_entropy(LOGITS, Y, MASK), expected, rtol=1e-5)
+
+
+def test_cross_entropy_of_huge_logits():
+    logits = np.array([[1e4, 0.0, 0.0]], np.float32)
+    np.testing.assert_allclose(losses.cross_entropy_rows(logits, np.array([1])), [1e4])
+
+
+def test_squared_error_is_a_mean_over_all_entries():
+    entries = [(LOGITS[i, d] - TARGETS[i, d]) ** 2 for i in range(5) for d in range(3) if MASK[i]]
+    np.testing.assert_allclose(losses.squared_error(LOGITS, TARGETS, MASK), np.mean(entries), rtol=1e-5)
+
+
+def test_absolute_error_is_a_mean_over_all_entries():
+    entries = [abs(LOGITS[i, d] - TARGETS[i, d]) for i in range(5) for d in range(3) if MASK[i]]
+    np.testing.assert_allclose(losses.absolute_error(LOGITS, TARGETS, MASK), np.mean(entries), rtol=1e-5)
+    gradient = jax.grad(lambda o: losses.absolute_error(o, TARGETS, MASK))(jnp.asarray(TARGETS))
+    np.testing.assert_array_equal(gradient, np.zeros((5, 3)))
+
+
+def test_the_mean_over_nothing_is_zero_with_zero_gradient():
+    nobody = np.zeros(5, bool)
+    for loss in (lambda o: losses.cross_entropy(o, Y, nobody), lambda o: losses.squared_error(o, TARGETS, nobody)):
+        value, gradient = jax.value_and_grad(loss)(jnp.asarray(LOGITS))
+        assert float(value) == 0.0
+        np.testing.assert_array_equal(gradient, np.zeros((5, 3)))
+
+
+def test_masked_rows_hold_anything_and_get_no_gradient():
+    values = jnp.where(MASK, 1.0, jnp.nan)
+    assert float(losses.masked_mean(values, MASK)) == 1.0
+    gradient = jax.grad(lambda v: losses.masked_mean(v, MASK))(values)
+    np.testing.assert_allclose(gradient, np.where(MASK, 1 / 3, 0), rtol=1e-6)
+
+
+def test_unit_has_length_one_and_leaves_zeros():
+    x = jnp.asarray([[3.0, 4.0], [0.0, 0.0], [-2.0, 0.0]])
+    np.testing.assert_allclose(losses.unit(x), [[0.6, 0.8], [0, 0], [-1, 0]], rtol=1e-6)
+    gradient = jax.grad(lambda x: losses.unit(x)[:, 0].sum())(x)
+    np.testing.assert_allclose(gradient, [[0.128, -0.096], [0, 0], [0, 0]], atol=1e-6)  # (1 - u u^T) / length
+
+
+def test_distillation_is_the_divergence_from_the_teacher():
+    rng = np.random.default_rng(0)
+    logits, teacher = (rng.normal(size=(4, 3)).astype(np.float32) for _ in range(2))
+    mask = np.array([True, True, False, True])
+    p, q = (np.exp(x / 2) / np.exp(x / 2).sum(1, keepdims=True) for x in (teacher, logits))
+    expected = (p * np.log(p / q)).sum(1)[mask].mean()
+    np.testing.assert_allclose(losses.distillation(logits, teacher, mask, 2.0), expected, rtol=1e-5)
+    assert not np.any(jax.grad(losses.distillation, 1)(logits, teacher, mask, 2.0))
+    assert float(losses.distillation(teacher, teacher, mask)) == 0.0
+
+
+def test_of_sequences_the_tokens_that_are_not_negative_count():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(3, 4, 5)).astype(np.float32)
+    y = np.array([[-1, 2, 0, 4], [-1, -1, -1, 3], [1, 1, 1, 1]])
+    mask = np.array([True, True, False])
+    each = [-np.log(np.exp(logits[b, t, y[b, t]]) / np.exp(logits[b, t]).sum()) for b in range(2) for t in range(4) if y[b, t] >= 0]
+    np.testing.assert_allclose(losses.cross_entropy(logits, y, mask), np.mean(each), rtol=1e-5)
+    gradient = jax.grad(losses.cross_entropy)(jnp.asarray(logits), y, mask)
+    assert (np.abs(np.asarray(gradient)).sum(-1) > 0).tolist() == [
+        [False, True, True, True],
+        [False, False, False, True],
+        [False] * 4,
+    ]

@@ -1,0 +1,152 @@
+"""Statistics that stay with their client, against a loop; and nothing else changes."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl.testing import parameterized
+
+from fedjax_core.algorithm import Net
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
+from fedjax_core.learning.normalisation import local_statistics
+from methods.fedavg import fedavg
+from methods.fedper import fedper
+from methods.local import local
+from methods.pfedsd import pfedsd
+from methods.scaffold import scaffold
+from tests import naive, toy
+from tests.methods.test_fedavg import MODEL
+
+SGD = training.sgd(0.1, momentum=0.5)
+SETTINGS = dict(optimizer=SGD, epochs=2, batch=toy.BATCH)
+PARAMS, STATS = (5 * 6 + 6) + (6 * 3 + 3), 5
+
+
+def simulate(build, statistics=True, **settings):
+    settings = {"cohort": 5, "dispatch": 2, "plan": parallel.Plan(1, 1)} | settings
+    return simulation.Simulation(toy.groups(build, statistics=statistics), toy.data(), **settings)
+
+
+@functools.cache
+def kept():
+    """FedAvg with local statistics, its state before and after two rounds."""
+    sim = simulate(local_statistics(functools.partial(fedavg, **SETTINGS)), evaluation=simulation.Evaluation(("own", "post_local")))
+    state = sim.init(0)
+    before = jax.device_get(state)
+    state, _ = sim.rounds(state, 2)
+    return sim, before, jax.device_get(state)
+
+
+def oracle(rounds):
+    """(params, each client's statistics), and each cohort client's network right after training in the last round."""
+    clients = naive.rows(toy.data())
+    w, first = MODEL.init(naive.stream(0, naive.INIT))
+    stats, ends = [first for _ in clients], {}
+    for r in range(rounds):
+        ends, deltas, sizes = {}, [], []
+        for i in naive.cohort(0, r, toy.CLIENTS, 5):
+            key = naive.client_key(0, r, i)
+            end = naive.train(MODEL, w, stats[i], *clients[i], key, epochs=2, batch=toy.BATCH, lr=0.1, momentum=0.5)
+            deltas.append(naive.minus(end.params, w))
+            sizes.append(len(clients[i][1]))
+            stats[i] = end.stats
+            ends[i] = Net(end.params, end.stats)
+        w = naive.plus(w, naive.mean(deltas, sizes))
+    return w, stats, ends
+
+
+def accuracies(net, i):
+    rows = toy.data().test_index[i]
+    x, y = toy.data().test.x[rows], toy.data().test.y[rows]
+    return float(np.mean(np.argmax(MODEL.apply(net, x)[0]["logits"], 1) == y))
+
+
+class LocalStatisticsTest(chex.TestCase):
+    def test_parameters_are_averaged_and_statistics_stay(self):
+        _, _, after = kept()
+        w, stats, _ = oracle(2)
+        chex.assert_trees_all_close(after.server.net.params, w, atol=2e-6)
+        self.assertEqual(after.server.net.stats, ())
+        (_, mine) = after.clients[0]
+        for i in range(toy.CLIENTS):
+            chex.assert_trees_all_close({"mean": mine["mean"][i]}, stats[i], atol=2e-6)
+        self.assertGreater(np.std(mine["mean"], axis=0).max(), 1e-3)
+
+    def test_the_personal_predictor_reads_the_clients_own(self):
+        sim, before, after = kept()
+        w, stats, _ = oracle(2)
+        scores = sim.client_scores(sim.put(after))["own"]
+        self.assertEqual(set(scores), {"personal"})
+        found = scores["personal"]["accuracy"][0] / scores["personal"]["accuracy"][1]
+        np.testing.assert_allclose(found, [accuracies(Net(w, stats[i]), i) for i in range(toy.CLIENTS)], atol=1e-6)
+        _, records = sim.rounds(sim.put(before), 2, scored=True)
+        _, _, ends = oracle(2)
+        expected = np.mean([accuracies(net, i) for i, net in ends.items()])
+        self.assertAlmostEqual(records[-1]["test/personal/post_local/accuracy/mean"], expected, places=6)
+
+    @parameterized.parameters(
+        (fedavg, PARAMS, PARAMS),
+        (functools.partial(fedavg, review=optax.trace(0.9)), PARAMS, PARAMS),
+        (scaffold, 2 * PARAMS, 2 * PARAMS),
+        (local, 0, 0),
+        (fedper, 5 * 6 + 6, 5 * 6 + 6),
+        (pfedsd, PARAMS, PARAMS),
+    )
+    def test_statistics_never_travel(self, method, down, up):
+        shapes = simulate(local_statistics(functools.partial(method, **SETTINGS))).shapes
+        self.assertEqual((shapes.down, shapes.up), (4 * down, 4 * up))
+        self.assertNotIn((STATS,), [x.shape for x in jax.tree.leaves(shapes.groups[0].server)])
+
+    def test_without_statistics_nothing_changes(self):
+        ends = []
+        for wrap in (lambda build: build, local_statistics):
+            sim = simulate(wrap(functools.partial(scaffold, **SETTINGS)), statistics=False)
+            state, _ = sim.rounds(sim.init(0), 2)
+            ends.append(jax.device_get((state.server.net.params, state.server.c)))
+        chex.assert_trees_all_close(*ends, atol=1e-7)
+
+    def test_prepare_and_personalise_see_the_clients_statistics(self):
+        def method(task):
+            def prepare(sent, client, data, key):
+                return client + sent.stats["mean"]
+
+            def personalise(sent, client, data, key):
+                moved = Net(jax.tree.map(lambda p: p + 1, sent.params), {"mean": sent.stats["mean"] + data.size})
+                return moved, client + 1
+
+            inner = fedavg(task, **SETTINGS)
+            return inner._replace(
+                client_init=lambda key, server, i: jnp.zeros(toy.INPUTS), prepare=prepare, personalise=personalise
+            )
+
+        algorithm = local_statistics(method)(toy.task())
+        key = jax.random.key(0)
+        server = algorithm.server_init(key)
+        sent = algorithm.broadcast(server, 0)
+        mine, stats = algorithm.client_init(key, server, 0)
+        chex.assert_trees_all_equal(stats, MODEL.init(key).stats)
+        stats = {"mean": stats["mean"] + 3.0}
+        prepared = algorithm.prepare(sent, (mine, stats), None, key)
+        chex.assert_trees_all_equal(prepared, (mine + 3.0, stats))
+        size = training.ClientData((), jnp.zeros(1), jnp.int32(5))
+        new, (mine2, stats2) = algorithm.personalise(sent, (mine, stats), size, key)
+        chex.assert_trees_all_equal(new, Net(jax.tree.map(lambda p: p + 1, sent.params), ()))
+        np.testing.assert_array_equal(mine2, mine + 1)
+        np.testing.assert_array_equal(stats2["mean"], stats["mean"] + 5)
+
+    def test_two_networks_in_the_uplink_are_refused(self):
+        def method(task):
+            inner = fedavg(task, **SETTINGS)
+
+            def client_update(*arguments):
+                out = inner.client_update(*arguments)
+                return out._replace(uplink=(out.uplink, out.uplink))
+
+            return inner._replace(client_update=client_update, collect=(inner.collect, inner.collect))
+
+        with self.assertRaisesRegex(ValueError, "stats='local' needs an uplink with at most one network, this method's has 2"):
+            simulate(local_statistics(method))

@@ -1,0 +1,194 @@
+"""Figures: drawn from the files of a run alone, with the same numbers beside them, wherever the code runs."""
+
+import csv
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_core.reporting.plots import attention, contact_sheet, curves, heatmap, partition_bubbles, run_plots
+from fedjax_core.storage.workdir import JsonLines, WorkDir
+
+
+def log(folder: Path, *records: dict) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = JsonLines(folder / "metrics.jsonl")
+    lines.append(*records)
+    lines.close()
+    return folder
+
+
+def rows(path: Path) -> list[list[str]]:
+    with open(path, newline="") as file:
+        return list(csv.reader(file))
+
+
+def ink(path: Path) -> float:
+    """Share of pixels that are not white."""
+    with Image.open(path) as image:
+        return float((np.asarray(image.convert("L")) < 250).mean())
+
+
+RECORDS = [
+    {"round": 1, "train/loss": 2.0},
+    {"round": 2, "train/loss": 1.0, "test/global/accuracy": 0.5, "test/personal/own/accuracy/mean": 0.6},
+    {"round": 3, "train/loss": float("nan")},
+    {"round": 4, "train/loss": 0.5, "test/global/accuracy": 0.75, "test/personal/own/accuracy/lowest": 0.1},
+]
+
+
+def test_curves_of_several_runs(tmp_path):
+    folders = [log(tmp_path / name / "seed0", *RECORDS) for name in ("fedavg", "scaffold")]
+    figure = curves(folders, "test/global/accuracy", tmp_path / "x.png")
+    (axes,) = figure.axes
+    assert [line.get_label() for line in axes.get_lines()] == ["fedavg/seed0", "scaffold/seed0"]
+    assert np.asarray(axes.get_lines()[0].get_xydata()).tolist() == [[2, 0.5], [4, 0.75]]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "test/global/accuracy")
+    assert rows(tmp_path / "x.csv") == [
+        ["run", "round", "test/global/accuracy"],
+        *([f"{name}/seed0", r, a] for name in ("fedavg", "scaffold") for r, a in (("2", "0.5"), ("4", "0.75"))),
+    ]
+    assert 0.01 < ink(tmp_path / "x.png") < 0.5
+
+
+def test_formats(tmp_path):
+    folder = log(tmp_path / "run", *RECORDS)
+    curves(folder, "train/loss", tmp_path / "x.pdf")
+    assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(ValueError, match=r"suffix \.xyz, not one of .*png"):
+        curves(folder, "train/loss", tmp_path / "x.xyz")
+    with pytest.raises(ValueError, match=r"run has no score test/accuracy; it has train/loss, test/global/accuracy"):
+        curves(folder, "test/accuracy", tmp_path / "y.png")
+    with pytest.raises(OSError, match=r"cannot read .*none/metrics\.jsonl"):
+        curves(tmp_path / "none", "train/loss", tmp_path / "y.png")
+    with pytest.raises(OSError, match=r"cannot write .*none/y\.png"):
+        curves(folder, "train/loss", tmp_path / "none" / "y.png")
+    assert not (tmp_path / "y.png").exists()
+
+
+def test_areas_are_proportional_to_counts(tmp_path):
+    counts = np.array([[100, 0], [25, 1], [0, 4]])
+    figure = partition_bubbles(counts, tmp_path / "x.png", ["cat", "dog"])
+    (circles,) = figure.axes[0].collections
+    offsets = np.asarray(circles.get_offsets()).astype(int)
+    areas = np.asarray(circles.get_widths()) ** 2  # pyright: ignore[reportAttributeAccessIssue]
+    assert {tuple(at): round(100 * area / areas.max()) for at, area in zip(offsets.tolist(), areas, strict=True)} == {
+        (0, 0): 100,
+        (1, 0): 25,
+        (1, 1): 1,
+        (2, 1): 4,
+    }
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["cat", "dog"]
+    assert rows(tmp_path / "x.csv") == [["client", "cat", "dog"], ["0", "100", "0"], ["1", "25", "1"], ["2", "0", "4"]]
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (5, 2), (5, 100), (20, 10), (100, 2), (100, 100), (3400, 62)])
+def test_charts_of_every_size_are_legible(tmp_path, clients, classes):
+    counts = np.random.default_rng(0).integers(0, 50, (clients, classes)) + 1
+    figure = partition_bubbles(counts, tmp_path / "x.png")
+    width, height = figure.get_size_inches()
+    assert width <= 7.01
+    assert height <= 9
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    for labels, side in ((axes.get_xticklabels(), 0), (axes.get_yticklabels(), 1)):
+        boxes = np.array([label.get_window_extent().get_points()[:, side] for label in labels if label.get_text()])
+        assert (boxes[1:, 0] > boxes[:-1, 1]).all()  # no two labels touch
+        assert (boxes >= 0).all()
+    assert len(np.asarray(axes.collections[0].get_offsets())) == min(clients, 100) * classes
+    assert ("100 of 3,400 shown" in axes.get_xlabel()) == (clients == 3400)
+    assert len(rows(tmp_path / "x.csv")) == clients + 1
+
+
+@pytest.mark.parametrize("draw", [partition_bubbles, heatmap])
+def test_long_class_names_fit(tmp_path, draw):
+    """WordNet's have up to 120 letters; the figure's are cut, the CSV's are whole."""
+    names = ["automobile and truck", "W", "cliff, drop, drop-off" * 6]
+    figure = draw(np.ones((30, 3), int), tmp_path / "x.png", names)
+    figure.draw_without_rendering()
+    assert min(label.get_window_extent().x0 for label in figure.axes[0].get_yticklabels()) >= 0
+    assert figure.axes[0].yaxis.label.get_window_extent().x0 >= 0
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [*names[:2], "cliff, drop, drop-o…"]
+    assert rows(tmp_path / "x.csv")[0] == ["client", *names]
+
+
+@pytest.mark.parametrize("counts", [[1, 2], [[]], [[-1]], [["a"]], [[float("nan")]]])
+def test_what_is_no_label_table(tmp_path, counts):
+    with pytest.raises(ValueError, match=r"must be counts \[clients, classes\], found"):
+        partition_bubbles(counts, tmp_path / "x.png")
+    with pytest.raises(ValueError, match="3 class names for 2 classes"):
+        partition_bubbles(np.ones((4, 2)), tmp_path / "x.png", ["a", "b", "c"])
+
+
+def test_a_table_of_nothing_is_drawn(tmp_path):
+    partition_bubbles(np.zeros((3, 2), int), tmp_path / "x.png")
+    assert (tmp_path / "x.png").exists()
+
+
+def test_contact_sheets(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = {"bytes": rng.integers(0, 256, (3, 4, 4, 3)).astype(np.uint8), "floats": rng.normal(size=(2, 4, 4, 1))}
+    figure = contact_sheet(rows, tmp_path / "x.png")
+    shown = [axes.get_images() for axes in figure.axes]
+    assert list(map(len, shown)) == [1, 1, 1, 1, 1, 0]  # the shorter row ends early
+    np.testing.assert_array_equal(shown[1][0].get_array(), rows["bytes"][1])
+    np.testing.assert_allclose(shown[4][0].get_array(), np.clip(rows["floats"][1, ..., 0], 0, 1), rtol=1e-6)
+    assert [axes.texts[0].get_text() for axes in figure.axes[::3]] == ["bytes", "floats"]
+    assert ink(tmp_path / "x.png") > 0.1
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+    for wrong in ({}, {"a": np.zeros((2, 4, 4, 2))}, {"a": np.zeros((4, 4, 3))}, {"a": np.zeros((0, 4, 4, 3))}):
+        with pytest.raises(ValueError, match="contact sheet"):
+            contact_sheet(wrong, tmp_path / "y.png")
+
+
+def test_plots_of_a_run(tmp_path):
+    with WorkDir.open(tmp_path, {}) as run:
+        log(run.path, *RECORDS)
+        run.record("partition", {"hash": "ab", "label_table": [[3, 1], [0, 2]], "class_names": ["cat", "dog"]})
+    written = run_plots(tmp_path)
+    assert [path.name for path in written] == ["accuracy.png", "accuracy.csv", "partition.png", "partition.csv"]
+    assert rows(tmp_path / "accuracy.csv") == [
+        ["round", "train/loss", "test/global/accuracy", "test/personal/own/accuracy/mean"],
+        ["1", "2.0", "", ""],
+        ["2", "1.0", "0.5", "0.6"],
+        ["3", "nan", "", ""],
+        ["4", "0.5", "0.75", ""],
+    ]
+    assert rows(tmp_path / "partition.csv")[0] == ["client", "cat", "dog"]
+    assert all(ink(path) > 0.01 for path in written if path.suffix == ".png")
+    assert not list(tmp_path.glob(".writing-*"))
+
+
+def test_plots_of_a_run_with_little_to_show(tmp_path):
+    assert run_plots(log(tmp_path / "nothing")) == []
+    assert [p.name for p in run_plots(log(tmp_path / "loss", RECORDS[0]))] == ["accuracy.png", "accuracy.csv"]
+    with pytest.raises(OSError, match=r"cannot read .*metrics\.jsonl"):
+        run_plots(tmp_path / "none")
+
+
+def test_in_a_thread_without_pyplot(tmp_path):
+    folder = log(tmp_path / "run", *RECORDS)
+    before = "matplotlib.pyplot" in sys.modules
+    thread = threading.Thread(target=run_plots, args=[folder])
+    thread.start()
+    thread.join()
+    assert (folder / "accuracy.png").exists()
+    assert ("matplotlib.pyplot" in sys.modules) == before
+
+
+def test_attention_has_a_row_per_example_and_a_column_per_token(tmp_path):
+    weights = np.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
+    figure = attention(weights, tmp_path / "x.png", ["cat", "dog"])
+    axes = figure.axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array(), weights)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["f", "p1", "p2"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cat", "dog"]
+    assert rows(tmp_path / "x.csv") == [["example", "f", "p1", "p2"], ["cat", "0.5", "0.25", "0.25"], ["dog", "0.0", "1.0", "0.0"]]
+    assert ink(tmp_path / "x.png") > 0.05
+    attention(np.full((30, 41), 1 / 41), tmp_path / "many.png")
+    for wrong, labels, said in ((np.zeros(3), None, "found shape \\(3,\\)"), (weights, ["cat"], "1 labels for 2 examples")):
+        with pytest.raises(ValueError, match=said):
+            attention(wrong, tmp_path / "y.png", labels)

@@ -1,0 +1,287 @@
+"""What a run reports: every place tells the same, a resumed run leaves no seam, and the summary's numbers are right by hand."""
+
+import csv
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboardX.record_writer import masked_crc32c
+
+from fedjax_core.reporting.report import Reporter, summarise, table
+from fedjax_core.storage.workdir import WorkDir, read_json, read_jsonl
+
+ROOT = Path(__file__).parents[3]
+
+
+def record(number: int, **more: float) -> dict[str, float]:
+    return {"round": number, "train/loss": 1 / number, **more}
+
+
+def events(directory: Path) -> list:
+    """All events in the order of the files, their checksums verified."""
+    found = []
+    for path in sorted(directory.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("Q", data[:8])
+            header, body = data[:12], data[12 : 16 + length]
+            assert struct.unpack("I", header[8:]) == (masked_crc32c(header[:8]),)
+            assert struct.unpack("I", body[length:]) == (masked_crc32c(body[:length]),)
+            found.append(Event.FromString(body[:length]))
+            data = data[16 + length :]
+    return found
+
+
+def scalars(directory: Path) -> dict[str, dict[int, float]]:
+    """What TensorBoard would show: name -> step -> value, less what a restart purges."""
+    shown: dict[str, dict[int, float]] = {}
+    for event in events(directory):
+        if event.HasField("session_log"):
+            shown = {name: {s: v for s, v in values.items() if s < event.step} for name, values in shown.items()}
+        for value in event.summary.value:
+            shown.setdefault(value.tag, {})[event.step] = value.simple_value
+    return shown
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_all_places_tell_the_same(tmp_path):
+    logged = [record(1), record(2, **{"test/global/accuracy": 0.5}), record(3) | {"seconds": np.float32(0.25)}]
+    with WorkDir.open(tmp_path, {}) as run, Reporter(run, 3, progress=False) as reporter:
+        for one in logged:
+            reporter.log(one)
+        assert read_jsonl(tmp_path / "metrics.jsonl") == logged  # at once
+    assert [{k: float(v) for k, v in row.items() if v} for row in rows(tmp_path / "metrics.csv")] == logged
+    assert list(rows(tmp_path / "metrics.csv")[0]) == ["round", "train/loss", "test/global/accuracy", "seconds"]
+    shown = scalars(tmp_path / "tensorboard")
+    assert shown.keys() == {"train/loss", "test/global/accuracy", "seconds"}
+    assert shown["train/loss"] == pytest.approx({1: 1, 2: 0.5, 3: 1 / 3})
+    assert shown["test/global/accuracy"] == {2: 0.5}
+    summary = read_json(tmp_path / "summary.json")
+    assert (summary["rounds"], summary["total_rounds"]) == (3, 3)
+    assert summary["metrics"]["test/global/accuracy"]["last"] == 0.5
+
+
+def test_a_resumed_run_leaves_no_seam(tmp_path):
+    def run(start: int, end: int) -> None:
+        with Reporter(tmp_path, 10, progress=False) as reporter:
+            reporter.resume(start)
+            for number in range(start + 1, end + 1):
+                reporter.log(record(number, attempt=start))
+
+    run(0, 7)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"round": 8, "tr')  # killed in the middle of a line
+    run(5, 10)
+    assert [(r["round"], r["attempt"]) for r in read_jsonl(tmp_path / "metrics.jsonl")] == [
+        *((n, 0) for n in range(1, 6)),
+        *((n, 5) for n in range(6, 11)),
+    ]
+    assert [int(row["round"]) for row in rows(tmp_path / "metrics.csv")] == list(range(1, 11))
+    assert scalars(tmp_path / "tensorboard")["attempt"] == {n: 0 if n <= 5 else 5 for n in range(1, 11)}
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+    run(0, 2)
+    assert [r["round"] for r in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_rounds_go_up(tmp_path):
+    with Reporter(tmp_path, 9, progress=False) as reporter:
+        reporter.log(record(3))
+        with pytest.raises(ValueError, match=r"a record of round 3 cannot follow round 4 in .*metrics\.jsonl"):
+            reporter.log(record(4), record(3))
+        with pytest.raises(ValueError, match="a record of round None cannot follow round 3"):
+            reporter.log({"train/loss": 1.0})
+        reporter.log(record(4), record(6))
+    with Reporter(tmp_path, 9, progress=False) as reporter, pytest.raises(ValueError, match="round 5 cannot follow round 6"):
+        reporter.log(record(5))
+    assert [r["round"] for r in read_jsonl(tmp_path / "metrics.jsonl")] == [3, 4, 6]
+
+
+def test_numbers_that_are_not(tmp_path):
+    with Reporter(tmp_path, 2, progress=False, targets=(0.5,)) as reporter:
+        reporter.log({"round": np.int64(1), "test/global/accuracy": 0.25, "train/loss": jnp.float32(2)})
+        reporter.log({"round": 2, "test/global/accuracy": math.nan, "train/loss": math.inf})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    strict = json.loads(lines[1], parse_constant=pytest.fail)
+    assert strict == {"round": 2, "test/global/accuracy": "NaN", "train/loss": "Infinity"}
+    assert rows(tmp_path / "metrics.csv")[1] == {"round": "2", "test/global/accuracy": "nan", "train/loss": "inf"}
+    entry = read_json(tmp_path / "summary.json")["metrics"]["test/global/accuracy"]
+    assert (entry["best"], entry["best_round"], entry["rounds_to"]) == (0.25, 1, {"0.5": None})
+    assert math.isnan(entry["last"])
+    assert math.isnan(entry["mean_last_k"])
+
+
+def test_lines_of_text_where_there_is_no_terminal(tmp_path):
+    said: list[str] = []
+    with Reporter(tmp_path, 3, every=0, console=said.append) as reporter:
+        reporter.log(record(1, **{"train/accuracy": 0.9}))  # no evaluation
+        reporter.log(record(2, **{"train/accuracy": 0.9, "test/global/accuracy": 0.5}))
+        reporter.log(record(3, **{"test/global/accuracy": 0.25}))
+        reporter.say("done")
+    assert len(said) == 3
+    assert said[0].startswith("round 2/3  test/global/accuracy 50.0 %  train/loss 0.5  ")
+    assert said[0].endswith(" rounds/s")
+    assert said[1].startswith("round 3/3  test/global/accuracy 25.0 %")
+    assert said[2] == "done"
+
+
+def test_lines_come_at_most_so_often_and_at_the_end(tmp_path):
+    said: list[str] = []
+    with Reporter(tmp_path, 50, every=1000, console=said.append, headline="test/own") as reporter:
+        for number in range(1, 51):
+            reporter.log(record(number, **{"test/own": 0.5}))
+    assert [line.split()[1] for line in said] == ["1/50", "50/50"]
+
+
+def test_the_bar_goes_to_stderr_and_shows_the_accuracy(tmp_path, capsys):
+    with Reporter(tmp_path, 4, progress=True) as reporter:
+        reporter.resume(1)
+        reporter.log(record(2, **{"test/personal/own/accuracy/mean": 0.5}), record(4, **{"test/global/accuracy": 0.75}))
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert "25%" in errors
+    assert "4/4" in errors
+    assert "round/s, test/global/accuracy 75.0 %" in errors
+
+
+def test_silence(tmp_path, capsys):
+    with Reporter(tmp_path, 1, progress=False, tensorboard=False) as reporter:
+        reporter.log(record(1, **{"test/global/accuracy": 0.5}))
+    assert capsys.readouterr() == ("", "")
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_a_process_that_does_not_write(tmp_path):
+    with WorkDir.open(tmp_path / "x", {}, writer=False) as run, Reporter(run, 3, progress=True) as reporter:
+        reporter.resume(0)
+        reporter.log(record(1))
+        reporter.say("nothing")
+        assert reporter.close() == {}
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_error_of_the_run_is_not_hidden_by_one_of_the_report(tmp_path):
+    said: list[str] = []
+
+    def run() -> None:
+        with Reporter(tmp_path, 3, progress=False, tensorboard=False, console=said.append) as reporter:
+            reporter.log(record(1))
+            (tmp_path / "summary.json").mkdir()
+            raise RuntimeError("the run's")
+
+    with pytest.raises(RuntimeError, match="the run's"):
+        run()
+    assert "summary.json" in said[0]
+    assert len(rows(tmp_path / "metrics.csv")) == 1
+
+
+def test_a_full_disk(tmp_path):
+    """Neither hangs nor loses what was there."""
+    code = """
+import resource, sys
+from fedjax_core.reporting.report import Reporter
+reporter = Reporter(sys.argv[1], 10**6, progress=False)
+reporter.log({"round": 1, "train/loss": 1.0})
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
+try:
+    for round in range(2, 10**6):
+        reporter.log({"round": round, "train/loss": 1.0})
+except OSError as error:
+    sys.stdout.write(str(error))
+"""
+    command = [sys.executable, "-W", "error", "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"[Errno 27] cannot write {tmp_path}/metrics.jsonl: File too large"
+    rounds = [r["round"] for r in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert len(rounds) > 5
+
+
+ACCURACY = [0.1, 0.5, 0.9, 0.7, 0.8]
+RECORDS = [
+    {"round": 2 * i, "test/global/accuracy": a, "train/loss": 10.0 * i, "seconds": 4.0, "cohort": 5, "train/examples": 100}
+    for i, a in enumerate(ACCURACY, 1)
+]
+
+
+def test_summary_by_hand():
+    records = [dict(r) for r in RECORDS]
+    records[0] |= {"seconds": 14.0, "compile_seconds": 10.0}
+    summary = summarise(records, targets=(0.5, 0.75, 0.95), last_k=3)
+    assert summary["rounds"] == 10
+    assert summary["metrics"]["test/global/accuracy"] == {
+        "first": 0.1,
+        "last": 0.8,
+        "last_round": 10,
+        "best": 0.9,
+        "best_round": 6,
+        "best_is": "best over rounds, selected on test data",
+        "evaluations": 5,
+        "mean_last_k": pytest.approx((0.9 + 0.7 + 0.8) / 3),
+        "k": 3,
+        "rounds_to": {"0.5": 4, "0.75": 6, "0.95": None},
+    }
+    assert summary["metrics"]["train/loss"] == {
+        "first": 10.0,
+        "last": 50.0,
+        "last_round": 10,
+        "evaluations": 5,
+        "mean_last_k": 40.0,
+        "k": 3,
+    }
+    assert summary["metrics"].keys() == {"test/global/accuracy", "train/loss"}
+    assert summary["speed"] == {
+        "seconds": 30.0,
+        "compile_seconds": 10.0,
+        "rounds_per_second": 10 / 20,
+        "clients_per_second": 25 / 20,
+        "examples_per_second": 500 / 20,
+    }
+
+
+def test_summary_of_little():
+    assert summarise([]) == {"rounds": 0, "metrics": {}, "speed": {}}
+    entry = summarise([{"round": 1, "train/accuracy": 0.5}])["metrics"]["train/accuracy"]
+    assert entry["best_is"] == "best over rounds"  # not test data
+    assert entry["k"] == 1
+    ties = summarise([{"round": n, "test/x/accuracy/mean": 0.5} for n in (1, 2)])["metrics"]["test/x/accuracy/mean"]
+    assert ties["best_round"] == 1
+    assert table(summarise([])) == "speed    0 rounds"
+    few = summarise([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.0, "test/global/accuracy": 0.5}])
+    assert table(few).splitlines()[:3] == [
+        "                        last   best*  round  mean of last 2",
+        "train/loss                 1                            1.5",
+        "test/global/accuracy  50.0 %  50.0 %      2      50.0 % (1)",
+    ]
+
+
+def test_the_closing_table():
+    summary = summarise(RECORDS, targets=(0.75, 0.95), last_k=3)
+    summary["facts"] = {"bytes_down": 1_250_000, "bytes_up": 999, "compile_seconds": 75, "peak_memory_bytes": 2.5e9}
+    assert table(summary).splitlines() == [
+        "                        last   best*  round  mean of last 3  to 75 %  to 95 %",
+        "test/global/accuracy  80.0 %  90.0 %      6          80.0 %        6    never",
+        "train/loss                50                             40",
+        "* best over rounds, selected on test data: not a result to report",
+        "speed    10 rounds in 20 s, 0.5 rounds/s, 1.25 clients/s, 25 examples/s, compiling 1 min 15 s",
+        "traffic  1.25 MB down, 999 bytes up, per client and round",
+        "memory   2.5 GB at most",
+    ]
+
+
+def test_facts_reach_the_summary_on_the_disk(tmp_path):
+    with Reporter(tmp_path, 1, progress=False) as reporter:
+        reporter.log(record(1))
+        reporter.note(bytes_down=np.int64(8), plan={"chunk": 4})
+    assert read_json(tmp_path / "summary.json")["facts"] == {"bytes_down": 8, "plan": {"chunk": 4}}

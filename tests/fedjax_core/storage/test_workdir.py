@@ -1,0 +1,355 @@
+"""The run directory against what happens to directories: crashes, second processes, other configs, full and forbidden disks."""
+
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.storage import workdir
+from fedjax_core.storage.workdir import JsonLines, WorkDir, read_json, read_jsonl, write_csv, write_json, write_text
+
+ROOT = Path(__file__).parents[3]
+CONFIG = {"rounds": 20, "method": {"name": "fedavg", "lr": 0.1}, "seed": 0}
+
+
+def start(code: str, *arguments: object) -> subprocess.Popen:
+    """Runs Python code in a process of its own, from the project's root."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdin=-1, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def run(code: str, *arguments: object) -> str:
+    process = start(code, *arguments)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output
+
+
+def names(path: Path) -> set[str]:
+    return set(os.listdir(path))
+
+
+def test_a_new_run_has_its_config_and_environment(tmp_path):
+    path = tmp_path / "runs" / "first"
+    with WorkDir.open(path, CONFIG) as run:
+        assert not run.resumed
+        assert run.writer
+    assert names(path) == {"config.json", "environment.json", ".lock"}
+    assert read_json(path / "config.json") == CONFIG
+    environment = read_json(path / "environment.json")
+    assert environment["versions"].keys() == {"jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"}
+    assert environment["backend"] == "cpu"
+    assert sum(environment["devices"].values()) >= 1
+    assert environment["commit"] is None or len(environment["commit"]["hash"]) == 40  # None without git
+    assert os.uname().nodename not in json.dumps(environment)
+
+
+def test_config_is_for_human_eyes(tmp_path):
+    WorkDir.open(tmp_path, {"z": [1, 2], "a": {"c": "é", "b": ()}, "table": np.eye(2, dtype=int)}).close()
+    expected = """\
+    {
+      "a": {
+        "b": [],
+        "c": "é"
+      },
+      "table": [
+        [1, 0],
+        [0, 1]
+      ],
+      "z": [1, 2]
+    }
+    """
+    assert (tmp_path / "config.json").read_text() == textwrap.dedent(expected)
+
+
+def test_the_same_config_resumes_and_the_environment_keeps_its_history(tmp_path):
+    with WorkDir.open(tmp_path, CONFIG | {"widths": (8, 16)}) as run:
+        run.record("plan", {"chunk": 4, "devices": 1})
+        run.record("partition", {"hash": "ab", "label_table": np.array([[3, 0], [1, 2]])})
+    with WorkDir.open(tmp_path, CONFIG | {"widths": [8, 16]}) as run:
+        assert run.resumed
+        assert run.recorded("plan") == {"chunk": 4, "devices": 1}
+        assert run.recorded("partition") == {"hash": "ab", "label_table": [[3, 0], [1, 2]]}
+        assert run.recorded("nothing") is None
+        run.record("plan", {"chunk": 2})
+        assert run.recorded("plan") == {"chunk": 2}
+    environment = read_json(tmp_path / "environment.json")
+    assert [set(resumption) for resumption in environment["resumed"]] == [{"time"}]
+
+
+def test_every_difference_of_the_config_is_told(tmp_path):
+    WorkDir.open(tmp_path, CONFIG).close()
+    asked = {"rounds": 30, "method": {"name": "fedprox", "lr": 0.1, "mu": 1.0}}
+    with pytest.raises(ValueError, match="holds a run with another config") as error:
+        WorkDir.open(tmp_path, asked)
+    message = str(error.value)
+    assert "\n" not in message
+    assert "rounds: 20 in the directory, 30 asked" in message
+    assert 'method.name: "fedavg" in the directory, "fedprox" asked' in message
+    assert "method.mu: absent in the directory, 1.0 asked" in message
+    assert "seed: 0 in the directory, absent asked" in message
+    assert "method.lr" not in message
+    assert read_json(tmp_path / "config.json") == CONFIG
+    WorkDir.open(tmp_path, CONFIG).close()  # the refused one let go of the lock
+
+
+def test_fields_that_may_differ(tmp_path):
+    WorkDir.open(tmp_path, CONFIG | {"report": {"every": 1}}).close()
+    asked = CONFIG | {"rounds": 30, "report": {"every": 2, "bar": True}}
+    with pytest.raises(ValueError, match=r"\(rounds: 20 in the directory, 30 asked\)"):
+        WorkDir.open(tmp_path, asked, may_differ=("report", "round"))
+    with WorkDir.open(tmp_path, asked, may_differ=("report", "rounds")) as run:
+        assert run.resumed
+    assert read_json(tmp_path / "config.json") == asked
+
+
+@pytest.mark.parametrize("files", [["thesis.tex"], ["config.json"], ["environment.json"], ["config.json", ".lock"]])
+def test_a_foreign_directory_is_left_alone(tmp_path, files):
+    for file in files:
+        (tmp_path / file).write_text("{}")
+    with pytest.raises(ValueError, match=f"{tmp_path} is not empty and holds no run"):
+        WorkDir.open(tmp_path, CONFIG)
+    assert names(tmp_path) == set(files)
+
+
+def test_a_run_killed_before_its_config_starts_anew(tmp_path):
+    for file in (".lock", "environment.json", ".writing-1-2-config.json"):
+        (tmp_path / file).write_text("{")
+    with WorkDir.open(tmp_path, CONFIG) as run:
+        assert not run.resumed
+    assert names(tmp_path) == {".lock", "environment.json", "config.json"}
+
+
+def test_paths_that_cannot_be_a_directory(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(OSError, match=f"cannot make the run directory {file}: it is a file"):
+        WorkDir.open(file, CONFIG)
+    with pytest.raises(OSError, match=f"cannot make the run directory {file}/below: "):
+        WorkDir.open(file / "below", CONFIG)
+
+
+def test_a_config_that_json_cannot_hold(tmp_path):
+    with pytest.raises(TypeError, match=r"method\.loss is a function"):
+        WorkDir.open(tmp_path / "run", {"method": {"loss": test_paths_that_cannot_be_a_directory}})
+    assert not names(tmp_path)
+
+
+def test_a_broken_config_is_told(tmp_path):
+    WorkDir.open(tmp_path, CONFIG).close()
+    (tmp_path / "config.json").write_text('{"rounds": ')
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        WorkDir.open(tmp_path, CONFIG)
+
+
+def test_forbidden_directories(tmp_path):
+    """Root may write anywhere, so the checks run as nobody."""
+    code = """
+    import os, sys, tempfile
+    from fedjax_core.storage.workdir import WorkDir, environment
+    environment()
+    base = tempfile.mkdtemp()
+    os.chmod(base, 0o755)
+    if os.geteuid() == 0:
+        for name in ("read_only", "secret"):
+            os.mkdir(f"{base}/{name}")
+            os.chown(f"{base}/{name}", 65534, 65534)
+        os.setuid(65534)
+    else:
+        os.mkdir(f"{base}/read_only"), os.mkdir(f"{base}/secret")
+    os.chmod(f"{base}/read_only", 0o500)
+    os.chmod(f"{base}/secret", 0)
+    os.chmod(base, 0o555) if os.geteuid() != 65534 else None
+    for name in ("read_only", "secret", "new"):
+        try:
+            WorkDir.open(f"{base}/{name}", {})
+        except OSError as error:
+            sys.stdout.write(f"{type(error).__name__} {error}\\n".replace(base, "BASE"))
+    """
+    lines = run(code).splitlines()
+    assert lines == [
+        "PermissionError [Errno 13] cannot run in BASE/read_only: Permission denied",
+        "PermissionError [Errno 13] cannot read BASE/secret: Permission denied",
+        "PermissionError [Errno 13] cannot make the run directory BASE/new: Permission denied",
+    ]
+
+
+def test_two_processes_never_run_in_one_directory(tmp_path):
+    code = """
+    import sys
+    from fedjax_core.storage.workdir import WorkDir
+    run = WorkDir.open(sys.argv[1], {"rounds": 20})
+    sys.stdout.write("open\\n"), sys.stdout.flush()
+    sys.stdin.read()
+    """
+    other = start(code, tmp_path)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "open\n"
+    message = rf"cannot run in {tmp_path}: another process runs there \(pid {other.pid}\)"
+    with pytest.raises(BlockingIOError, match=message):
+        WorkDir.open(tmp_path, {"rounds": 20})
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    with WorkDir.open(tmp_path, {"rounds": 20}) as run:
+        assert run.resumed
+        with pytest.raises(BlockingIOError, match="this process already runs there"):
+            WorkDir.open(tmp_path, {"rounds": 20})
+    WorkDir.open(tmp_path, {"rounds": 20}).close()
+
+
+def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
+    path = tmp_path / "run"
+    with WorkDir.open(path, CONFIG, writer=False) as follower:
+        follower.record("plan", {"chunk": 1})
+        assert follower.recorded("plan") is None
+    assert not path.exists()
+    with WorkDir.open(path, CONFIG) as first, WorkDir.open(path, CONFIG, writer=False) as follower:
+        first.record("plan", {"chunk": 3})
+        assert follower.recorded("plan") == {"chunk": 3}
+    with pytest.raises(ValueError, match="seed: 0 in the directory, 1 asked"):
+        WorkDir.open(path, CONFIG | {"seed": 1}, writer=False)
+
+
+def test_values_of_every_kind_survive(tmp_path):
+    value = {
+        "numpy": np.float32(0.5),
+        "jax": jnp.arange(3),
+        "flag": np.True_,
+        "none": None,
+        "nan": math.nan,
+        "worst": [math.inf, -math.inf],
+        "path": Path("a/b"),
+        1: "key",
+    }
+    write_json(tmp_path / "x.json", value)
+    strict = json.loads((tmp_path / "x.json").read_text(), parse_constant=pytest.fail)
+    assert strict["nan"] == "NaN"
+    assert strict["worst"] == ["Infinity", "-Infinity"]
+    read = read_json(tmp_path / "x.json")
+    assert math.isnan(read.pop("nan"))
+    assert read == {
+        "numpy": 0.5,
+        "jax": [0, 1, 2],
+        "flag": True,
+        "none": None,
+        "worst": [math.inf, -math.inf],
+        "path": "a/b",
+        "1": "key",
+    }
+
+
+def test_files_are_replaced_and_as_readable_as_others(tmp_path):
+    (tmp_path / "other").write_text("")
+    write_text(tmp_path / "x", "old")
+    write_text(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "new"
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "other").stat().st_mode
+    assert names(tmp_path) == {"x", "other"}
+    with pytest.raises(OSError, match=f"cannot write {tmp_path}/none/x: No such file or directory"):
+        write_text(tmp_path / "none" / "x", "")
+
+
+def test_csv_has_the_union_of_columns(tmp_path):
+    write_csv(tmp_path / "x.csv", [{"b": 1, "round": 1}, {"round": 2, "c": math.nan}], ["round"])
+    with open(tmp_path / "x.csv", newline="") as file:
+        assert list(csv.reader(file)) == [["round", "b", "c"], ["1", "1", ""], ["2", "", "nan"]]
+
+
+def test_json_lines(tmp_path):
+    file = JsonLines(tmp_path / "x.jsonl")
+    file.append({"round": 1, "loss": np.float32(math.nan)})
+    assert len(read_jsonl(tmp_path / "x.jsonl")) == 1  # without closing
+    file.append({"round": 2}, {"round": 3})
+    file.append()
+    file.close()
+    first, *others = read_jsonl(tmp_path / "x.jsonl")
+    assert math.isnan(first["loss"])
+    assert others == [{"round": 2}, {"round": 3}]
+    with pytest.raises(OSError, match=f"cannot read {tmp_path}/none.jsonl: No such file"):
+        read_jsonl(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("torn", ['{"round": 3, "lo', '{"round": 3}', "\x00\x00"])
+def test_a_torn_last_line_is_left_out_and_then_cut(tmp_path, torn):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"round": 1}\n{"round": 2}\n' + torn)
+    assert read_jsonl(path) == [{"round": 1}, {"round": 2}]
+    file = JsonLines(path)
+    file.append({"round": 4})
+    file.close()
+    assert path.read_text() == '{"round": 1}\n{"round": 2}\n{"round": 4}\n'
+
+
+def test_a_broken_line_in_the_middle_is_told(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 2}\n')
+    with pytest.raises(ValueError, match=f"line 2 of {tmp_path}/x.jsonl is not JSON"):
+        read_jsonl(tmp_path / "x.jsonl")
+
+
+def test_lines_survive_a_kill(tmp_path):
+    code = """
+    import sys
+    from fedjax_core.storage.workdir import JsonLines
+    file = JsonLines(sys.argv[1])
+    for round in range(10**6):
+        file.append({"round": round, "filling": "x" * 5000})
+        sys.stdout.write(f"{round}\\n"), sys.stdout.flush()
+    """
+    process = start(code, tmp_path / "x.jsonl")
+    assert process.stdout is not None
+    for _ in range(20):
+        process.stdout.readline()
+    process.kill()
+    told = process.communicate()[0].splitlines()
+    rounds = [record["round"] for record in read_jsonl(tmp_path / "x.jsonl")]
+    assert rounds == list(range(len(rounds)))
+    assert len(rounds) >= 20 + len([line for line in told if line])
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path):
+    """A limit on the size of files stands in for it: like a full disk, it takes a part and refuses the rest."""
+    code = """
+    import os, resource, sys
+    from fedjax_core.storage.workdir import JsonLines, WorkDir, write_json
+    base = sys.argv[1]
+    run = WorkDir.open(f"{base}/run", {})
+    run.record("plan", {"chunk": 1})
+    lines = JsonLines(run.metrics)
+    lines.append({"round": 1})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, resource.RLIM_INFINITY))
+    def attempt(call, *arguments):
+        try:
+            call(*arguments)
+        except OSError as error:
+            sys.stdout.write(f"{error}\\n".replace(base, "BASE"))
+    attempt(lines.append, {"round": 2, "filling": "x" * 100})
+    attempt(run.record, "plan", {"filling": "x" * 100})
+    attempt(WorkDir.open, f"{base}/second", {})
+    """
+    lines = run(code, tmp_path).splitlines()
+    assert lines == [
+        "[Errno 27] cannot write BASE/run/metrics.jsonl: File too large",
+        "[Errno 27] cannot write BASE/run/run.json: File too large",
+        "[Errno 27] cannot write BASE/second/environment.json: File too large",
+    ]
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"round": 1}\n'
+    assert read_json(tmp_path / "run" / "run.json") == {"plan": {"chunk": 1}}
+    assert not [name for name in names(tmp_path / "run") if re.match(r"\.writing", name)]
+    with WorkDir.open(tmp_path / "second", {}) as second:  # once there is room again
+        assert not second.resumed
+
+
+def test_the_home_directory_is_not_recorded(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["main", f"--workdir={os.path.expanduser('~')}/runs/x"])
+    assert workdir.environment()["command"] == ["main", "--workdir=~/runs/x"]

@@ -1,0 +1,223 @@
+"""From a config to a simulation: what is wrong is named, and what is asked for is built."""
+
+import dataclasses
+import weakref
+from unittest import mock
+
+import chex
+import jax
+import numpy as np
+from absl.testing import parameterized
+
+from configs import base
+from fedjax_core import experiment
+from fedjax_core.algorithm import Examples
+from fedjax_core.engine import parallel
+from tests import toy
+
+
+def config(method=None, **changes):
+    """The base config for the toy data; `changes` by dotted path, with two underscores for the dot."""
+    settings = base.get_config("smoke")
+    settings.method = dict(name="fedavg", epochs=1, batch=4) if method is None else method
+    settings.models = ("mlp(widths=(6,))",)
+    settings.plan.devices = 1
+    for path, value in changes.items():
+        *above, last = path.split("__")
+        place = settings
+        for name in above:
+            place = place[name]
+        place[last] = value
+    return settings
+
+
+def build(*arguments, **changes):
+    return experiment.build(config(*arguments, **changes), toy.data())
+
+
+class ErrorsTest(chex.TestCase):
+    @parameterized.parameters(
+        (ValueError, dict(method=dict(name="fedavgg")), r"unknown method 'fedavgg'; allowed: .*scaffold.* Did you mean 'fedavg'\?"),
+        (ValueError, dict(method=dict(name="main")), "unknown method 'main'"),
+        (
+            TypeError,
+            dict(method=dict(name="fedavg", epoch=3)),
+            r"method 'fedavg' has no option 'epoch'; .* Did you mean 'epochs'\?",
+        ),
+        (TypeError, dict(method=dict(name="fedavg", task=3)), "method 'fedavg' has no option 'task'"),
+        (ValueError, dict(method=dict(name="fedavg", weights="sample")), "weights='sample' is not one of 'samples', 'uniform'"),
+        (ValueError, dict(optimizer__name="sgdd"), r"unknown optimizer 'sgdd'; allowed: sgd, adam\. Did you mean 'sgd'\?"),
+        (
+            TypeError,
+            dict(optimizer__name="adam", optimizer__momentum=0.9),
+            "optimizer 'adam' has no option 'momentum'; it takes: lr",
+        ),
+        (ValueError, dict(optimizer__lr=-1.0), "optimizer.lr=-1.0 must be positive"),
+        (ValueError, dict(models=("mpl",)), r"unknown model 'mpl'.*did you mean 'mlp'\?"),
+        (ValueError, dict(models=("mlp(width=(6,))",)), r"unknown option of mlp 'width'.*did you mean 'widths'\?"),
+        (ValueError, dict(models=("mlp(6)",)), r"'mlp\(6\)' is not of the form name\(key=value, ...\)"),
+        (ValueError, dict(models=()), r"models=\(\) must be at least one, and no more than the 8 clients"),
+        (ValueError, dict(models=("mlp",) * 9), "must be at least one, and no more than the 8 clients"),
+        (
+            ValueError,
+            dict(statistics="locl"),
+            r"unknown statistics 'locl'; allowed: average, local, freeze\. Did you mean 'local'\?",
+        ),
+        (ValueError, dict(train="prompt"), r"unknown train 'prompt'; allowed: all, prompts, head\. Did you mean 'prompts'\?"),
+        (ValueError, dict(train="prompts"), "train='prompts': mlp has no entry 'prompts', only dense1, head"),
+        (ValueError, dict(normalise="imagenets"), r"unknown normalise 'imagenets'; .*Did you mean 'imagenet'\?"),
+        (ValueError, dict(normalise="imagenet"), "normalise='imagenet' is for images of 3 channels, these have 5"),
+        (
+            ValueError,
+            dict(weights=("a", "b")),
+            r"weights=\('a', 'b'\) must be one file, or one .* for each of the 1 models",
+        ),
+        (ValueError, dict(augment="flipp"), r"unknown augmentation 'flipp'; allowed: .*Did you mean 'flip'\?"),
+        (TypeError, dict(augment="crop(pad=4)"), "augmentation 'crop' has no option 'pad'; it takes: padding"),
+        (ValueError, dict(augment="flip"), r"augmentation is for images \[H, W, C\], these examples are \[5\]"),
+        (ValueError, dict(cohort__size=9), "cohort=9 is neither"),
+        (ValueError, dict(cohort__fraction=1.5), "cohort=1.5 is neither"),
+        (ValueError, dict(plan__devices=9), "plan.devices=9 is not between 1 and 8"),
+        (ValueError, dict(evaluation__scopes=("owm",)), "evaluation.scopes has 'owm'"),
+        (ValueError, dict(models=("mlp(widths=(6,))", "mlp(widths=(7,))")), "'0: mlp.*' and '1: mlp.*' .* needs one architecture"),
+    )
+    def test_of_one_line(self, kind, changes, message):
+        with self.assertRaisesRegex(kind, message) as caught:
+            build(**changes)
+        self.assertNotIn("\n", str(caught.exception))
+
+    @parameterized.parameters(
+        ("dirichlt(alpha=0.5)", r"dirichlt.*[Dd]id you mean 'dirichlet'\?"),
+        ("dirichlet(alfa=0.5)", r"'alfa'.*[Dd]id you mean 'alpha'\?"),
+        ("dirichlet", "'dirichlet' needs the option 'alpha'"),
+        ("dirichlet(0.5)", "is not of the form name"),
+    )
+    def test_of_the_partition(self, partition, message):
+        with self.assertRaisesRegex((ValueError, TypeError), message):
+            experiment.build(config(data__partition=partition))
+
+    def test_of_the_source(self):
+        with self.assertRaisesRegex((ValueError, TypeError), r"digit.*[Dd]id you mean 'digits'\?"):
+            experiment.build(config(data__source="digit"))
+
+
+class BuildTest(chex.TestCase):
+    def test_models_take_turns(self):
+        sim = build(dict(name="fedhe", epochs=1, batch=4), models=("mlp(widths=(6,))", "mlp(widths=(7,))", "mlp(widths=(8,))"))
+        self.assertEqual([g.clients.tolist() for g in sim.groups], [[0, 3, 6], [1, 4, 7], [2, 5]])
+        widths = [jax.eval_shape(g.task.model.init, jax.random.key(0)).params["head"]["kernel"].shape for g in sim.groups]
+        self.assertEqual(widths, [(6, 3), (7, 3), (8, 3)])
+        self.assertEqual([g.task.population for g in sim.groups], [8] * 3)
+
+    def test_equal_models_are_one_group(self):
+        specs = ("mlp(widths=(6,))", "mlp(widths=(7,))", "mlp(widths=(6,))")
+        sim = build(dict(name="fedhe", epochs=1, batch=4), models=specs)
+        self.assertEqual([g.clients.tolist() for g in sim.groups], [[0, 2, 3, 5, 6], [1, 4, 7]])
+        self.assertEqual([g.name for g in sim.groups], [f"0: {specs[0]}", f"1: {specs[1]}"])
+
+    def test_a_part_is_trained_over_one_random_backbone(self):
+        first, again, other = (build(dict(name="local", epochs=1, batch=4), train="head", seed=seed) for seed in (3, 3, 4))
+        frozen = [sim.groups[0].task.frozen.params for sim in (first, again, other)]
+        self.assertEqual(set(frozen[0]), {"dense1"})
+        chex.assert_trees_all_equal(frozen[0], frozen[1])
+        self.assertGreater(np.abs(frozen[0]["dense1"]["kernel"] - frozen[2]["dense1"]["kernel"]).max(), 0.01)
+        self.assertEqual(set(first.shapes.groups[0].client.params), {"head"})
+
+    def test_inputs_are_normalised_as_asked(self):
+        images = Examples(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2, np.int32))
+        for name, (mean, std) in {"imagenet": (0.485, 0.229), "half": (0.5, 0.5), "data": (0.0, 1.0)}.items():
+            found = experiment.scaling(config(normalise=name), images)
+            self.assertEqual((found[0][0], found[1][0]), (mean, std), name)
+
+    def test_settings_arrive(self):
+        sim = build(
+            cohort__size=3,
+            dropout=0.25,
+            plan__chunk=2,
+            plan__hold="host",
+            evaluation__scopes=("own",),
+            evaluation__batch=5,
+            evaluation__clients=4,
+        )
+        self.assertEqual((sim.cohort, sim.dropout, sim.plan, sim.hold), (3, 0.25, parallel.Plan(2, 1), "host"))
+        self.assertEqual(tuple(sim.evaluation), (("own",), 5, 4))
+        self.assertEqual(build(cohort__fraction=0.5).cohort, 4)
+        self.assertEqual(build(cohort__fraction=None).cohort, 8)
+        self.assertEqual(build(plan__devices=None).plan, parallel.choose(3))
+
+    def test_options_reach_method_and_optimizer(self):
+        sim = build(dict(name="fedavg", epochs=2, batch=4, weights="uniform"), optimizer__lr=0.3, optimizer__momentum=0.5)
+        (group,) = sim.groups
+        options = dict(group.build.keywords)
+        optimizer = options.pop("optimizer")(0)
+        self.assertEqual(options, dict(epochs=2, batch=4, weights="uniform"))
+        updates, state = optimizer.update({"w": np.float32(1.0)}, optimizer.init({"w": np.float32(0.0)}))
+        self.assertAlmostEqual(float(updates["w"]), -0.3, places=6)
+        updates, _ = optimizer.update({"w": np.float32(1.0)}, state)
+        self.assertAlmostEqual(float(updates["w"]), -0.45, places=6)
+
+    def test_local_statistics_are_wrapped(self):
+        names = {}
+        for statistics in experiment.STATISTICS:
+            (group,) = build(statistics=statistics).groups
+            names[statistics] = list(group.build(group.task).predict)
+        self.assertEqual(names, {"average": ["global"], "local": ["personal"], "freeze": ["global"]})
+
+    def test_augmentation_reaches_training_and_nothing_else(self):
+        """A mirror that is certain: as training on mirrored data, and evaluating on the data as they are."""
+        data = toy.data()
+        as_images = [Examples(part.x[:, None, :, None], part.y) for part in (data.train, data.test)]
+        mirrored = Examples(as_images[0].x[:, :, ::-1], data.train.y)
+        ends = []
+        for train, text in ((as_images[0], "flip(probability=1.0)"), (mirrored, None)):
+            images = dataclasses.replace(data, train=train, test=as_images[1])
+            sim = experiment.build(config(augment=text, evaluation__scopes=("global",)), images)
+            state, _ = sim.rounds(sim.init(0), 1)
+            ends.append((jax.device_get(state.server), sim.evaluate(state)))
+        chex.assert_trees_all_close(*ends, atol=1e-6)
+
+    def test_pooled_methods_are_built(self):
+        self.assertEqual(build(dict(name="centralized", epochs=1, batch=4)).population, 1)
+
+    def test_methods_are_listed_with_their_first_lines(self):
+        names = experiment.names()
+        self.assertContainsSubset({"fedavg", "scaffold", "local", "centralized", "fedhe"}, names)
+        self.assertNotIn("experiment", names)
+        for name, text in names.items():
+            self.assertRegex(text, r"^\w.+\.$", name)
+            self.assertTrue(callable(experiment.method(name)))
+
+
+class ScaleTest(chex.TestCase):
+    def test_pixels_in_units_of_255_by_channel(self):
+        x = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 2)).astype(np.uint8)
+        mean, std = experiment.scale(Examples(x, None))
+        for c in range(2):
+            pixels = x[..., c].astype(np.float64).ravel() / 255
+            self.assertAlmostEqual(mean[c], pixels.sum() / len(pixels))
+            self.assertAlmostEqual(std[c], np.sqrt(((pixels - pixels.mean()) ** 2).mean()))
+
+    def test_floats_as_they_are_and_a_constant_channel_undivided(self):
+        x = np.stack([np.full((5, 3), 2.5), np.arange(15.0).reshape(5, 3)], -1).astype(np.float32)
+        mean, std = experiment.scale(Examples(x, None))
+        np.testing.assert_allclose(mean, [2.5, 7.0])
+        np.testing.assert_allclose(std, [1.0, np.arange(15).std()])
+
+
+class ExecuteTest(chex.TestCase):
+    def test_a_run_leaves_no_data_on_the_devices(self):
+        """Whether it ends or fails, and whoever still has the simulation, such as the next run of a table."""
+        runs = []
+
+        def run(simulation, *arguments, **options):
+            runs.append((simulation, weakref.ref(simulation.held.train.x)))
+            assert runs[-1][1]() is not None
+            if len(runs) > 1:
+                raise FloatingPointError
+
+        with mock.patch.object(experiment, "run", run):
+            experiment.execute(config(), "unused", data=toy.data())
+            with self.assertRaises(FloatingPointError):
+                experiment.execute(config(), "unused", data=toy.data())
+        self.assertLen(runs, 2)
+        self.assertEqual([on_device() for _, on_device in runs], [None, None])

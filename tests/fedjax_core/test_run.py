@@ -1,0 +1,22 @@
+"""Where time goes: the trace of one round."""
+
+from pathlib import Path
+
+from configs import fedavg
+from fedjax_core import experiment
+from fedjax_core.storage import workdir as workdirs
+
+
+def test_one_round_is_traced_and_nothing_else_changes(tmp_path: Path):
+    records = []
+    for profile in (True, False):
+        config = fedavg.get_config("smoke")
+        config.rounds, config.profile = 3, profile
+        workdir = tmp_path / str(profile)
+        experiment.execute(config, str(workdir), progress=False)
+        traces = list(workdir.glob("profile/**/*.xplane.pb"))
+        assert len(traces) == profile
+        assert all(trace.stat().st_size > 1000 for trace in traces)
+        records.append([record["train/loss"] for record in workdirs.read_jsonl(workdir / "metrics.jsonl")])
+    assert len(records[0]) == 3
+    assert records[0] == records[1]
