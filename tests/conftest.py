@@ -1,4 +1,8 @@
-"""One setting for all tests: eight simulated devices, strict broadcasting, warnings are errors, nothing implicit on a GPU."""
+"""One setting for all tests: eight simulated devices, strict broadcasting, warnings are errors, nothing implicit on a GPU.
+
+Programs of tests run for milliseconds and take seconds to compile, so XLA compiles them quickly here and not well
+(`tests/quick.py`). FEDJAX_TEST_OPTIMISED=1 compiles as users do; a lane of CI does.
+"""
 
 import gc
 import os
@@ -9,6 +13,9 @@ import jax
 import numpy as np
 import pytest
 
+from tests import quick
+
+os.environ["XLA_FLAGS"] = quick.flags(os.environ)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests import quick
+
 ROOT = Path(__file__).parents[1]
 PATIENCE = 300.0  # seconds until a test gives up on a process
 
@@ -136,6 +138,7 @@ def _child(request: dict[str, Any]) -> None:
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(request["environment"])
+    os.environ["XLA_FLAGS"] = quick.flags(os.environ)
     if request["largest_file"] is not None:
         import resource
 

@@ -2,8 +2,8 @@
 
 Command:  fedjax-core table --table=configs/tables/fedhpl/figure10.py --workdir=runs/fedhpl --variant=paper
           fedjax-core analyse RUN RUN RUN RUN --what=classes --scope=all --out=DIR       (accuracy of each class)
-Variants: see `all_methods.py`. At 32 pixels the position embeddings of the ViTs' files are interpolated. In small and smoke sizes are
-          not the paper's, and there is one row of each. The accuracies are in the figure alone.
+Variants: see `all_methods.py`. At 32 pixels the position embeddings of the ViTs' files are interpolated. In small and smoke sizes
+          are not the paper's, and there is one row of each. The accuracies are in the figure alone.
 """
 
 from configs.tables.fedhpl import all_methods as fedhpl

@@ -2,7 +2,8 @@
 
 Command:  fedjax-core table --table=configs/tables/fedoa/figure2.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
           fedjax-core analyse RUN RUN RUN --what=curves --score=train/feature_distance --out=DIR
-Variants: see `all_methods.py`. Mean Euclidean distance over the clients' training rows after local training, to the model as received.
+Variants: see `all_methods.py`. Mean Euclidean distance over the clients' training rows after local training, to the model as
+          received.
 """
 
 from configs.tables.base import Measure

@@ -1,8 +1,8 @@
 """Table 6 of the FedOA paper: personalisation, clients tested on their own data sets; reading comprehension is not among them.
 
 Command:  fedjax-core table --table=configs/tables/fedoa/table6.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
-Variants: see `all_methods.py`. Each number is the mean over the two clients that have the task's data sets, the average over all six; in
-          smoke the average alone, of turned digits.
+Variants: see `all_methods.py`. Each number is the mean over the two clients that have the task's data sets, the average over all
+          six; in smoke the average alone, of turned digits.
 """
 
 from configs.tables.base import Column, Measure

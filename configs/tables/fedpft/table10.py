@@ -1,9 +1,9 @@
 """Table 10 of the FedPFT paper, feature shift: PACS on 4 clients and DomainNet on 6, one domain each, 1000 + 500 images.
 
 Command:  fedjax-core table --table=configs/tables/fedpft/table10.py --workdir=runs/fedpft --variant=paper
-Variants: see `all_methods.py`; in small 200 + 100 images, in smoke digits, divided by class. The paper gives neither network nor size:
-          here ResNet-8 with the 7x7 stem and 64 x 64 pixels. Nor does it give DomainNet's classes: the folder's are taken (ten in
-          public code). Both are folders DOMAIN/CLASS/*; a part of each domain that holds 500 images becomes the test set.
+Variants: see `all_methods.py`; in small 200 + 100 images, in smoke digits, divided by class. The paper gives neither network nor
+          size: here ResNet-8 with the 7x7 stem and 64 x 64 pixels. Nor does it give DomainNet's classes: the folder's are taken
+          (ten in public code). Both are folders DOMAIN/CLASS/*; a part of each domain that holds 500 images becomes the test set.
 
 PACS as one file: --only=ROW/pacs,... --set=data.source="npz(path='pacs64.npz', test_fraction=0.32)".
 """

@@ -1,8 +1,8 @@
 """Table I of the FedSKC paper, its columns of FC100: 5-way 5-shot, prototypical networks, scored by episodes of unseen classes.
 
 Command:  fedjax-core table --table=configs/tables/fedskc/table1_fc100.py --workdir=runs/fedskc --variant=paper
-Variants: see `all_methods.py`; small and smoke are the stand-in of `fedavg_fc100.py`, without files: clients train on five digits, and
-          the test's episodes are of the other five.
+Variants: see `all_methods.py`; small and smoke are the stand-in of `fedavg_fc100.py`, without files: clients train on five digits,
+          and the test's episodes are of the other five.
 
 The paper says no more than 5-way 5-shot. A prototypical network has no classifier, so FedSKC's knowledge is of its embeddings and
 FedRCL contrasts the queries' embeddings. MOON and FedNH, which put a classifier of their own in the network's place, are left out:
