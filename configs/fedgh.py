@@ -17,7 +17,6 @@ def get_config(variant: str = "small"):
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "paper":
-        base.as_in_fedhpl(config)
-        config.models = tuple(f"resnet{depth}" for depth in (18, 34, 50, 34, 18))
+        base.as_in_fedhpl(config, stem="cifar")
         config.method.update(epochs=1, projection=512)
     return config

@@ -22,8 +22,7 @@ def get_config(variant: str = "small"):
     if variant == "smoke":
         config.method.update(public_epochs=2, private_epochs=3)
     if variant == "paper":
-        base.as_in_fedhpl(config)
-        config.models = tuple(f"resnet{depth}" for depth in (18, 34, 50, 34, 18))
+        base.as_in_fedhpl(config, stem="cifar")
         config.public = "svhn(examples=5000)"
         config.method.update(epochs=5, public_epochs=25)
     return config

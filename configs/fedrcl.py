@@ -3,7 +3,8 @@
 Command:  python -m methods.main --config=configs/fedrcl.py --workdir=runs/fedrcl
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: a row of FedSKC's tables: CIFAR-10, 20 clients, Dirichlet(0.2), 40 % a round,
-          ResNet-8, 10 local epochs, batch 64, plain SGD at 0.01, 200 rounds; the authors' tau = 0.05, lam = 0.7, beta = 1.
+          ResNet-8, 10 local epochs, batch 64, plain SGD at 0.01, 200 rounds; the authors' tau = 0.05, lam = 0.7, beta = 1,
+          and gradients of norm 10 at most.
 """
 
 from configs import base
@@ -14,4 +15,5 @@ def get_config(variant: str = "small"):
     config.method = dict(name="fedrcl", epochs=5, batch=32, tau=0.05, lam=0.7, contrast=1.0, beta=1.0)
     if variant == "paper":
         base.as_in_fedskc(config)
+        config.optimizer.clip = 10.0
     return config

@@ -9,8 +9,6 @@ Departures: the average is uniform, as FedOA's comparison has it; weights="sampl
 averaged each for themselves.
 """
 
-import optax
-
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
@@ -24,7 +22,6 @@ def fedit(
     epochs: int = 2,
     batch: int = 32,
     weights: str = "uniform",
-    review: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """Builds FedIT.
 
@@ -34,7 +31,6 @@ def fedit(
       epochs: local epochs.
       batch: B.
       weights: "uniform" or "samples".
-      review: as in `fedavg`.
 
     Returns:
       The algorithm; a client keeps nothing and sends the delta of the adapter.
@@ -42,4 +38,4 @@ def fedit(
     Raises:
       ValueError: an argument is out of range.
     """
-    return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=review)
+    return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)

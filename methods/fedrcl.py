@@ -19,7 +19,8 @@ Levels are the stem and all stages of a ResNet: every hidden layer that the mode
 features as the one level.
 
 Departures: the authors' code is followed, which takes the hardest pairs (one of the class, two of others) where the paper sums over
-all. Equal cosines share a gradient that the code gives to one of them. Rows that pad a short batch are in no pair.
+all. It also clips a step's gradient at norm 10, which here is the optimiser's (config.optimizer.clip): the paper variant and the
+tables set it. Equal cosines share a gradient that the code gives to one of them. Rows that pad a short batch are in no pair.
 """
 
 import jax

@@ -12,7 +12,7 @@ import dataclasses
 from configs.tables.base import Column, Measure
 from configs.tables.fedhpl import all_methods as fedhpl
 
-OWN = ("test/personal/own/accuracy/mean",)
+OWN = tuple(f"test/{of}/own/accuracy/mean" for of in fedhpl.PREDICTORS)
 HELD = {fedhpl.CIFAR10: (2, 4, 6, 8, 10), fedhpl.CIFAR100: (10, 30, 50, 70, 100), fedhpl.SVHN: (2, 4, 6, 8, 10)}
 
 
