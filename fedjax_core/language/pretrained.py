@@ -21,8 +21,8 @@ from fedjax_core import by_name
 from fedjax_core.algorithm import PyTree
 from fedjax_core.nn import bert, llama
 from fedjax_core.nn.transformer import Encoder, LanguageModel
-from fedjax_core.storage import export
-from fedjax_core.storage.workdir import read_json
+from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.tensors import read_tensors
 
 FAMILIES = {"llama": llama, "bert": bert}
 CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
@@ -64,11 +64,11 @@ def tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
     if not (where / INDEX).is_file():
         if not (where / ONE_FILE).is_file():
             raise FileNotFoundError(f"{where} has neither {ONE_FILE} nor {INDEX}; weights are read from safetensors alone")
-        return export.read_tensors(where / ONE_FILE)[0]
+        return read_tensors(where / ONE_FILE)[0]
     files: Any = read_json(where / INDEX).get("weight_map")
     if not isinstance(files, dict) or any(Path(str(file)).name != file for file in files.values()):
         raise ValueError(f"{where / INDEX} must have a weight_map: tensor -> file beside it")
-    parts = {file: export.read_tensors(where / file)[0] for file in sorted(set(files.values()))}
+    parts = {file: read_tensors(where / file)[0] for file in sorted(set(files.values()))}
     for name, file in files.items():
         if name not in parts[file]:
             raise ValueError(f"{where / file} has no tensor {name}, which {INDEX} says is there")

@@ -33,7 +33,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.storage.workdir import explained, plain, read_json, sync_directory, write_json
+from fedjax_core.storage.files import explained, sync_directory
+from fedjax_core.storage.json_files import plain, read_json, write_json
 
 _log = logging.getLogger("fedjax_core")
 

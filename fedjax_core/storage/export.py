@@ -6,14 +6,10 @@
 
 The file has the arrays under dotted names (`params.head.kernel`, `stats.norm.mean`) and the description, as JSON, in its metadata.
 Loading builds the network anew from the description and runs no code from the file. A round trip is exact, whatever the dtype.
-
-The format: https://github.com/huggingface/safetensors, eight bytes with the header's length, the header in JSON ({name: {"dtype",
-"shape", "data_offsets"}, "__metadata__": {string: string}}), and the arrays' bytes, little-endian, one after another without gaps.
 """
 
 import functools
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -28,17 +24,12 @@ from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulation import View
 from fedjax_core.learning import training
 from fedjax_core.nn.transformer import MINUS
-from fedjax_core.storage.workdir import explained, plain, write_bytes
+from fedjax_core.storage.json_files import plain
+from fedjax_core.storage.tensors import read_tensors, write_tensors
 from fedjax_core.task import Model
 
 FIELDS = ("model", "classes", "input_shape", "mean", "std", "statistics", "class_names")
-_DTYPES = {
-    **{f"{kind}{bits}": f"{name}{bits}" for kind, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
-    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    **{"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"},
-}
 EXACT = 1e-3  # of the largest logit: how far two programs of one network may differ, but for those that round more coarsely
-_LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
 def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]) -> None:
@@ -197,55 +188,3 @@ def _fits(model: Model, arrays: Mapping[str, Any], where: str) -> None:
 def named(tree: PyTree) -> dict[str, Any]:
     """Leaves under dotted names, such as "params.head.kernel" of a `Net`."""
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-
-
-def write_tensors(path: str | os.PathLike, arrays: Mapping[str, np.ndarray | Array], metadata: Mapping[str, str]) -> None:
-    """Writes arrays as a safetensors file, atomically.
-
-    Raises:
-      TypeError: a dtype that the format has not.
-      OSError: the file cannot be written.
-    """
-    codes = {dtype: code for code, dtype in _DTYPES.items()}
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    parts, end = [], 0
-    hosts = {name: np.asarray(array) for name, array in arrays.items()}
-    for name, host in sorted(hosts.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):  # so that all lie aligned
-        if host.dtype.name not in codes:
-            raise TypeError(f"{name} is of {host.dtype}, which safetensors has not; it has {', '.join(codes)}")
-        start, end = end, end + host.nbytes
-        header[name] = {"dtype": codes[host.dtype.name], "shape": list(host.shape), "data_offsets": [start, end]}
-        parts.append((host if host.dtype.byteorder != ">" else host.astype(host.dtype.newbyteorder("<"))).tobytes())
-    text = json.dumps(header, ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    write_bytes(path, b"".join([len(text).to_bytes(8, "little"), text, *parts]))
-
-
-def read_tensors(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Arrays and metadata of a safetensors file. The arrays are views of the file, which is mapped and read as they are.
-
-    Raises:
-      ValueError: it is not one, or is damaged: every byte must be accounted for.
-      OSError: it cannot be read.
-    """
-    with explained("read", path):
-        data = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0, np.uint8)
-    size = int.from_bytes(data[:8].tobytes(), "little")
-    if len(data) < 8 or size > min(_LARGEST_HEADER, len(data) - 8):
-        raise ValueError(f"{path} is no safetensors file, or is cut off")
-    try:
-        header = json.loads(data[8 : 8 + size].tobytes())
-        metadata = header.pop("__metadata__", {})
-        entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-        arrays, end = {}, 0
-        for name, entry in entries:
-            dtype, shape, (start, stop) = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"]), entry["data_offsets"]
-            if start != end or stop - start != math.prod(shape) * dtype.itemsize or any(n < 0 for n in shape):
-                raise ValueError
-            arrays[name] = data[8 + size + start : 8 + size + stop].view(np.ndarray).view(dtype).reshape(shape)
-            end = stop
-        if end != len(data) - 8 - size:
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{path} is no safetensors file, or is damaged") from None
-    return arrays, metadata

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from configs import fedavg
 from fedjax_core import experiment
-from fedjax_core.storage import workdir as workdirs
+from fedjax_core.storage.json_files import read_jsonl
 
 
 def test_one_round_is_traced_and_nothing_else_changes(tmp_path: Path):
@@ -17,6 +17,6 @@ def test_one_round_is_traced_and_nothing_else_changes(tmp_path: Path):
         traces = list(workdir.glob("profile/**/*.xplane.pb"))
         assert len(traces) == profile
         assert all(trace.stat().st_size > 1000 for trace in traces)
-        records.append([record["train/loss"] for record in workdirs.read_jsonl(workdir / "metrics.jsonl")])
+        records.append([record["train/loss"] for record in read_jsonl(workdir / "metrics.jsonl")])
     assert len(records[0]) == 3
     assert records[0] == records[1]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.language import instructions, pretrained, text
-from fedjax_core.storage import export
+from fedjax_core.storage.tensors import write_tensors
 from tests import reference
 from tests.fedjax_core.language import test_instructions
 from tests.fedjax_core.nn import test_bert, test_llama
@@ -128,7 +128,7 @@ def folder(tmp_path) -> Path:
     for name, tensor in test_llama.tensors(test_llama.PLAIN).items():
         files["a.safetensors" if ".0." in name else "b.safetensors"][name] = tensor
     for file, arrays in files.items():
-        export.write_tensors(tmp_path / file, arrays, {})
+        write_tensors(tmp_path / file, arrays, {})
     index = {name: file for file, arrays in files.items() for name in arrays}
     (tmp_path / pretrained.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
     return tmp_path
@@ -141,7 +141,7 @@ def test_one_file_or_several(folder, tmp_path):
     whole = tmp_path / "whole"
     whole.mkdir()
     shutil.copy(folder / pretrained.CONFIG, whole)
-    export.write_tensors(whole / pretrained.ONE_FILE, test_llama.tensors(test_llama.PLAIN), {"format": "pt"})
+    write_tensors(whole / pretrained.ONE_FILE, test_llama.tensors(test_llama.PLAIN), {"format": "pt"})
     jax.tree.map(np.testing.assert_array_equal, pretrained.load(whole)[1], params)
 
 
@@ -177,7 +177,7 @@ def test_a_tokenizer_that_is_none_is_named(tmp_path):
 
 def test_an_encoder_has_a_folder_too(tmp_path):
     (tmp_path / pretrained.CONFIG).write_text(json.dumps(test_bert.CONFIG))
-    export.write_tensors(tmp_path / pretrained.ONE_FILE, test_bert.tensors(), {})
+    write_tensors(tmp_path / pretrained.ONE_FILE, test_bert.tensors(), {})
     model, params = pretrained.load(tmp_path, dtype="bfloat16")
     assert (model.width, model.context, isinstance(model, pretrained.Encoder)) == (12, 16, True)
     assert params["layers"]["mlp"]["up"]["kernel"].dtype == "bfloat16"

@@ -15,6 +15,7 @@ from fedjax_core.engine import parallel, simulation
 from fedjax_core.learning import training
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage import export
+from fedjax_core.storage.tensors import read_tensors, write_tensors
 from fedjax_core.task import of_model
 from tests import toy
 
@@ -108,13 +109,13 @@ ARRAYS = {
 def test_other_programs_read_and_write_the_same(tmp_path):
     package = pytest.importorskip("safetensors.numpy")
     path = tmp_path / "x.safetensors"
-    export.write_tensors(path, ARRAYS, {"who": "us"})
+    write_tensors(path, ARRAYS, {"who": "us"})
     for name, found in package.load_file(path).items():
         np.testing.assert_array_equal(found, ARRAYS[name])
         assert found.dtype == ARRAYS[name].dtype.newbyteorder("<")
     plain = {name: np.ascontiguousarray(a) for name, a in ARRAYS.items() if name != "swapped"}
     package.save_file(plain, path, {"who": "them"})
-    found, metadata = export.read_tensors(path)
+    found, metadata = read_tensors(path)
     assert metadata == {"who": "them"}
     assert found.keys() == plain.keys()
     for name, array in plain.items():
@@ -123,7 +124,7 @@ def test_other_programs_read_and_write_the_same(tmp_path):
 
 def test_bits_of_small_floats_as_other_programs_see_them(tmp_path):
     package = pytest.importorskip("safetensors")
-    export.write_tensors(tmp_path / "x", {"w": jnp.asarray([1.5, -0.0, jnp.inf], jnp.bfloat16)}, {})
+    write_tensors(tmp_path / "x", {"w": jnp.asarray([1.5, -0.0, jnp.inf], jnp.bfloat16)}, {})
     ((name, entry),) = package.deserialize((tmp_path / "x").read_bytes())
     assert (name, entry["dtype"], entry["shape"]) == ("w", "BF16", [3])
     assert bytes(entry["data"]) == np.array([0x3FC0, 0x8000, 0x7F80], "<u2").tobytes()
@@ -163,17 +164,17 @@ def test_damaged_files_are_refused(tmp_path, content):
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(str(path)) + " is no safetensors file"):
-        export.read_tensors(path)
+        read_tensors(path)
 
 
 def test_every_cut_is_noticed(tmp_path):
     path = tmp_path / "x.safetensors"
-    export.write_tensors(path, {"a": ARRAYS["a"]}, {})
+    write_tensors(path, {"a": ARRAYS["a"]}, {})
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match="is no safetensors file"):
-            export.read_tensors(path)
+            read_tensors(path)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_every_cut_is_noticed(tmp_path):
 )
 def test_files_that_hold_no_model(tmp_path, metadata, said):
     path = tmp_path / "x.safetensors"
-    export.write_tensors(path, {"a": ARRAYS["a"]}, metadata)
+    write_tensors(path, {"a": ARRAYS["a"]}, metadata)
     with pytest.raises(ValueError, match=re.escape(said)) as caught:
         export.load_model(path)
     assert "\n" not in str(caught.value)
@@ -205,7 +206,7 @@ def test_networks_of_another_form_are_not_saved(tmp_path):
     with pytest.raises(ValueError, match=r"stats\.mean is \[2\], in the model missing"):
         export.save_model(path, more, described("mlp"))
     with pytest.raises(TypeError, match="w is of complex64, which safetensors has not"):
-        export.write_tensors(path, {"w": np.zeros(2, np.complex64)}, {})
+        write_tensors(path, {"w": np.zeros(2, np.complex64)}, {})
     assert not path.exists()
 
 

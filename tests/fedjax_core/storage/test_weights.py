@@ -20,7 +20,8 @@ from scipy.ndimage import zoom
 from fedjax_core import nn
 from fedjax_core.nn.model import from_module
 from fedjax_core.nn.resnet import Block, Bottleneck, ResNet
-from fedjax_core.storage import export, weights
+from fedjax_core.storage import export, layouts, positions, weights
+from fedjax_core.storage.tensors import read_tensors, write_tensors
 
 TIMM = Path(__file__).parents[2] / "fixtures" / "timm.npz"
 VIT = {"patch": 8, "width": 16, "depth": 2, "heads": 2}
@@ -37,7 +38,7 @@ def saved(path, name, **changes):
     """The fixture's weights as timm's own file has them."""
     tensors = {key.removeprefix("weights/"): a for key, a in fixture(name).items() if key.startswith("weights/")}
     tensors = {key: a for key, a in (tensors | changes).items() if a is not None}
-    export.write_tensors(path, tensors, {"format": "pt"})
+    write_tensors(path, tensors, {"format": "pt"})
     return tensors
 
 
@@ -90,7 +91,7 @@ def test_timm(tmp_path, name):
         close(found["intermediates"][key], wanted[f"hidden{i}"], key)
     # what we write is what timm wrote, but for counters of batches
     weights.write(path, net, "timm", {"mean": (0.5,)})
-    written, metadata = export.read_tensors(path)
+    written, metadata = read_tensors(path)
     assert metadata["format"] == "pt"
     assert json.loads(metadata["description"]) == {"mean": [0.5]}
     assert written.keys() == tensors.keys()
@@ -105,7 +106,7 @@ def test_timm_positions_of_another_grid(tmp_path):
     old = fixture("vit")["weights/pos_embed"][0]
     for grid in ((3, 5), (2, 2), (7, 6)):
         wanted = fixture("vit")["positions{}x{}".format(*grid)][0]
-        close(weights.interpolated(old, grid, "timm"), wanted)
+        close(positions.interpolated(old, grid, "timm"), wanted)
         image = (grid[0] * 8, grid[1] * 8)
         net = weights.backbone(tmp_path / "m", "vit", shapes(vit(shape=(*image, 3))), image=image)
         close(net.params["positions"], wanted)
@@ -224,7 +225,7 @@ def test_positions_are_interpolated_as_each_program_does_it():
     for grid in ((2, 7), (5, 4), (1, 9)):
         for layout, antialias in {"transformers": False, "timm": True, "own": True}.items():
             wanted = torch.nn.functional.interpolate(image, size=grid, mode="bicubic", antialias=antialias)[0].numpy()
-            found = weights.interpolated(old, grid, layout)
+            found = positions.interpolated(old, grid, layout)
             np.testing.assert_array_equal(found[0], old[0])
             close(found[1:], wanted.transpose(1, 2, 0).reshape(-1, 3), layout)
 
@@ -233,12 +234,12 @@ def test_transformers_without_torch(tmp_path):
     """Names of version 4, with the prefix, and a pooler, which is behind the features."""
     net = filled(vit())
     weights.write(tmp_path / "m", net, "transformers")
-    tensors, _ = export.read_tensors(tmp_path / "m")
+    tensors, _ = read_tensors(tmp_path / "m")
     assert "vit.encoder.layer.1.attention.attention.key.weight" in tensors
     assert "classifier.weight" in tensors
     bare = {key.removeprefix("vit."): a for key, a in tensors.items()} | {"pooler.dense.weight": np.zeros((16, 16), np.float32)}
     for given in (tensors, bare):
-        export.write_tensors(tmp_path / "m", given, {})
+        write_tensors(tmp_path / "m", given, {})
         chex.assert_trees_all_equal(weights.backbone(tmp_path / "m", "vit", shapes(vit())), net)
     assert weights.options(tmp_path / "m") == {"epsilon": 1e-12}
     (tmp_path / "config.json").write_text('{"layer_norm_eps": 1e-6}')
@@ -358,7 +359,7 @@ def test_our_own_files(tmp_path):
     wider = weights.backbone(path, "vit", shapes(small(4, (16, 12, 3), prompts=3)), image=(16, 12))
     assert "head" not in wider.params
     np.testing.assert_array_equal(wider.params["prompts"], net.params["prompts"])
-    close(wider.params["positions"], weights.interpolated(net.params["positions"], (4, 3), "own", (2, 3)))
+    close(wider.params["positions"], positions.interpolated(net.params["positions"], (4, 3), "own", (2, 3)))
     with pytest.raises(ValueError, match=r"params.prompts has no place in vit$"):
         weights.backbone(path, "vit", shapes(small(3, (8, 12, 3))))
     with pytest.raises(ValueError, match=r"m \(own\): the 9 patches of the network are no grid of 2 x 2"):
@@ -437,7 +438,7 @@ def test_a_head_that_does_not_fit_is_left_out(tmp_path):
 
 
 def test_files_of_no_layout(tmp_path):
-    export.write_tensors(tmp_path / "m", {"w.b": ZERO(1), "w.a": ZERO(1)}, {})
+    write_tensors(tmp_path / "m", {"w.b": ZERO(1), "w.a": ZERO(1)}, {})
     with pytest.raises(ValueError, match=r"m has none of the layouts own, timm, transformers, npz; its first tensors are w.a, w.b"):
         weights.backbone(tmp_path / "m", "vit", shapes(vit()))
     with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
@@ -457,7 +458,7 @@ def test_files_of_no_layout(tmp_path):
 def test_tensors_are_read_where_they_lie(tmp_path):
     """A map of the file, not a copy; what is made of it does not depend on the file any more."""
     saved(tmp_path / "m", "vit")
-    arrays, _ = export.read_tensors(tmp_path / "m")
+    arrays, _ = read_tensors(tmp_path / "m")
     bases = [arrays["cls_token"]]
     while isinstance(bases[-1].base, np.ndarray):
         bases.append(bases[-1].base)
@@ -470,9 +471,9 @@ def test_every_tensor_lands_somewhere_else():
     """Of all layouts: places cover our leaves exactly once."""
     for model in (vit(), resnet(bottleneck=True)):
         like = shapes(model)
-        for layout in weights.LAYOUTS[: 4 if "blocks" in like.params else 3]:
+        for layout in layouts.LAYOUTS[: 4 if "blocks" in like.params else 3]:
             hits = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.int32), like)
             flat = export.named(hits)
-            for place in weights._places(like, layout, "").values():
+            for place in layouts.places(like, layout, "").values():
                 flat[place.leaf][place.at] += 1
             assert all((leaf == 1).all() for leaf in flat.values())

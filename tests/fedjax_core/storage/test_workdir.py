@@ -1,8 +1,6 @@
 """The run directory against what happens to directories: crashes, second processes, other configs, full and forbidden disks."""
 
-import csv
 import json
-import math
 import os
 import re
 import signal
@@ -11,12 +9,11 @@ import sys
 import textwrap
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.storage import workdir
-from fedjax_core.storage.workdir import JsonLines, WorkDir, read_json, read_jsonl, write_csv, write_json, write_text
+from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.workdir import WorkDir
 
 ROOT = Path(__file__).parents[3]
 CONFIG = {"rounds": 20, "method": {"name": "fedavg", "lr": 0.1}, "seed": 0}
@@ -157,7 +154,8 @@ def test_forbidden_directories(tmp_path):
     """Root may write anywhere, so the checks run as nobody."""
     code = """
     import os, sys, tempfile
-    from fedjax_core.storage.workdir import WorkDir, environment
+    from fedjax_core.storage.environment import environment
+    from fedjax_core.storage.workdir import WorkDir
     environment()
     base = tempfile.mkdtemp()
     os.chmod(base, 0o755)
@@ -221,107 +219,12 @@ def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
         WorkDir.open(path, CONFIG | {"seed": 1}, writer=False)
 
 
-def test_values_of_every_kind_survive(tmp_path):
-    value = {
-        "numpy": np.float32(0.5),
-        "jax": jnp.arange(3),
-        "flag": np.True_,
-        "none": None,
-        "nan": math.nan,
-        "worst": [math.inf, -math.inf],
-        "path": Path("a/b"),
-        1: "key",
-    }
-    write_json(tmp_path / "x.json", value)
-    strict = json.loads((tmp_path / "x.json").read_text(), parse_constant=pytest.fail)
-    assert strict["nan"] == "NaN"
-    assert strict["worst"] == ["Infinity", "-Infinity"]
-    read = read_json(tmp_path / "x.json")
-    assert math.isnan(read.pop("nan"))
-    assert read == {
-        "numpy": 0.5,
-        "jax": [0, 1, 2],
-        "flag": True,
-        "none": None,
-        "worst": [math.inf, -math.inf],
-        "path": "a/b",
-        "1": "key",
-    }
-
-
-def test_files_are_replaced_and_as_readable_as_others(tmp_path):
-    (tmp_path / "other").write_text("")
-    write_text(tmp_path / "x", "old")
-    write_text(tmp_path / "x", "new")
-    assert (tmp_path / "x").read_text() == "new"
-    assert (tmp_path / "x").stat().st_mode == (tmp_path / "other").stat().st_mode
-    assert names(tmp_path) == {"x", "other"}
-    with pytest.raises(OSError, match=f"cannot write {tmp_path}/none/x: No such file or directory"):
-        write_text(tmp_path / "none" / "x", "")
-
-
-def test_csv_has_the_union_of_columns(tmp_path):
-    write_csv(tmp_path / "x.csv", [{"b": 1, "round": 1}, {"round": 2, "c": math.nan}], ["round"])
-    with open(tmp_path / "x.csv", newline="") as file:
-        assert list(csv.reader(file)) == [["round", "b", "c"], ["1", "1", ""], ["2", "", "nan"]]
-
-
-def test_json_lines(tmp_path):
-    file = JsonLines(tmp_path / "x.jsonl")
-    file.append({"round": 1, "loss": np.float32(math.nan)})
-    assert len(read_jsonl(tmp_path / "x.jsonl")) == 1  # without closing
-    file.append({"round": 2}, {"round": 3})
-    file.append()
-    file.close()
-    first, *others = read_jsonl(tmp_path / "x.jsonl")
-    assert math.isnan(first["loss"])
-    assert others == [{"round": 2}, {"round": 3}]
-    with pytest.raises(OSError, match=f"cannot read {tmp_path}/none.jsonl: No such file"):
-        read_jsonl(tmp_path / "none.jsonl")
-
-
-@pytest.mark.parametrize("torn", ['{"round": 3, "lo', '{"round": 3}', "\x00\x00"])
-def test_a_torn_last_line_is_left_out_and_then_cut(tmp_path, torn):
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"round": 1}\n{"round": 2}\n' + torn)
-    assert read_jsonl(path) == [{"round": 1}, {"round": 2}]
-    file = JsonLines(path)
-    file.append({"round": 4})
-    file.close()
-    assert path.read_text() == '{"round": 1}\n{"round": 2}\n{"round": 4}\n'
-
-
-def test_a_broken_line_in_the_middle_is_told(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 2}\n')
-    with pytest.raises(ValueError, match=f"line 2 of {tmp_path}/x.jsonl is not JSON"):
-        read_jsonl(tmp_path / "x.jsonl")
-
-
-def test_lines_survive_a_kill(tmp_path):
-    code = """
-    import sys
-    from fedjax_core.storage.workdir import JsonLines
-    file = JsonLines(sys.argv[1])
-    for round in range(10**6):
-        file.append({"round": round, "filling": "x" * 5000})
-        sys.stdout.write(f"{round}\\n"), sys.stdout.flush()
-    """
-    process = start(code, tmp_path / "x.jsonl")
-    assert process.stdout is not None
-    for _ in range(20):
-        process.stdout.readline()
-    process.kill()
-    told = process.communicate()[0].splitlines()
-    rounds = [record["round"] for record in read_jsonl(tmp_path / "x.jsonl")]
-    assert rounds == list(range(len(rounds)))
-    assert len(rounds) >= 20 + len([line for line in told if line])
-
-
 def test_a_full_disk_leaves_what_was_there(tmp_path):
     """A limit on the size of files stands in for it: like a full disk, it takes a part and refuses the rest."""
     code = """
     import os, resource, sys
-    from fedjax_core.storage.workdir import JsonLines, WorkDir, write_json
+    from fedjax_core.storage.json_files import JsonLines
+    from fedjax_core.storage.workdir import WorkDir
     base = sys.argv[1]
     run = WorkDir.open(f"{base}/run", {})
     run.record("plan", {"chunk": 1})
@@ -348,8 +251,3 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
     assert not [name for name in names(tmp_path / "run") if re.match(r"\.writing", name)]
     with WorkDir.open(tmp_path / "second", {}) as second:  # once there is room again
         assert not second.resumed
-
-
-def test_the_home_directory_is_not_recorded(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["main", f"--workdir={os.path.expanduser('~')}/runs/x"])
-    assert workdir.environment()["command"] == ["main", "--workdir=~/runs/x"]

@@ -1,0 +1,191 @@
+"""How others lay out the weights of the networks that we have too: which tensor of a file belongs where in ours.
+
+ViTs and ResNets, in the layouts that `weights.py` lists. Nothing here reads a file.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_core.algorithm import Net
+from fedjax_core.storage.export import named
+
+LAYOUTS = ("own", "timm", "transformers", "npz")
+
+_INNER, _OUTER = "encoder.layer.{i}.", "Transformer/encoderblock_{i}/"
+# Modules by layout: {i} is a block's number, {p} one of query, key, value; {0} {1} {2} are our numbers, {a} {b} {c} one less.
+_VIT = {
+    "patches": ("patch_embed.proj", "embeddings.patch_embeddings.projection", "embedding"),
+    "blocks.norm1": ("blocks.{i}.norm1", _INNER + "layernorm_before", _OUTER + "LayerNorm_0"),
+    "blocks.qkv": (
+        "blocks.{i}.attn.qkv",
+        _INNER + "attention.attention.{p}",
+        _OUTER + "MultiHeadDotProductAttention_1/{p}",
+    ),
+    "blocks.out": (
+        "blocks.{i}.attn.proj",
+        _INNER + "attention.output.dense",
+        _OUTER + "MultiHeadDotProductAttention_1/out",
+    ),
+    "blocks.norm2": ("blocks.{i}.norm2", _INNER + "layernorm_after", _OUTER + "LayerNorm_2"),
+    "blocks.mlp1": (
+        "blocks.{i}.mlp.fc1",
+        _INNER + "intermediate.dense",
+        _OUTER + "MlpBlock_3/Dense_0",
+    ),
+    "blocks.mlp2": ("blocks.{i}.mlp.fc2", _INNER + "output.dense", _OUTER + "MlpBlock_3/Dense_1"),
+    "norm": ("norm", "layernorm", "Transformer/encoder_norm"),
+    "head": ("head", "classifier", "head"),
+}
+_TOKENS = {
+    "params.cls": ("cls_token", "embeddings.cls_token", "cls"),
+    "params.positions": ("pos_embed", "embeddings.position_embeddings", "Transformer/posembed_input/pos_embedding"),
+}
+_RESNET = {
+    "stem": ("conv1", "embedder.embedder.convolution"),
+    "stem_norm": ("bn1", "embedder.embedder.normalization"),
+    "stage{}_block{}.conv{}": ("layer{0}.{b}.conv{2}", "encoder.stages.{a}.layers.{b}.layer.{c}.convolution"),
+    "stage{}_block{}.norm{}": ("layer{0}.{b}.bn{2}", "encoder.stages.{a}.layers.{b}.layer.{c}.normalization"),
+    "stage{}_block{}.shortcut": ("layer{0}.{b}.downsample.0", "encoder.stages.{a}.layers.{b}.shortcut.convolution"),
+    "stage{}_block{}.shortcut_norm": ("layer{0}.{b}.downsample.1", "encoder.stages.{a}.layers.{b}.shortcut.normalization"),
+    "head": ("fc", "classifier.1"),
+}
+_TORCH = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+MARKS = {  # tensors that only this layout has
+    "timm": ("patch_embed.proj.weight", "layer1.0.conv1.weight"),
+    "transformers": ("embeddings.patch_embeddings.projection.weight", "embedder.embedder.convolution.weight"),
+    "npz": ("embedding/kernel",),
+}
+_PARTS = ("query", "key", "value")
+_NEWER: dict[str, Any] = {  # transformers since version 5 names some modules otherwise while they are in memory
+    r"^(vit|resnet)\.": "",
+    r"^layers\.(\d+)\.attention\.([qkv])_proj": lambda m: f"encoder.layer.{m[1]}.attention.attention.{_PARTS['qkv'.index(m[2])]}",
+    r"^layers\.(\d+)\.attention\.o_proj": r"encoder.layer.\1.attention.output.dense",
+    r"^layers\.(\d+)\.mlp\.fc1": r"encoder.layer.\1.intermediate.dense",
+    r"^layers\.(\d+)\.mlp\.fc2": r"encoder.layer.\1.output.dense",
+    r"^layers\.": "encoder.layer.",
+}
+# What the names of a classifier's tensors start with.
+HEADS = {"own": ("params.head.",), "timm": ("head.", "fc."), "transformers": ("classifier.",), "npz": ("head/",)}
+
+
+class Place(NamedTuple):
+    """Where a tensor of a file belongs.
+
+    Attributes:
+      leaf: which of our leaves, by its dotted name.
+      at: which part of it, an index.
+      shape: in the file.
+      order: of the file's axes, so that what comes out only needs a reshape.
+    """
+
+    leaf: str
+    at: tuple
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+def layout_of(names: Iterable[str], path: str | os.PathLike) -> str:
+    """Which of `LAYOUTS` a file with these tensors has.
+
+    Raises:
+      ValueError: none.
+    """
+    names = list(names)
+    if any(name.startswith("params.") for name in names):
+        return "own"
+    for layout, marks in MARKS.items():
+        prefixes = ("", "vit.", "resnet.") if layout == "transformers" else ("",)
+        if any(prefix + mark in names for prefix in prefixes for mark in marks):
+            return layout
+    raise ValueError(f"{path} has none of the layouts {', '.join(LAYOUTS)}; its first tensors are {', '.join(sorted(names)[:3])}")
+
+
+def places(like: Net, layout: str, where: str) -> dict[str, Place]:
+    """The tensors of a file of some layout that has these arrays, in the network's order.
+
+    Raises:
+      ValueError: the layout has no place for one of them.
+    """
+    found = {}
+    for leaf, value in named(like).items():
+        if layout == "own":
+            found[leaf] = Place(leaf, (), value.shape, tuple(range(value.ndim)))
+            continue
+        if leaf.startswith("params.prompts"):
+            continue
+        parts = _vit(leaf, value.shape, layout) if "blocks" in like.params else _resnet(leaf, value.shape, layout)
+        if not parts:
+            raise ValueError(f"{where} has no place for {leaf}; such files hold ViTs, or ResNets with batch normalisation")
+        found |= parts
+    return found
+
+
+def written(net: Net, layout: str) -> dict[str, Place]:
+    """The tensors of a file that is to hold these arrays, all of them."""
+    where = f"a file of layout {layout}"
+    if prompts := [leaf for leaf in named(net) if leaf.startswith("params.prompts")]:
+        raise ValueError(f"{where} has no place for {prompts[0]}; layout own has")
+    return places(net, layout, where)
+
+
+def _vit(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, Place]:
+    column = LAYOUTS.index(layout) - 1
+    if leaf in _TOKENS:
+        full = (1,) * (3 - len(shape)) + shape
+        return {_TOKENS[leaf][column]: Place(leaf, (), full, (0, 1, 2))}
+    module, last = leaf.removeprefix("params.").rsplit(".", 1)
+    if module not in _VIT:
+        return {}
+    slash, found = "/" if layout == "npz" else ".", {}
+    split = module == "blocks.qkv" and layout != "timm"
+    for i in range(shape[0]) if module.startswith("blocks.") else (None,):
+        for p, part in enumerate(_PARTS) if split else ((None, ""),):
+            axes = () if p is None else (p,) if last == "bias" else (slice(None), p)
+            at = axes if i is None else (i, *axes)
+            own = np.broadcast_to(0, shape)[at].shape
+            key = _VIT[module][column].format(i=i, p=part) + slash + (last if layout == "npz" else _TORCH[last])
+            if layout == "npz":
+                found[key] = Place(leaf, at, own, tuple(range(len(own))))
+            else:
+                found[key] = _torch(leaf, at, own, 2 if module == "blocks.out" else 3 if module == "patches" else 1)
+    return found
+
+
+def _resnet(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, Place]:
+    module, last = leaf.partition(".")[2].rsplit(".", 1)
+    names = _RESNET.get(re.sub(r"\d+", "{}", module))
+    if names is None or layout == "npz" or (layout == "transformers" and module == "stem" and shape[0] != 7):
+        return {}
+    numbers = [int(n) for n in re.findall(r"\d+", module)]
+    less = {letter: n - 1 for letter, n in zip("abc", numbers, strict=False)}
+    key = names[LAYOUTS.index(layout) - 1].format(*numbers, **less)
+    return {f"{key}.{_TORCH[last]}": _torch(leaf, (), shape, 1 if module == "head" else 3)}
+
+
+def _torch(leaf: str, at: tuple, own: tuple[int, ...], inputs: int) -> Place:
+    """PyTorch's form of a leaf: outputs first. `inputs`: how many of a kernel's axes are inputs; 3: a convolution's."""
+    if leaf.endswith(".kernel") and inputs == 3:
+        height, width, channels, features = own
+        return Place(leaf, at, (features, channels, height, width), (2, 3, 1, 0))
+    if leaf.endswith(".kernel"):
+        return Place(leaf, at, (math.prod(own[inputs:]), math.prod(own[:inputs])), (1, 0))
+    return Place(leaf, at, (math.prod(own),), (0,))
+
+
+def published(key: str) -> str:
+    """A tensor of transformers by the name it has in published files, without the model's prefix."""
+    for pattern, name in _NEWER.items():
+        key = re.sub(pattern, name, key)
+    return key
+
+
+def prefix(key: str, net: Net, layout: str) -> str:
+    """What stands before a tensor's name in a published file: transformers' name of the model around it, else nothing."""
+    if layout != "transformers" or key.startswith(HEADS[layout]):
+        return ""
+    return "vit." if "blocks" in net.params else "resnet."

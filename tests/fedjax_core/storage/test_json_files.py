@@ -1,0 +1,97 @@
+"""JSON files: what comes back, and what a killed process or an editor leaves in them."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.storage.json_files import JsonLines, read_json, read_jsonl, write_json
+
+
+def test_values_of_every_kind_survive(tmp_path):
+    value = {
+        "numpy": np.float32(0.5),
+        "jax": jnp.arange(3),
+        "flag": np.True_,
+        "none": None,
+        "nan": math.nan,
+        "worst": [math.inf, -math.inf],
+        "path": Path("a/b"),
+        1: "key",
+    }
+    write_json(tmp_path / "x.json", value)
+    strict = json.loads((tmp_path / "x.json").read_text(), parse_constant=pytest.fail)
+    assert strict["nan"] == "NaN"
+    assert strict["worst"] == ["Infinity", "-Infinity"]
+    read = read_json(tmp_path / "x.json")
+    assert math.isnan(read.pop("nan"))
+    assert read == {
+        "numpy": 0.5,
+        "jax": [0, 1, 2],
+        "flag": True,
+        "none": None,
+        "worst": [math.inf, -math.inf],
+        "path": "a/b",
+        "1": "key",
+    }
+
+
+def test_json_lines(tmp_path):
+    file = JsonLines(tmp_path / "x.jsonl")
+    file.append({"round": 1, "loss": np.float32(math.nan)})
+    assert len(read_jsonl(tmp_path / "x.jsonl")) == 1  # without closing
+    file.append({"round": 2}, {"round": 3})
+    file.append()
+    file.close()
+    first, *others = read_jsonl(tmp_path / "x.jsonl")
+    assert math.isnan(first["loss"])
+    assert others == [{"round": 2}, {"round": 3}]
+    with pytest.raises(OSError, match=f"cannot read {tmp_path}/none.jsonl: No such file"):
+        read_jsonl(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("torn", ['{"round": 3, "lo', '{"round": 3}', "\x00\x00"])
+def test_a_torn_last_line_is_left_out_and_then_cut(tmp_path, torn):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"round": 1}\n{"round": 2}\n' + torn)
+    assert read_jsonl(path) == [{"round": 1}, {"round": 2}]
+    file = JsonLines(path)
+    file.append({"round": 4})
+    file.close()
+    assert path.read_text() == '{"round": 1}\n{"round": 2}\n{"round": 4}\n'
+
+
+def test_a_broken_line_in_the_middle_is_told(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 2}\n')
+    with pytest.raises(ValueError, match=f"line 2 of {tmp_path}/x.jsonl is not JSON"):
+        read_jsonl(tmp_path / "x.jsonl")
+
+
+def test_lines_survive_a_kill(tmp_path):
+    code = """
+    import sys
+    from fedjax_core.storage.json_files import JsonLines
+    file = JsonLines(sys.argv[1])
+    for round in range(10**6):
+        file.append({"round": round, "filling": "x" * 5000})
+        sys.stdout.write(f"{round}\\n"), sys.stdout.flush()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "x.jsonl")]
+    process = subprocess.Popen(
+        command, cwd=Path(__file__).parents[3], env=os.environ | {"JAX_PLATFORMS": "cpu"}, text=True, stdout=-1
+    )
+    assert process.stdout is not None
+    for _ in range(20):
+        process.stdout.readline()
+    process.kill()
+    told = process.communicate()[0].splitlines()
+    rounds = [record["round"] for record in read_jsonl(tmp_path / "x.jsonl")]
+    assert rounds == list(range(len(rounds)))
+    assert len(rounds) >= 20 + len([line for line in told if line])
