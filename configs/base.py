@@ -81,12 +81,12 @@ def get_config(variant: str = "small") -> Any:
     config.dropout = 0.0  # probability that a sampled client does not come back
 
     config.data = ConfigDict()
-    config.data.source = "digits"  # or "tfds:NAME", "cifar10", "npz(path=...)", "folder(path=...)" ...: fedjax_core/data/sources.py
+    config.data.source = "digits"  # or "tfds:NAME", "cifar10", "npz(path=...)", "folder(path=...)" ...: fedjax_core/data/sources/
     config.data.dir = placeholder(str)  # where data sets lie
     config.data.size = placeholder(int)  # images are resized to size x size
     config.data.examples = placeholder(int)  # of training, in all, so many and no more
     config.data.clients = 20
-    config.data.partition = "dirichlet(alpha=0.5)"  # small alpha: strong skew; fedjax_core/data/partition.py
+    config.data.partition = "dirichlet(alpha=0.5)"  # small alpha: strong skew; fedjax_core/data/partition/
     config.data.seed = 0
     config.data.long_tail = placeholder(float)  # largest class over smallest, cut before partitioning
     config.data.test_split = placeholder(str)  # each client's own test rows: "proportional", "matched", "all", "partition"

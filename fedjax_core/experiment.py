@@ -246,7 +246,7 @@ def check(config: Config) -> None:
         augment.parse(config.augment)
     if config.public is not None:
         by_name.choose("public data set", by_name.parse(config.public)[0].partition(":")[0], sources.READERS)
-    by_name.choose("partition", by_name.parse(config.data.partition)[0], [scheme.__name__ for scheme in partition.SCHEMES])
+    by_name.choose("partition", by_name.parse(config.data.partition)[0], partition.SCHEMES)
     by_name.choose("data set", by_name.parse(config.data.source)[0].partition(":")[0], sources.READERS)
 
 

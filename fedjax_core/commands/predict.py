@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from fedjax_core import by_name, experiment
-from fedjax_core.data.sources import IMAGE_ENDINGS
+from fedjax_core.data.sources.images import IMAGE_ENDINGS
 from fedjax_core.reporting import report
 from fedjax_core.storage import export
 from fedjax_core.storage.workdir import explained, write_csv

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import partition
+from fedjax_core.data import draws, partition
 from fedjax_core.data.sources import Dataset
 
 TEST_SPLITS = ("proportional", "matched", "all", "partition")
@@ -70,7 +70,7 @@ def federate(
 
     Args:
       dataset: what `sources.load` or `sources.from_arrays` gives. Its test set is never mixed into the training rows.
-      partition: name and options of a function in `partition.py`, such as `{"name": "dirichlet", "alpha": 0.5}`.
+      partition: name and options of one of `partition.SCHEMES`, such as `{"name": "dirichlet", "alpha": 0.5}`.
       clients: N.
       seed: data seed, apart from the training seed: methods compared at one data seed see the same rows.
       long_tail: imbalance factor rho of `partition.long_tail`, applied to the training rows before they are divided. The
@@ -230,11 +230,11 @@ def _divide(dataset: Dataset, name: str, options: dict, clients: int, seed: int,
 
 def _proportional(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
     table = _label_table(dataset.train.y, train_index, len(dataset.class_names))
-    rng = partition.generator(seed, "test_proportional")
+    rng = draws.generator(seed, "test_proportional")
     hands: list[list[np.ndarray]] = [[] for _ in train_index]
     for c in np.flatnonzero(table.sum(0)):
         rows = rng.permutation(np.flatnonzero(dataset.test.y == c))
-        cuts = np.cumsum(partition.apportion(len(rows), table[:, c]))[:-1]
+        cuts = np.cumsum(draws.apportion(len(rows), table[:, c]))[:-1]
         for hand, part in zip(hands, np.split(rows, cuts), strict=True):
             hand.append(part)
     return [np.sort(np.concatenate([np.zeros(0, np.int64), *hand])).astype(np.int32) for hand in hands]
@@ -246,13 +246,13 @@ def _matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples:
     table = _label_table(dataset.train.y, train_index, len(dataset.class_names))
     of_class = [np.flatnonzero(dataset.test.y == c) for c in range(table.shape[1])]
     there = np.array([len(rows) for rows in of_class])
-    rng = partition.generator(seed, "test_matched")
+    rng = draws.generator(seed, "test_matched")
     index = []
     for client, counts in enumerate(table):
         if not counts.any():
             index.append(np.zeros(0, np.int32))
             continue
-        wanted = partition.apportion(test_examples, counts)
+        wanted = draws.apportion(test_examples, counts)
         if np.any(wanted > there):
             c = int(np.argmax(wanted - there))
             most = int(np.min(there[counts > 0] * counts.sum() / counts[counts > 0]))
@@ -266,7 +266,7 @@ def _matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples:
 
 
 def _hold_out(train_index: Sequence[np.ndarray], fraction: float, seed: int):
-    rng = partition.generator(seed, "holdout")
+    rng = draws.generator(seed, "holdout")
     kept, held = [], []
     for rows in train_index:
         shuffled = rng.permutation(rows)

@@ -4,7 +4,8 @@ import numpy as np
 from PIL import Image
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data.sources import Dataset, stratified
+from fedjax_core.data.sources import Dataset
+from fedjax_core.data.sources.splits import stratified
 
 
 def smaller(dataset: Dataset, size: int | None = None, examples: int | None = None) -> Dataset:

@@ -33,8 +33,9 @@ import numpy as np
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated, partition
-from fedjax_core.data.sources import SPLIT_SEED, Dataset
+from fedjax_core.data import draws, federated, partition
+from fedjax_core.data.sources import Dataset
+from fedjax_core.data.sources.splits import SPLIT_SEED
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 OPTIONS = "OPTIONS:"
@@ -115,7 +116,7 @@ def fewer(rows: Sequence[Instance], number: int) -> list[Instance]:
         mine = [i for i, row in enumerate(rows) if row.dataset == name]
         if not 1 <= number <= len(mine):
             raise ValueError(f"examples={number} of each data set: must lie between 1 and the {len(mine)} rows of {name}")
-        chosen = partition.generator(SPLIT_SEED, f"fewer {name}").permutation(len(mine))[:number]
+        chosen = draws.generator(SPLIT_SEED, f"fewer {name}").permutation(len(mine))[:number]
         found += [mine[i] for i in chosen]
     return [rows[i] for i in sorted(found)]
 

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core.data.partition import generator
-from fedjax_core.data.sources import SPLIT_SEED, tfds_folder
+from fedjax_core.data.draws import generator
+from fedjax_core.data.sources.prepared import tfds_folder
+from fedjax_core.data.sources.splits import SPLIT_SEED
 from fedjax_core.language.instructions import OPTIONS, Instance
 
 BLOCK = 2000  # records read at once

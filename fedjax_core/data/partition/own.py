@@ -1,0 +1,193 @@
+"""Label skew by client: each has a distribution over the classes of its own, and clients may share rows."""
+
+from typing import Literal
+
+import numpy as np
+
+from fedjax_core import by_name
+from fedjax_core.data.draws import apportion, apportion_capped, generator
+from fedjax_core.data.partition.concentration import Alpha, concentrations, log_dirichlet
+from fedjax_core.data.partition.rows import Index, at_least_one_client, check_labels, choose_rows, deal_classes
+
+
+def dirichlet_clients(
+    labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    alpha: Alpha,
+    train_examples: int = 500,
+    test_examples: int = 100,
+    replace: bool = False,
+    max_tries: int = 1000,
+) -> tuple[Index, Index]:
+    """Each client draws its own label distribution, q ~ Dir(alpha) over the classes, and fixed numbers of rows from it.
+
+    Client i gets q_ic * train_examples training rows and q_ic * test_examples test rows of class c (largest remainders, so
+    the totals are exact). Clients choose their rows independently and *may share examples*. Small alpha means fewer classes
+    per client: with 10 classes the largest has 94 % of a client's rows on average at alpha 0.01, 66 % at 0.1, 29 % at 1.
+
+    Args:
+      labels: [rows] class indices of the training rows.
+      test_labels: [test rows] class indices of the test rows.
+      clients: N.
+      seed: data seed.
+      alpha: concentration; one number, or one per class that occurs in `labels`.
+      train_examples: training rows per client (FedPFT: 500).
+      test_examples: test rows per client (FedPFT: 100; 200 on Tiny-ImageNet).
+      replace: where a client wants more rows of a class than there are, False draws its q again; True draws that class's rows
+        with repetition, as the authors' code does, and keeps q.
+      max_tries: draws of q per client before giving up.
+
+    Returns:
+      Training and test index arrays, N each, of exactly the sizes asked for.
+
+    Raises:
+      ValueError: alpha outside (0, inf), a number of examples that is negative or (training) 0, a class without test rows, or a
+        client whose q asks for more rows than a class has in each of `max_tries` draws; the message says of what.
+
+    Source: Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation
+    (FedPFT), 2024.
+    """
+    labels, test_labels = check_labels(labels, 1), check_labels(test_labels, 1)
+    at_least_one_client(clients)
+    classes = np.unique(labels)
+    concentration = concentrations(alpha, len(classes), "class")
+    rng = generator(seed, "dirichlet_clients")
+
+    def draw():
+        return np.exp(log_dirichlet(rng, concentration, (len(classes),)))
+
+    numbers = (train_examples, test_examples)
+    return _own_distributions("dirichlet_clients", (labels, test_labels), numbers, [draw] * clients, rng, replace, max_tries)
+
+
+def pathological_clients(
+    labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    classes_per_client: int,
+    train_examples: int = 500,
+    test_examples: int = 100,
+    replace: bool = False,
+) -> tuple[Index, Index]:
+    """Each client draws n classes and fixed numbers of rows from them, equally many of each; clients may share examples.
+
+    With 10 classes, n = 2 and 500 training rows a client holds 250 rows of each of two classes. Classes are dealt so that all
+    are used equally often (up to one client).
+
+    Args:
+      labels: [rows] class indices of the training rows.
+      test_labels: [test rows] class indices of the test rows.
+      clients: N.
+      seed: data seed.
+      classes_per_client: n (FedPFT: 2, 20 and 40 on 10, 100 and 200 classes).
+      train_examples: training rows per client.
+      test_examples: test rows per client.
+      replace: True draws a class's rows with repetition where a client wants more than there are; False refuses.
+
+    Returns:
+      Training and test index arrays, N each, of exactly the sizes asked for.
+
+    Raises:
+      ValueError: n outside [1, K], or more rows of a class than there are.
+
+    Source: Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation
+    (FedPFT), 2024.
+    """
+    labels, test_labels = check_labels(labels, 1), check_labels(test_labels, 1)
+    at_least_one_client(clients)
+    classes = np.unique(labels)
+    rng = generator(seed, "pathological_clients")
+    held = deal_classes(rng, len(classes), clients, classes_per_client)
+    draws = [lambda row=row: row / row.sum() for row in held]
+    return _own_distributions(
+        "pathological_clients", (labels, test_labels), (train_examples, test_examples), draws, rng, replace, max_tries=1
+    )
+
+
+def overlapping_dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    alpha: Alpha | Literal["random_over_classes", "random_over_clients"] = "random_over_classes",
+    train_examples: int | None = None,
+) -> Index:
+    """FedHPL's "Dir": client k takes q_kc * |D_k| rows of each class c, q_k ~ Dir(alpha_k); clients may share examples.
+
+    Small alpha means fewer classes per client. A client's share of a class can exceed the class: 5 clients on CIFAR-10 take
+    10,000 rows each, and a class has 5,000. It then gets the whole class, and the excess is divided over its other
+    classes in proportion to q (our choice; the paper is silent). A row occurs at most once in a client.
+
+    Args:
+      labels: [rows] class indices.
+      clients: N.
+      seed: data seed.
+      alpha: concentration, one number or one per class; or drawn uniformly and scaled so that the alpha_kc of a client add up
+        to 1 ("random_over_classes", FedHPL's CIFAR-10) or those of a class do ("random_over_clients", its CIFAR-100 and SVHN).
+      train_examples: |D_k|. None: the rows are counted out equally, so that the sizes add up to all rows.
+
+    Returns:
+      N index arrays that may overlap.
+
+    Raises:
+      ValueError: alpha outside (0, inf), an unknown way to draw it, or `train_examples` outside [1, rows].
+
+    Source: Ma et al. FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation, 2024.
+    """
+    labels = check_labels(labels, clients)
+    classes, rows = np.unique(labels, return_counts=True)
+    rng = generator(seed, "overlapping_dirichlet")
+    if isinstance(alpha, str):
+        by_name.choose("way to draw alpha", alpha, ("random_over_classes", "random_over_clients"))
+        drawn = 1.0 - rng.random((clients, len(classes)))
+        concentration = drawn / drawn.sum(1 if alpha == "random_over_classes" else 0, keepdims=True)
+    else:
+        concentration = concentrations(alpha, len(classes), "class")
+    if train_examples is None:
+        sizes = apportion(len(labels), np.ones(clients))
+    elif 1 <= train_examples <= len(labels):
+        sizes = np.full(clients, train_examples)
+    else:
+        raise ValueError(f"train_examples={train_examples}: must lie in [1, {len(labels)}], the number of rows.")
+    shares = np.exp(log_dirichlet(rng, concentration, (clients, len(classes))))
+    of_class = [np.flatnonzero(labels == c) for c in classes]
+    return [
+        choose_rows(rng, of_class, apportion_capped(int(size), share, rows), replace=False)
+        for size, share in zip(sizes, shares, strict=True)
+    ]
+
+
+def _own_distributions(name, labels, numbers, draws, rng, replace: bool, max_tries: int) -> tuple[Index, Index]:
+    """Draws a label distribution per client, and `numbers` (training, test) of rows from it, shared between clients.
+
+    `draws[i]()` is a distribution over the classes of the training labels; it is drawn again while a class has too few rows.
+    """
+    if numbers[0] < 1 or numbers[1] < 0:
+        raise ValueError(f"{name}: train_examples={numbers[0]} must be >= 1, and test_examples={numbers[1]} >= 0.")
+    classes = np.unique(labels[0])
+    of_class = [[np.flatnonzero(part == c) for c in classes] for part in labels]
+    there = np.array([[len(rows) for rows in part] for part in of_class])  # [2, K]
+    if numbers[1] and there[1].min() == 0:
+        raise ValueError(f"{name}: class {classes[there[1].argmin()]} has training rows but no test rows.")
+    parts: tuple[Index, Index] = ([], [])
+    for client, draw in enumerate(draws):
+        for _ in range(max_tries):
+            share = draw()
+            wanted = np.stack([apportion(number, share) for number in numbers])
+            if replace or np.all(wanted <= there):
+                break
+        else:
+            part, c = np.unravel_index(np.argmax(wanted - there), there.shape)
+            raise ValueError(
+                f"{name}: client {client} wants {wanted[part, c]} of the {there[part, c]} {('training', 'test')[part]} rows of "
+                f"class {classes[c]} (draw {max_tries} of {max_tries}); lower {('train', 'test')[part]}_examples="
+                f"{numbers[part]}, or allow repeated rows with replace=True."
+            )
+        for part in (0, 1):
+            parts[part].append(choose_rows(rng, of_class[part], wanted[part], replace))
+    return parts

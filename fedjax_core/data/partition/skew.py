@@ -1,0 +1,186 @@
+"""Label skew: each class is divided over the clients, and no row has two of them."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from fedjax_core.data.draws import apportion, generator
+from fedjax_core.data.partition.concentration import Alpha, concentrations, draw_until, log_dirichlet, log_sum
+from fedjax_core.data.partition.rows import Index, check_labels, deal_classes, sorted_rows
+
+FITTING_STEPS = 500  # of iterative proportional fitting; what it leaves over is moved by hand
+
+
+def dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    alpha: Alpha | Literal["random"],
+    min_size: int = 1,
+    min_share: float = 0.0,
+    balanced: bool = False,
+    max_tries: int = 1000,
+) -> Index:
+    """Divides each class over the clients in proportions drawn from a Dirichlet distribution.
+
+    Small alpha means more skew: with 10 clients, the largest share of a class that one client gets is 0.94 on average at alpha
+    0.01, 0.66 at 0.1, 0.38 at 0.5, 0.29 at 1, and 0.1 (an equal split) as alpha grows to infinity. Client sizes differ too,
+    unless `balanced`. The draws are made in log space: a tiny alpha gives each class whole to one client, and never NaN.
+
+    Args:
+      labels: [rows] class indices.
+      clients: N, at most the number of rows.
+      seed: data seed.
+      alpha: concentration; one number, or N of them, one per client; or "random" (FedHPL): for each class, N uniform numbers
+        scaled to add up to 1.
+      min_size: rows that the smallest client must have; the draw is repeated until it has. 0 allows empty clients.
+      min_share: part of *each class* that every client gets before the rest is drawn (FedHPL: 0.01 for 5 clients on CIFAR-10,
+        so 50 of 5000 rows); rounded down to whole rows. At most 1/N.
+      balanced: all clients get equally many rows (up to one). The drawn proportions are fitted to equal client sizes by
+        iterative proportional fitting, which keeps the draw's odds ratios; what whole rows leave over is moved between clients.
+      max_tries: draws before giving up on `min_size`.
+
+    Returns:
+      N disjoint index arrays that cover all rows.
+
+    Raises:
+      ValueError: alpha outside (0, inf), N * min_size more than there are rows, N * min_share over 1, `min_share` with
+        `balanced`, or no draw in `max_tries` with `min_size` rows for everyone; the message names a `min_size` and an alpha
+        that would do.
+
+    Source: Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019,
+    in the per-class form of Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019.
+    """
+    labels = check_labels(labels, clients)
+    if not 0 <= min_share <= 1 / clients:
+        raise ValueError(f"min_share={min_share} for {clients} clients: must lie in [0, 1/{clients} = {1 / clients:.4g}].")
+    if balanced and min_share:
+        raise ValueError(f"min_share={min_share} with balanced=True: equal sizes leave no minimum share; set one of them.")
+    rng = generator(seed, "dirichlet")
+    classes, rows = np.unique(labels, return_counts=True)
+
+    def draw(concentration):
+        if isinstance(concentration, str):
+            concentration = 1.0 - rng.random((len(classes), clients))
+            concentration = concentration / concentration.sum(1, keepdims=True)
+        log_share = log_dirichlet(rng, concentration, (len(classes), clients))
+        if balanced:
+            return _fit_equal_sizes(rows, log_share)
+        return apportion(rows, min_share + (1 - clients * min_share) * np.exp(log_share))
+
+    if isinstance(alpha, str) and alpha != "random":
+        raise ValueError(f"alpha={alpha!r}: must be a number > 0, {clients} of them, or 'random'.")
+    concentration = alpha if isinstance(alpha, str) else concentrations(alpha, clients, "client")
+    table = draw_until(draw, "dirichlet", concentration, min_size, len(labels), clients, max_tries)
+    return _deal(labels, classes, table, rng)
+
+
+def pathological(
+    labels: np.ndarray, clients: int, seed: int, *, classes_per_client: int | Sequence[int], equal_volume: bool = True
+) -> Index:
+    """Each client holds n classes; a class's rows are divided equally over the clients that hold it.
+
+    Classes are dealt so that each has the same number of holders, up to one: 20 clients with n = 2 and 10 classes of 5000 rows
+    give every class 4 holders with 1250 rows each, so 2500 rows per client.
+
+    Args:
+      labels: [rows] class indices.
+      clients: N.
+      seed: data seed.
+      classes_per_client: n, between 1 and K; or N of them, one per client (FedHPL, Figures 7 to 9: 2, 4, 6, 8 and 10).
+      equal_volume: every client gets the same number of rows of each of its classes, the largest that all can have; rows
+        beyond it belong to no client. False deals out all rows, and sizes differ as class sizes and holders do.
+
+    Returns:
+      N disjoint index arrays, each with exactly n classes.
+
+    Raises:
+      ValueError: n outside [1, K] or not one per client; N * n < K, which would leave classes without a holder; or a class with
+        fewer rows than holders.
+    """
+    labels = check_labels(labels, clients)
+    classes, rows = np.unique(labels, return_counts=True)
+    each = np.asarray(classes_per_client)
+    if each.shape not in ((), (clients,)) or not np.issubdtype(each.dtype, np.integer):
+        raise ValueError(f"classes_per_client={classes_per_client}: must be an integer, or {clients} of them, one per client.")
+    places = int(np.broadcast_to(each, clients).sum())
+    if each.min() >= 1 and places < len(classes):
+        raise ValueError(
+            f"{clients} clients with classes_per_client={classes_per_client} hold {places} of {len(classes)} classes; needs "
+            f"classes_per_client >= {-(-len(classes) // clients)} or more clients."
+        )
+    rng = generator(seed, "pathological")
+    held = deal_classes(rng, len(classes), clients, classes_per_client).T  # [K, N]
+    holders = held.sum(1)
+    if np.any(rows < holders):
+        c = int(np.argmax(holders - rows))
+        raise ValueError(
+            f"class {classes[c]} has {rows[c]} rows for {holders[c]} holders ({clients} clients with classes_per_client="
+            f"{classes_per_client}); needs fewer clients or fewer classes per client."
+        )
+    table = held * np.min(rows // holders) if equal_volume else apportion(rows, held)
+    return _deal(labels, classes, table, rng)
+
+
+def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: int = 2) -> Index:
+    """Sorts the rows by label, cuts them into N * s shards of equal size (up to one row) and deals s of them to each client.
+
+    60,000 rows, 100 clients and s = 2 give 200 shards of 300 rows; most clients then hold two classes.
+
+    Args:
+      labels: [rows] class indices.
+      clients: N.
+      seed: data seed.
+      shards_per_client: s.
+
+    Returns:
+      N disjoint index arrays that cover all rows.
+
+    Raises:
+      ValueError: s < 1, or more shards than rows.
+
+    Source: McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
+    """
+    labels = check_labels(labels, clients)
+    if not 1 <= shards_per_client <= len(labels) // clients:
+        raise ValueError(
+            f"shards_per_client={shards_per_client} for {clients} clients and {len(labels)} rows: must lie in "
+            f"[1, {len(labels) // clients}]."
+        )
+    rng = generator(seed, "shards")
+    shuffled = rng.permutation(len(labels))
+    cut = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], clients * shards_per_client)
+    dealt = rng.permutation(len(cut)).reshape(clients, shards_per_client)
+    return [sorted_rows(np.concatenate([cut[shard] for shard in hand])) for hand in dealt]
+
+
+def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
+    """Whole numbers [K, N] with row sums `rows`, equal column sums (up to one), and about the odds ratios of the draw."""
+    sizes = apportion(rows.sum(), np.ones(log_share.shape[1]))
+    logs = log_share
+    for _ in range(FITTING_STEPS):
+        logs = logs + np.log(sizes) - log_sum(logs, 0)
+        logs = logs + np.log(rows)[:, None] - log_sum(logs, 1)
+        if np.abs(np.exp(logs).sum(0) - sizes).max() < 0.5:
+            break
+    table = apportion(rows, np.exp(logs - np.log(rows)[:, None]))
+    surplus = table.sum(0) - sizes
+    while surplus.any():  # every move uses up a surplus, a deficit or a cell
+        giver, taker = int(surplus.argmax()), int(surplus.argmin())
+        gain = np.where(table[:, giver] > 0, logs[:, taker] - logs[:, giver], -np.inf)
+        c = int(gain.argmax())
+        moved = min(surplus[giver], -surplus[taker], table[c, giver])
+        table[c, [giver, taker]] += [-moved, moved]
+        surplus[[giver, taker]] += [-moved, moved]
+    return table
+
+
+def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> Index:
+    """Deals `table[c, i]` random rows of class c to client i, disjointly; rows beyond the table's sums go to nobody."""
+    hands = []
+    for c, numbers in zip(classes, table, strict=True):
+        rows = rng.permutation(np.flatnonzero(labels == c))
+        hands.append(np.split(rows, np.cumsum(numbers))[:-1])
+    return [sorted_rows(np.concatenate(hand)) for hand in zip(*hands, strict=True)]

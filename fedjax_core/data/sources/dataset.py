@@ -1,0 +1,139 @@
+"""A labelled data set on the host, and the checks that every source ends in."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_core.algorithm import Examples
+
+
+class Dataset(NamedTuple):
+    """A labelled image set on the host, with its official test set.
+
+    Attributes:
+      name: what tables call it.
+      train: Examples(x [rows, H, W, C] uint8 in 0..255, or float32; y [rows] int32 in [0, K)).
+      test: Examples of the same kind.
+      class_names: K names.
+      train_domains: [rows] int32 in [0, len(domain_names)), or None.
+      test_domains: [test rows], or None.
+      domain_names: empty if there are no domains.
+      train_clients: [rows] int32, the natural client of each row (a writer, a user), or None.
+      test_clients: [test rows], or None.
+    """
+
+    name: str
+    train: Examples
+    test: Examples
+    class_names: tuple[str, ...]
+    train_domains: np.ndarray | None = None
+    test_domains: np.ndarray | None = None
+    domain_names: tuple[str, ...] = ()
+    train_clients: np.ndarray | None = None
+    test_clients: np.ndarray | None = None
+
+
+def from_arrays(
+    train_x: Any,
+    train_y: Any,
+    test_x: Any,
+    test_y: Any,
+    class_names: Sequence[str] | None = None,
+    *,
+    name: str = "arrays",
+    train_domains: Any = None,
+    test_domains: Any = None,
+    domain_names: Sequence[str] = (),
+    train_clients: Any = None,
+    test_clients: Any = None,
+) -> Dataset:
+    """A data set from arrays that you have; checks them.
+
+    >>> import numpy as np
+    >>> images = np.zeros((6, 8, 8, 1), np.uint8)
+    >>> mine = from_arrays(images, [0, 1, 2, 0, 1, 2], images[:2], [0, 1], class_names=("cat", "dog", "owl"))
+    >>> mine.train.x.shape, mine.train.y.tolist(), mine.class_names
+    ((6, 8, 8, 1), [0, 1, 2, 0, 1, 2], ('cat', 'dog', 'owl'))
+
+    Args:
+      train_x: [rows, H, W, C] uint8, or floats (kept as float32); other features are [rows, D].
+      train_y: [rows] integer labels in [0, K).
+      test_x: as `train_x`, with the same shape of a row.
+      test_y: [test rows].
+      class_names: K names; None: "0" ... up to the largest label.
+      name: what tables call it.
+      train_domains: [rows] integers, where rows come from several domains.
+      test_domains: [test rows]; given if `train_domains` is.
+      domain_names: their names; empty: "0" ... up to the largest.
+      train_clients: [rows] integers >= 0, the client that each row belongs to.
+      test_clients: [test rows], or None.
+
+    Raises:
+      ValueError: a wrong shape, type or range; the message names the array, what it found and what is allowed.
+    """
+    parts = {"train": (train_x, train_y), "test": (test_x, test_y)}
+    examples = {part: Examples(_pixels(f"{part}_x", x), _integers(f"{part}_y", y)) for part, (x, y) in parts.items()}
+    train, test = examples["train"], examples["test"]
+    if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
+        found = " and ".join(f"{x.shape} {x.dtype}" for x in (train.x, test.x))
+        raise ValueError(f"train_x and test_x are {found}: rows must agree in shape and type.")
+    for part, rows in examples.items():
+        if len(rows.x) != len(rows.y) or not len(rows.y):
+            raise ValueError(f"{part}_x has {len(rows.x)} rows and {part}_y {len(rows.y)}: must be equally many, at least 1.")
+    class_names = _names("class_names", class_names, {"train_y": train.y, "test_y": test.y})
+    if len(class_names) < 2:
+        raise ValueError(f"{len(class_names)} class: classification needs at least 2; pass class_names if labels are missing.")
+    columns = {"train_domains": train_domains, "test_domains": test_domains}
+    columns |= {"train_clients": train_clients, "test_clients": test_clients}
+    checked = {what: None if values is None else _integers(what, values) for what, values in columns.items()}
+    for what, values in checked.items():
+        rows = len(examples[what.split("_")[0]].y)
+        if values is not None and len(values) != rows:
+            raise ValueError(f"{what} has {len(values)} entries for {rows} rows: must be one per row.")
+    domains = {what: checked[what] for what in ("train_domains", "test_domains")}
+    if (checked["train_domains"] is None) != (checked["test_domains"] is None):
+        raise ValueError("train_domains and test_domains: give both or neither.")
+    if checked["train_clients"] is None and checked["test_clients"] is not None:
+        raise ValueError("test_clients without train_clients: give both, or train_clients alone.")
+    domain_names = () if checked["train_domains"] is None else _names("domain_names", domain_names or None, domains)
+    return Dataset(name, train, test, class_names, domain_names=domain_names, **checked)
+
+
+def grey(images: np.ndarray) -> np.ndarray:
+    """[rows, H, W] as [rows, H, W, 1]; anything else as it is."""
+    return images[..., None] if images.ndim == 3 else images
+
+
+def _pixels(what: str, values: Any) -> np.ndarray:
+    values = np.asarray(values)
+    if values.ndim not in (2, 4):
+        hint = f"; pass {what}[..., None] for grey images" if values.ndim == 3 else ""
+        raise ValueError(f"{what} has shape {values.shape}: must be [rows, H, W, C] images or [rows, D] features{hint}.")
+    if np.issubdtype(values.dtype, np.floating):
+        values = values.astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{what} has {int((~np.isfinite(values)).sum())} values that are NaN or infinite: must be finite.")
+    elif values.dtype != np.uint8:
+        raise ValueError(f"{what} has type {values.dtype}: must be uint8 (0..255) or floats.")
+    return values
+
+
+def _integers(what: str, values: Any) -> np.ndarray:
+    values = np.asarray(values)
+    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be integers of shape [rows].")
+    if len(values) and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
+        raise ValueError(f"{what} has values from {values.min()} to {values.max()}: must be >= 0 and fit 32 bits.")
+    return values.astype(np.int32)
+
+
+def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> tuple[str, ...]:
+    """The names of the values 0 ... of the columns, by default the numbers themselves; checks that there are enough."""
+    top = {column: int(values.max()) for column, values in columns.items()}
+    if names is None:
+        return tuple(str(i) for i in range(max(top.values()) + 1))
+    for column, largest in top.items():
+        if largest >= len(names):
+            raise ValueError(f"{column} has the value {largest}, {what} has {len(names)} names: must lie in [0, {len(names)}).")
+    return tuple(str(name) for name in names)

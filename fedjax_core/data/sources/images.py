@@ -1,0 +1,107 @@
+"""Encoded images, and folders of them."""
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_core.data.sources.dataset import Dataset, from_arrays
+from fedjax_core.data.sources.splits import stratified_fraction
+
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+
+
+def folder(
+    data_dir: Path,
+    path: str,
+    domains: bool = False,
+    channels: int = 3,
+    size: int | None = None,
+    test_fraction: float | None = None,
+) -> Dataset:
+    """A folder of images: `train/CLASS/*` and `test/CLASS/*`, or `CLASS/*` with `test_fraction`.
+
+    With `domains`, a level above the classes: `train/DOMAIN/CLASS/*` and `test/...`, or `DOMAIN/CLASS/*` with `test_fraction`.
+    Classes, domains and files come in alphabetical order.
+
+    Args:
+      data_dir: where relative paths start.
+      path: the folder.
+      domains: whether there is a level of domains.
+      channels: 3 or 1, what images are converted to.
+      size: resize all images to size x size; needed where they differ.
+      test_fraction: part of each class (and domain) that becomes the test set, where the folder has none; fixed seed.
+    """
+    root = data_dir / Path(path).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"folder:{path}: there is no folder {root}; put it there, or give its full path.")
+    halves = [root / part for part in ("train", "test")]
+    has_split = all(half.is_dir() for half in halves)
+    if has_split and test_fraction is not None:
+        raise ValueError(f"{root}: test_fraction={test_fraction}, but the folder has train/ and test/ of its own.")
+    if not has_split and test_fraction is None:
+        raise ValueError(f"{root}: has no train/ and test/; pass test_fraction, such as 0.2, to split it.")
+    files = [_image_files(half, domains) for half in (halves if has_split else [root])]
+    listed = [entry for half in files for entry in half]
+    class_names = sorted({class_name for _, class_name, _ in listed})
+    domain_names = sorted({domain for domain, _, _ in listed})
+    arrays = []
+    for half in files:
+        x = decode(str(root), (file.read_bytes() for _, _, file in half), len(half), channels, size)
+        y = np.array([class_names.index(class_name) for _, class_name, _ in half], np.int32)
+        arrays.append((x, y, np.array([domain_names.index(domain) for domain, _, _ in half], np.int32)))
+    if test_fraction is not None:
+        x, y, of_domain = arrays[0]
+        is_test = stratified_fraction([y, of_domain], test_fraction)
+        arrays = [tuple(array[chosen] for array in (x, y, of_domain)) for chosen in (~is_test, is_test)]
+    (train_x, train_y, train_domains), (test_x, test_y, test_domains) = arrays
+    held = {"train_domains": train_domains, "test_domains": test_domains, "domain_names": domain_names} if domains else {}
+    return from_arrays(train_x, train_y, test_x, test_y, class_names, name=root.name, **held)
+
+
+def _image_files(root: Path, domains: bool) -> list[tuple[str, str, Path]]:
+    """(domain, class, file) of each image under `root`, in order; the domain is "" if there are none."""
+
+    def folders(parent: Path) -> list[Path]:
+        return sorted(child for child in parent.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+    found = []
+    for domain in folders(root) if domains else [root]:
+        for class_folder in folders(domain):
+            for file in sorted(class_folder.iterdir()):
+                if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith("."):
+                    found.append((domain.name if domains else "", class_folder.name, file))
+    if not found:
+        layout = "DOMAIN/CLASS/*" if domains else "CLASS/*"
+        raise ValueError(f"{root}: no images; looked for {layout} ending in {', '.join(IMAGE_ENDINGS)}.")
+    return found
+
+
+def decode(where: str, blobs: Iterable[bytes], count: int, channels: int, size: int | None) -> np.ndarray:
+    """Decodes encoded images into one array [count, H, W, channels] uint8."""
+    from PIL import Image
+
+    if channels not in (1, 3):
+        raise ValueError(f"{where}: channels={channels}: must be 1 (grey) or 3 (colour).")
+    if size is not None and size < 1:
+        raise ValueError(f"{where}: size={size}: must be >= 1.")
+    out = None
+    for i, blob in enumerate(blobs):
+        try:
+            image = Image.open(io.BytesIO(blob)).convert("L" if channels == 1 else "RGB")
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ValueError(f"{where}: image {i} cannot be decoded ({error}).") from error
+        if size is not None and image.size != (size, size):
+            image = image.resize((size, size), Image.Resampling.BILINEAR)
+        width, height = image.size
+        if out is None:
+            out = np.empty((count, height, width, channels), np.uint8)
+        if out.shape[1:3] != (height, width):
+            raise ValueError(
+                f"{where}: image {i} is {height}x{width} and the first {out.shape[1]}x{out.shape[2]}; pass size to resize all."
+            )
+        out[i] = np.asarray(image).reshape(height, width, channels)
+    if out is None:
+        raise ValueError(f"{where}: there are no images.")
+    return out

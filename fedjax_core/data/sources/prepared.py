@@ -1,0 +1,106 @@
+"""Sets that tensorflow_datasets has prepared, read without TensorFlow."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_core.data.sources import images
+from fedjax_core.data.sources.dataset import Dataset, from_arrays
+
+
+def tfds(
+    data_dir: Path,
+    path: str,
+    train: str = "train",
+    test: str = "test",
+    size: int | None = None,
+    image: str | None = None,
+    label: str | None = None,
+) -> Dataset:
+    """An image classification set prepared by tensorflow_datasets in random-access form, read without TensorFlow.
+
+    Args:
+      data_dir: holds `NAME/[CONFIG/]VERSION/`, itself or in its folder `tfds`.
+      path: NAME, NAME/CONFIG, or either with :VERSION; the newest version if none is given.
+      train: split that is trained on; slices such as "train[:1000]" work.
+      test: split that is the test set; some sets have "validation" only.
+      size: resize all images to size x size; needed where they differ.
+      image: feature that holds the image; None: the only one there is, or the one that is called "image".
+      label: feature that holds the label; None: the only one there is, or the one that is called "label".
+
+    Raises:
+      FileNotFoundError: the set is not prepared there; the message says how to.
+      ValueError: no such split or feature, another file format or type of images, or files that are damaged.
+    """
+    import tensorflow_datasets
+
+    builder: Any = tensorflow_datasets.builder_from_directory(tfds_folder(data_dir, path))
+    features = builder.info.features
+
+    image = feature_of(path, features, tensorflow_datasets.features.Image, "image", image)
+    label = feature_of(path, features, tensorflow_datasets.features.ClassLabel, "label", label)
+    channels = features[image].shape[-1] or 3
+    if features[image].np_dtype != np.uint8:
+        raise ValueError(f"tfds:{path}: images of type {np.dtype(features[image].np_dtype)}; only uint8 images are read.")
+    arrays = []
+    for split in (train, test):
+        try:
+            rows = builder.as_data_source(split, decoders={image: tensorflow_datasets.decode.SkipDecoding()})
+            records = [(row[image], row[label]) for row in rows]
+        except NotImplementedError as error:
+            raise ValueError(
+                f"tfds:{path}: prepared as {builder.info.file_format.value}, which has no random access; prepare it again with "
+                "file_format='array_record'."
+            ) from error
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"tfds:{path}: split {split!r}: the set has {', '.join(builder.info.splits)}.") from error
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"tfds:{path}: split {split!r} is missing, truncated or damaged ({error}); get it again.") from error
+        blobs, labels = zip(*records, strict=True)
+        arrays += [images.decode(f"tfds:{path} {split}", blobs, len(blobs), channels, size), np.array(labels)]
+    train_x, train_y, test_x, test_y = arrays
+    return from_arrays(train_x, train_y, test_x, test_y, tuple(features[label].names), name=builder.info.name)
+
+
+def feature_of(path: str, features: Mapping[str, Any], kind: type, option: str, chosen: str | None) -> str:
+    """The name of the feature of one kind: the chosen one, else the only one, else the one that is called as the option."""
+    found = [key for key, feature in features.items() if type(feature) is kind]
+    if chosen is None:
+        chosen = found[0] if len(found) == 1 else option if option in found else None
+    if chosen not in found:
+        raise ValueError(f"tfds:{path}: option {option}={chosen!r}: must be one of its {kind.__name__} features, {found}.")
+    return chosen
+
+
+def tfds_folder(data_dir: Path, path: str) -> Path:
+    """The folder of a prepared set: NAME/[CONFIG/]VERSION."""
+    name, _, version = path.partition(":")
+    roots = [data_dir, data_dir / "tfds"]
+
+    def versions(folder: Path) -> Iterator[Path]:
+        for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if (child / "dataset_info.json").is_file() and (child / "features.json").is_file():
+                yield child
+
+    for root in roots:
+        there = {child.name: child for child in versions(root / name)}
+        if there and not version:
+            return max(there.values(), key=lambda child: [int(n) if n.isdigit() else -1 for n in child.name.split(".")])
+        if version in there:
+            return there[version]
+    known = sorted(
+        f"{name}/{child.name}"
+        for root in roots
+        if (root / name).is_dir()
+        for child in (root / name).iterdir()
+        if any(versions(child))
+    )
+    have = f" It has {', '.join(known)}: name one." if known else ""
+    looked = ", ".join(str(root / name / (version or "VERSION") / "dataset_info.json") for root in roots)
+    raise FileNotFoundError(
+        f"tfds:{path} is not prepared in {data_dir}: looked for {looked}.{have} To prepare it (needs TensorFlow: pip install "
+        f"'fedjax-core[prepare]'): tfds.builder({name!r}, data_dir='{data_dir / 'tfds'}', "
+        "file_format='array_record').download_and_prepare()."
+    )

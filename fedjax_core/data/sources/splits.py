@@ -1,0 +1,26 @@
+"""Test sets of our own, where a set comes without one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_core.data.draws import apportion, generator
+
+SPLIT_SEED = 0  # of the splits that are ours, where a set comes without one
+
+
+def stratified(strata: np.ndarray, tests: int) -> np.ndarray:
+    """[rows] bool: `tests` test rows, from every stratum in proportion; the same at every call."""
+    values, counts = np.unique(strata, return_counts=True)
+    rng = generator(SPLIT_SEED, "split")
+    is_test = np.zeros(len(strata), bool)
+    for value, number in zip(values, apportion(tests, counts), strict=True):
+        is_test[rng.permutation(np.flatnonzero(strata == value))[:number]] = True
+    return is_test
+
+
+def stratified_fraction(columns: Sequence[np.ndarray], fraction: float) -> np.ndarray:
+    if not 0 < fraction < 1:
+        raise ValueError(f"test_fraction={fraction}: must lie between 0 and 1.")
+    _, strata = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
+    return stratified(strata.reshape(-1), round(fraction * len(strata)))

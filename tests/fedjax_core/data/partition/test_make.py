@@ -1,0 +1,96 @@
+import inspect
+
+import numpy as np
+import pytest
+
+from fedjax_core.data import partition
+from tests.fedjax_core.data.partition.labels import BALANCED, CALLS, COLUMNS
+
+
+def flat(result):
+    return [part for half in result if half is not None for part in half]
+
+
+def test_every_scheme_is_called_here():
+    assert set(CALLS) == set(partition.SCHEMES)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_partitions_depend_on_the_seed_alone(name):
+    np.random.seed(1)  # noqa: NPY002
+    first = partition.make(name, COLUMNS, 6, 3, **CALLS[name])
+    np.random.seed(2)  # noqa: NPY002
+    again = partition.make(name, COLUMNS, 6, 3, **CALLS[name])
+    other = partition.make(name, COLUMNS, 6, 4, **CALLS[name])
+    for a, b in zip(flat(first), flat(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert any(not np.array_equal(a, b) for a, b in zip(flat(first), flat(other), strict=True))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_labels_are_read_not_changed(name):
+    before = {key: values.copy() for key, values in COLUMNS.items()}
+    partition.make(name, COLUMNS, 6, 0, **CALLS[name])
+    for key, values in COLUMNS.items():
+        np.testing.assert_array_equal(values, before[key])
+
+
+@pytest.mark.parametrize("name", partition.SCHEMES)
+def test_more_clients_than_rows_or_none_at_all_are_refused(name):
+    scheme, options = partition.SCHEMES[name], CALLS[name]
+    takes = inspect.signature(scheme).parameters
+    given = {key: values for key, values in COLUMNS.items() if key in takes}
+    for clients in (0, -1, 2.5):
+        with pytest.raises(ValueError, match=f"clients={clients}: must be an integer >= 1"):
+            scheme(**given, clients=clients, seed=0, **options)
+    if not name.endswith("_clients"):  # those share examples
+        with pytest.raises(ValueError, match="1001 clients"):
+            scheme(**given, clients=1001, seed=0, **options)
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, None, True])
+def test_bad_seeds_are_refused(seed):
+    with pytest.raises(ValueError, match=r"data seed .* must be an integer >= 0"):
+        partition.iid(BALANCED, 2, seed)
+
+
+def test_bad_labels_are_refused():
+    with pytest.raises(ValueError, match=r"labels of shape \(3,\) and type float64"):
+        partition.iid(np.array([0.0, 1.0, 2.0]), 1, 0)
+    with pytest.raises(ValueError, match="label -1 in row 1"):
+        partition.iid(np.array([0, -1, 2]), 1, 0)
+
+
+def test_other_infeasible_requests_are_refused():
+    with pytest.raises(
+        ValueError, match=r"4 clients with classes_per_client=2 hold 8 of 10 classes; needs classes_per_client >= 3"
+    ):
+        partition.pathological(BALANCED, 4, 0, classes_per_client=2)
+    with pytest.raises(ValueError, match=r"classes_per_client=11: must lie in \[1, 10\]"):
+        partition.pathological(BALANCED, 4, 0, classes_per_client=11)
+    with pytest.raises(ValueError, match=r"classes_per_client=\(2, 11, 3\): must lie in \[1, 10\]"):
+        partition.pathological(BALANCED, 3, 0, classes_per_client=(2, 11, 3))
+    for wrong in ((2, 10), 2.5):
+        with pytest.raises(ValueError, match=r"must be an integer, or 3 of them, one per client"):
+            partition.pathological(BALANCED, 3, 0, classes_per_client=wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"class \d has 2 rows for 3 holders"):
+        partition.pathological(np.repeat(np.arange(2), 2), 3, 0, classes_per_client=2)
+    with pytest.raises(ValueError, match=r"shards_per_client=11 for 100 clients and 1000 rows: must lie in \[1, 10\]"):
+        partition.shards(BALANCED, 100, 0, shards_per_client=11)
+    with pytest.raises(ValueError, match=r"min_share=0.3 for 5 clients: must lie in \[0, 1/5 = 0.2\]"):
+        partition.dirichlet(BALANCED, 5, 0, alpha=1.0, min_share=0.3)
+    with pytest.raises(ValueError, match=r"min_share=0.1 with balanced=True"):
+        partition.dirichlet(BALANCED, 5, 0, alpha=1.0, min_share=0.1, balanced=True)
+    with pytest.raises(ValueError, match=r"train_examples=1001: must lie in \[1, 1000\]"):
+        partition.overlapping_dirichlet(BALANCED, 5, 0, train_examples=1001)
+
+
+def test_make_explains_names_options_and_missing_columns():
+    with pytest.raises(ValueError, match=r"unknown partition 'dirichlt'; allowed: iid, dirichlet.*Did you mean 'dirichlet'\?"):
+        partition.make("dirichlt", COLUMNS, 3, 0)
+    with pytest.raises(TypeError, match=r"partition 'dirichlet' has no option 'alhpa'.*Did you mean 'alpha'\?"):
+        partition.make("dirichlet", COLUMNS, 3, 0, alhpa=1.0)
+    with pytest.raises(TypeError, match="partition 'dirichlet' needs the option 'alpha'"):
+        partition.make("dirichlet", COLUMNS, 3, 0)
+    with pytest.raises(ValueError, match="partition 'natural' needs ids, and this data set has none"):
+        partition.make("natural", {"labels": BALANCED}, 3, 0)

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+from fedjax_core.data import sources
+from tests.fedjax_core.data.sources.written import assert_same, images, png, savez
+
+
+def test_npz_arrays(tmp_path):
+    x, y = images(6, 5, 4), np.array([0, 1, 2, 0, 1, 2])
+    arrays = {"train_images": x, "train_labels": y, "test_images": x[:2], "test_labels": y[:2], "train_clients": y // 2}
+    savez(tmp_path / "mine.npz", class_names=np.array(["a", "b", "c"]), **arrays)
+    data = sources.load("npz:mine", tmp_path)
+    assert_same(data, x, y, x[:2], y[:2])
+    assert (data.name, data.class_names) == ("mine", ("a", "b", "c"))
+    assert data.train_clients is not None
+    assert data.train_clients.tolist() == (y // 2).tolist()
+    assert data.test_clients is None
+    same = sources.load("npz", path=str(tmp_path / "mine.npz"))
+    assert_same(same, x, y, x[:2], y[:2])
+
+
+def encoded(arrays):
+    files = [png(array) for array in arrays]
+    return np.frombuffer(b"".join(files), np.uint8), np.cumsum([0, *(len(file) for file in files)])
+
+
+def test_npz_encoded_in_one_part_with_domains(tmp_path):
+    x, y, domains = images(20, 6, 7), np.arange(20) % 2, np.arange(20) // 10
+    blob, offsets = encoded(x)
+    is_test = np.arange(20) % 10 >= 6
+    savez(
+        tmp_path / "mine.npz",
+        **{"bytes": blob},
+        offsets=offsets,
+        labels=y,
+        domains=domains,
+        is_test=is_test,
+        domain_names=np.array(["photo", "sketch"]),
+    )
+    data = sources.load("npz:mine.npz", tmp_path)
+    assert_same(data, x[~is_test], y[~is_test], x[is_test], y[is_test])
+    assert data.domain_names == ("photo", "sketch")
+    assert data.train_domains is not None
+    assert data.train_domains.tolist() == domains[~is_test].tolist()
+    other = sources.load("npz:mine.npz", tmp_path, test_fraction=0.2, size=5, channels=1)
+    assert other.test.x.shape == (4, 5, 5, 1)
+    assert other.test_domains is not None
+    assert sorted(zip(other.test_domains.tolist(), other.test.y.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_npz_pickles_are_never_loaded(tmp_path):
+    savez(tmp_path / "bad.npz", train_images=np.array([{"a": 1}], object), train_labels=np.array([0]))
+    with pytest.raises(ValueError, match=r"bad.npz: `train_images` holds pickled objects, which are never loaded"):
+        sources.load("npz:bad.npz", tmp_path)
+
+
+def test_npz_errors(tmp_path):
+    x, y = images(4, 5, 4), np.array([0, 1, 0, 1])
+    blob, offsets = encoded(x)
+    savez(tmp_path / "other.npz", x_train=x)
+    with pytest.raises(ValueError, match="none of the known keys; found x_train"):
+        sources.load("npz:other.npz", tmp_path)
+    savez(tmp_path / "half.npz", train_images=x, train_labels=y)
+    with pytest.raises(ValueError, match=r"has no `test_labels` \(found: train_images, train_labels\)"):
+        sources.load("npz:half.npz", tmp_path)
+    savez(tmp_path / "nosplit.npz", images=x, labels=y)
+    with pytest.raises(ValueError, match=r"has neither `is_test` nor a test part; pass test_fraction"):
+        sources.load("npz:nosplit.npz", tmp_path)
+    savez(tmp_path / "cut.npz", **{"bytes": blob[:-3]}, offsets=offsets, labels=y, is_test=y > 0)
+    with pytest.raises(ValueError, match="`offsets` must be 5 increasing numbers from 0 to"):
+        sources.load("npz:cut.npz", tmp_path)
+    broken = blob.copy()
+    broken[offsets[2] : offsets[2] + 8] = 0
+    savez(tmp_path / "broken.npz", **{"bytes": broken}, offsets=offsets, labels=y, is_test=y > 0)
+    with pytest.raises(ValueError, match="image 2 cannot be decoded"):
+        sources.load("npz:broken.npz", tmp_path)
+    whole = (tmp_path / "half.npz").read_bytes()
+    (tmp_path / "truncated.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"truncated.npz: is not a .npz archive, or is truncated"):
+        sources.load("npz:truncated.npz", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"npz:nowhere is not in .*looked for .*nowhere, .*nowhere.npz"):
+        sources.load("npz:nowhere", tmp_path)
+
+
+def test_npz_reads_pacs(shared_data):
+    data = sources.load("npz:pacs64.npz", shared_data)
+    assert data.train.x.shape == (7993, 64, 64, 3)
+    assert data.test.x.shape == (1998, 64, 64, 3)
+    assert data.class_names == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    assert data.domain_names == ("art_painting", "cartoon", "photo", "sketch")
+    assert data.train_domains is not None
+    assert data.test_domains is not None
+    both = np.bincount(data.train_domains) + np.bincount(data.test_domains)
+    assert both.tolist() == [2048, 2344, 1670, 3929]
+    spread = [data.train.x[data.train_domains == d].std(-1).mean() for d in range(4)]  # over the colours
+    assert spread[3] < 1 < min(spread[:3])  # sketches are grey
+
+
+def test_npz_reads_tiny_imagenet(shared_data):
+    data = sources.load("npz:tiny_imagenet64_sample.npz", shared_data)
+    assert data.train.x.shape == (20000, 64, 64, 3)
+    assert data.test.x.shape == (5000, 64, 64, 3)
+    assert np.bincount(data.train.y).tolist() == [100] * 200
+    assert np.bincount(data.test.y).tolist() == [25] * 200
+    assert data.class_names[0] == "Egyptian cat"

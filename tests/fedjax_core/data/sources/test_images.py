@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from fedjax_core.data import sources
+from tests.fedjax_core.data.sources.written import assert_same, images, png
+
+
+def write_images(root, number, seed=0, side=5):
+    root.mkdir(parents=True)
+    x = images(number, side, side, seed=seed)
+    for i, array in enumerate(x):
+        (root / f"{i:03}.png").write_bytes(png(array))
+    (root / "notes.txt").write_text("not an image")
+    return x
+
+
+def test_folder_with_train_and_test(tmp_path):
+    cat, dog = (write_images(tmp_path / "pets/train" / name, 3, seed) for seed, name in enumerate(("cat", "dog")))
+    test = write_images(tmp_path / "pets/test/dog", 2, 7)
+    data = sources.load("folder:pets", tmp_path)
+    assert_same(data, np.concatenate([cat, dog]), [0, 0, 0, 1, 1, 1], test, [1, 1])
+    assert (data.name, data.class_names) == ("pets", ("cat", "dog"))
+    with pytest.raises(ValueError, match=r"test_fraction=0.5, but the folder has train/ and test/"):
+        sources.load("folder:pets", tmp_path, test_fraction=0.5)
+
+
+def test_folder_of_domains_is_split_by_class_and_domain(tmp_path):
+    for seed, place in enumerate(("photo/cat", "photo/dog", "sketch/cat", "sketch/dog")):
+        write_images(tmp_path / place, 10, seed)
+    data = sources.load(f"folder:{tmp_path}", domains=True, test_fraction=0.2)
+    assert data.domain_names == ("photo", "sketch")
+    assert data.test_domains is not None
+    assert np.bincount(2 * data.test_domains + data.test.y).tolist() == [2, 2, 2, 2]
+    again = sources.load(f"folder:{tmp_path}", domains=True, test_fraction=0.2)
+    assert_same(again, data.train.x, data.train.y, data.test.x, data.test.y)
+    rows = {row.tobytes() for row in np.concatenate([data.train.x, data.test.x])}
+    assert len(rows) == 40
+
+
+def test_folder_with_several_shapes_needs_a_size(tmp_path):
+    write_images(tmp_path / "cat", 4, side=5)
+    write_images(tmp_path / "dog", 4, side=6)
+    with pytest.raises(ValueError, match="image 4 is 6x6 and the first 5x5; pass size to resize all"):
+        sources.load(f"folder:{tmp_path}", test_fraction=0.5)
+    assert sources.load(f"folder:{tmp_path}", test_fraction=0.5, size=8).train.x.shape == (4, 8, 8, 3)
+
+
+def test_folder_errors(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"folder:nope: there is no folder .*nope"):
+        sources.load("folder:nope", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no train/ and test/; pass test_fraction"):
+        sources.load("folder:empty", tmp_path)
+    with pytest.raises(ValueError, match=r"no images; looked for CLASS/\* ending in .png"):
+        sources.load("folder:empty", tmp_path, test_fraction=0.5)
+    write_images(tmp_path / "one" / "cat", 4)
+    with pytest.raises(ValueError, match=r"test_fraction=1.5: must lie between 0 and 1"):
+        sources.load("folder:one", tmp_path, test_fraction=1.5)
