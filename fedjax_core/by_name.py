@@ -1,18 +1,50 @@
-"""Calls by name from a configuration: a misspelt name or argument is refused, with what it may have meant."""
+"""What a configuration names, with its options: found, and checked before it is called.
+
+A name is built in ("fedavg"), announced by an installed package (an entry point, see `outside.py`), or says where it stands:
+
+  "package.module:name(option=1)"        a function or class of a module that Python finds, or that lies in the working directory
+  "path/to/file.py:name(option=1)"       of a file
+
+Whichever it is, its options are checked by its signature: their names, and their values by the annotations (`values.py`). Finding a
+name imports what it names, so a configuration is as trustworthy as the code that it points to.
+"""
 
 import ast
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from fedjax_core import outside, values
+from fedjax_core.values import did_you_mean
+
 T = TypeVar("T", bound=NamedTuple)
+BUILT_IN = "built in"
+LONGEST = 20_000  # signs of a spec
 
 
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """The end of an error message: " Did you mean 'x'?", or nothing if no allowed name is close."""
-    close = difflib.get_close_matches(name, list(allowed), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+class Found(NamedTuple):
+    """What a spec names.
+
+    Attributes:
+      what: "method", "model", ...
+      spec: as it was written.
+      name: without options.
+      options: by name, checked.
+      function: the builder, or what else the name stands for.
+      origin: `BUILT_IN`, or the package, module or file it comes from.
+    """
+
+    what: str
+    spec: str
+    name: str
+    options: dict[str, Any]
+    function: Callable
+    origin: str = BUILT_IN
+
+    def __call__(self, **given: Any) -> Any:
+        """Calls the function with those of `given` that it takes, and with the options."""
+        return call(f"{self.what} {self.name!r}", self.function, given, self.options)
 
 
 def choose(what: str, name: str, allowed: Iterable[str]) -> str:
@@ -24,15 +56,16 @@ def choose(what: str, name: str, allowed: Iterable[str]) -> str:
     names = list(allowed)
     if name not in names:
         hint = did_you_mean(str(name), names)
-        raise ValueError(f"unknown {what} {name!r}; allowed: {', '.join(names)}.{hint}")
+        raise ValueError(f"unknown {what} {values.short(name)}; allowed: {', '.join(names)}.{hint}")
     return name
 
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
+def parse(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
     """A name and its keyword arguments, as configs write them.
 
     Args:
       text: "name" or "name(key=literal, ...)".
+      field: of the config, with which error messages begin.
 
     Returns:
       (name, arguments).
@@ -46,36 +79,107 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
       >>> parse("tfds:cifar10")
       ('tfds:cifar10', {})
     """
-    name, bracket, rest = text.strip().partition("(")
+    start = f"{field}: " if field else ""
+    if not isinstance(text, str) or len(text) > LONGEST:
+        limit = "must be a text" if not isinstance(text, str) else f"must not be longer than {LONGEST} signs"
+        raise ValueError(f"{start}{values.short(text)} {limit}, such as 'name(option=1)'")
+    file, colon, rest = text.partition(".py:")  # a folder may have brackets in its name
+    name, bracket, rest = rest.partition("(") if colon else text.partition("(")
+    name = f"{file}{colon}{name}".strip() if colon else name.strip()
     if not bracket:
         return name, {}
     try:
-        call = ast.parse(f"f({rest}", mode="eval").body
+        with warnings.catch_warnings(action="ignore"):
+            call = ast.parse(f"f({rest}", mode="eval").body
         if (
             not isinstance(call, ast.Call)
             or not isinstance(call.func, ast.Name)
             or call.args
-            or any(k.arg is None for k in call.keywords)
+            or not all(k.arg for k in call.keywords)
         ):
             raise ValueError
-        return name.strip(), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError):
-        raise ValueError(f"{text!r} is not of the form name(key=value, ...), its values Python literals") from None
+        options = [(str(k.arg), ast.literal_eval(k.value)) for k in call.keywords]
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        form = "is not of the form name(key=value, ...), its values Python literals"
+        raise ValueError(f"{start}{values.short(text)} {form}") from None
+    if twice := [key for i, (key, _) in enumerate(options) if key in dict(options[:i])]:
+        raise ValueError(f"{start}{values.short(text)} has the option {twice[0]!r} twice")
+    return name, dict(options)
 
 
-def check(what: str, function: Callable, given: Iterable[str], options: Iterable[str]) -> None:
-    """Raises TypeError for an option that `function` does not take, one that it needs and that is missing, or one of `given`.
+def find(
+    what: str,
+    spec: str,
+    builtin: Mapping[str, Callable],
+    *,
+    given: Iterable[str] = (),
+    prefixes: Container[str] = (),
+    field: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> Found:
+    """What a spec names, with its options checked.
+
+    Args:
+      what: it is, one of `outside.GROUPS`, or of another kind, of which there are only those built in.
+      spec: "name(option=value, ...)", see the module.
+      builtin: by name.
+      given: names of the arguments that the caller passes.
+      prefixes: names of `builtin` that may be followed by a colon and more, such as "tfds:mnist".
+      field: of the config, with which messages about a spec that cannot be read begin.
+      options: given beside the spec's own.
+
+    Raises:
+      ValueError: there is no such name, or an option has a value that it may not have.
+      TypeError: there is no such option, or one is missing.
+    """
+    name, own = parse(spec, field)
+    if twice := own.keys() & (options or {}).keys():
+        raise ValueError(f"{what} {values.short(spec)} has the option {min(twice)!r}, which is also given beside it")
+    function, origin = lookup(what, name, builtin, prefixes)
+    found = Found(what, spec, name, own | dict(options or {}), function, origin)
+    check(f"{what} {name!r}", function, given, found.options)
+    return found
+
+
+def lookup(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Container[str] = ()) -> tuple[Callable, str]:
+    """(what a name without options stands for, its origin); see `find`."""
+    first = name.partition(":")[0]
+    if name in builtin or (first in builtin and first in prefixes):
+        return builtin[name if name in builtin else first], BUILT_IN
+    if outside.PLACE.fullmatch(name):
+        return outside.member(what, name)
+    brought = outside.announced(what)
+    if name in brought:
+        return outside.load(what, name)
+    names = [*builtin, *brought]
+    looked = (
+        f" Looked in those built in and in entry points of the group {outside.GROUPS[what]!r}; " if what in outside.GROUPS else ""
+    )
+    others = "others are named 'package.module:name' or 'path/to/file.py:name'." if looked else ""
+    raise ValueError(
+        f"unknown {what} {values.short(name)}; allowed: {', '.join(names)}.{did_you_mean(name, names)}{looked}{others}"
+    )
+
+
+def check(what: str, function: Callable, given: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Raises what `call` would, without calling.
 
     Args:
       what: what the error messages call the function, such as "partition 'dirichlet'".
       function: takes named arguments only known by its signature.
       given: names of arguments that the caller passes itself.
-      options: names of what the user wrote.
+      options: what the user wrote, by name.
+
+    Raises:
+      TypeError: an option that `function` does not take, one that it needs and that is missing, or one of `given`.
+      ValueError: an option whose value its annotation does not allow.
     """
-    parameters = inspect.signature(function).parameters
+    parameters, anything = _parameters(function)
     settable = [name for name in parameters if name not in given]
-    for name in options:
-        if name not in settable:
+    for name, value in options.items():
+        if name in settable:
+            values.check(f"{what}: {name}", value, parameters[name].annotation)
+        elif not anything or name in given:
             listed = ", ".join(settable) or "none"
             raise TypeError(f"{what} has no option {name!r}; it takes: {listed}.{did_you_mean(name, settable)}")
     for name in settable:
@@ -83,10 +187,22 @@ def check(what: str, function: Callable, given: Iterable[str], options: Iterable
             raise TypeError(f"{what} needs the option {name!r}; it takes: {', '.join(settable)}.")
 
 
+def _parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
+    """(those that have names, whether others are taken as well)."""
+    try:
+        found = inspect.signature(function, eval_str=True).parameters.values()
+    except (NameError, TypeError, AttributeError, SyntaxError):  # annotations for type checkers alone
+        found = inspect.signature(function).parameters.values()
+    except ValueError:  # built into Python, without a signature
+        return {}, True
+    named = {p.name: p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return named, any(p.kind is p.VAR_KEYWORD for p in found)
+
+
 def call(what: str, function: Callable, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Calls `function` with those of `given` that it takes, and with all of `options`, checked by `check`."""
     check(what, function, given, options)
-    parameters = inspect.signature(function).parameters
+    parameters, _ = _parameters(function)
     return function(**{name: given[name] for name in parameters if name in given}, **options)
 
 
@@ -94,12 +210,13 @@ def options(what: str, default: T, *given: Mapping[str, Any] | None) -> T:
     """A NamedTuple of options with those that are given; a later mapping counts more, and None in place of a value leaves it.
 
     Raises:
-      ValueError: there is no such option.
+      ValueError: there is no such option, or its value is not what the NamedTuple's annotation allows.
     """
     found: dict[str, Any] = {}
+    parameters, _ = _parameters(type(default))
     for some in given:
         for name, value in (some or {}).items():
             choose(f"option of {what}", name, default._fields)
             if value is not None:
-                found[name] = value
+                found[name] = values.check(f"{what}.{name}", value, parameters[name].annotation)
     return default._replace(**found)

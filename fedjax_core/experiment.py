@@ -47,13 +47,30 @@ def names() -> dict[str, str]:
 
 
 def method(name: str) -> Callable:
-    """The builder of a method: the function in `methods/<name>.py` that has its name.
+    """The builder of a method: the function in `methods/<name>.py` that has its name, or one from outside (`by_name.py`).
 
     Raises:
       ValueError: there is no such method.
     """
-    by_name.choose("method", name, names())
-    return getattr(importlib.import_module(f"methods.{name}"), name)
+    return by_name.lookup("method", name, _METHODS)[0]
+
+
+class _Methods(Mapping[str, Callable]):
+    """Builders by name, each imported when it is asked for."""
+
+    def __iter__(self):
+        return (m.name for m in pkgutil.iter_modules(importlib.import_module("methods").__path__) if m.name != "main")
+
+    def __len__(self):
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> Callable:
+        if name not in set(iter(self)):
+            raise KeyError(name)
+        return getattr(importlib.import_module(f"methods.{name}"), name)
+
+
+_METHODS = _Methods()
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,7 +231,7 @@ def algorithm(config: Config) -> Build:
     options = _given(config.optimizer)
     name = by_name.choose("optimizer", options.pop("name"), OPTIMIZERS)
     optimizer = by_name.call(f"optimizer {name!r}", OPTIMIZERS[name], {}, options)
-    options = _given(config.method)
+    options = _given(config.method.to_dict())
     name = options.pop("name")
     by_name.check(f"method {name!r}", builder, ("task", "optimizer"), options)
     make = functools.partial(builder, optimizer=optimizer, **options)

@@ -1,8 +1,12 @@
 """Names and arguments from a configuration: what is refused, and how it is said."""
 
+import math
+import sys
+
 import pytest
 
-from fedjax_core import by_name
+from fedjax_core import by_name, outside
+from fedjax_core.values import AtLeastOne
 
 
 @pytest.mark.parametrize(
@@ -19,7 +23,9 @@ def test_parse(text, expected):
     assert by_name.parse(text) == expected
 
 
-@pytest.mark.parametrize("text", ["f(1)", "f(**{})", "f(a=b)", "f(a=1", "f(a=1))", "f(a=1)(b=2)", "f(a=__import__('os'))"])
+@pytest.mark.parametrize(
+    "text", ["f(1)", "f(**{})", "f(a=b)", "f(a=1", "f(a=1))", "f(a=1)(b=2)", "f(a=__import__('os'))", "f(a={[]: 1})"]
+)
 def test_parse_takes_literals_only(text):
     with pytest.raises(ValueError, match="is not of the form name"):
         by_name.parse(text)
@@ -56,4 +62,118 @@ def test_call_refuses(options, message):
 
 def test_a_function_without_options():
     with pytest.raises(TypeError, match=r"nothing has no option 'x'; it takes: none\."):
-        by_name.check("nothing", lambda: 0, (), ["x"])
+        by_name.check("nothing", lambda: 0, (), {"x": 1})
+
+
+@pytest.mark.parametrize("spec", [f"f(a={'(' * 5000})", f"f(a={'-' * 15000}1)", "f(" * 50_000, "x" * 100_000, 1, None, ("f",)])
+def test_whatever_stands_there_ends_in_one_line(spec):
+    with pytest.raises(ValueError, match=r"^models: ") as caught:
+        by_name.parse(spec, "models")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_an_option_stands_once():
+    with pytest.raises(ValueError, match=r"'dirichlet\(alpha=0.5, alpha=0.6\)' has the option 'alpha' twice"):
+        by_name.parse("dirichlet(alpha=0.5, alpha=0.6)")
+    with pytest.raises(ValueError, match="has the option 'coats', which is also given beside it"):
+        by_name.find("brush", "paint(coats=2)", {"paint": paint}, options={"coats": 3})
+
+
+def dye(*, depth: AtLeastOne, tone: float = 0.5, wash: bool = False):
+    return depth, tone, wash
+
+
+def test_find_checks_names_and_values():
+    found = by_name.find("colour", "dye(depth=2)", {"dye": dye}, options={"wash": True})
+    assert (found.origin, found.options, found()) == (by_name.BUILT_IN, {"depth": 2, "wash": True}, (2, 0.5, True))
+    for spec, message in {
+        "dy(depth=1)": r"unknown colour 'dy'; allowed: dye\. Did you mean 'dye'\?",
+        "dye": "colour 'dye' needs the option 'depth'",
+        "dye(depth=1, deep=2)": "colour 'dye' has no option 'deep'",
+        "dye(depth=0)": "colour 'dye': depth=0 must be at least 1",
+        "dye(depth='x')": "colour 'dye': depth='x' must be a whole number, at least 1",
+        "dye(depth=1, tone=1e999)": "colour 'dye': tone=inf must be a finite number",
+    }.items():
+        with pytest.raises((ValueError, TypeError), match=message):
+            by_name.find("colour", spec, {"dye": dye})
+
+
+def test_a_prefix_may_be_followed_by_more():
+    readers = {"tfds": dye, "digits": paint}
+    assert by_name.lookup("data set", "tfds:mnist/x", readers, ("tfds",)) == (dye, by_name.BUILT_IN)
+    with pytest.raises(ValueError, match="data set 'digits:x'"):
+        by_name.lookup("data set", "digits:x", readers, ("tfds",))
+
+
+MODULE = """
+import math
+LEVEL = 3
+def dye(depth: int, tone=0.5):
+    return depth, tone, math.pi
+class Dyed:
+    pass
+"""
+
+
+@pytest.fixture
+def brought(tmp_path, monkeypatch):
+    """A module, the same as a file in a folder with brackets, and both as a package's entry points."""
+    (tmp_path / "dyes_of_mine.py").write_text(MODULE)
+    (tmp_path / "dyes (1)").mkdir()
+    (tmp_path / "dyes (1)" / "broken.py").write_text("import nothing_like_it\n")
+    (tmp_path / "dyes (1)" / "own.py").write_text(MODULE)
+    information = tmp_path / "dyes-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: dyes\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[fedjax_core.methods]\nindigo = dyes_of_mine:dye\nlost = dyes_of_mine:no\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    outside.announced.cache_clear()
+    yield tmp_path
+    outside.announced.cache_clear()
+    sys.modules.pop("dyes_of_mine", None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "origin"),
+    [
+        ("dyes_of_mine:dye(depth=2)", "dyes_of_mine"),
+        ("dyes (1)/own.py:dye(depth=2)", "dyes (1)/own.py"),
+        ("indigo(depth=2)", "dyes_of_mine:dye of dyes"),
+    ],
+)
+def test_names_from_outside(brought, spec, origin):
+    found = by_name.find("method", spec, {"fedavg": paint})
+    assert (found(), found.origin) == ((2, 0.5, math.pi), origin)
+    with pytest.raises(ValueError, match=r"depth='x' must be a whole number"):
+        by_name.find("method", spec.replace("2", "'x'"), {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("dyes_of_mine:dy", r"dyes_of_mine has no 'dy'; it has: dye, Dyed\. Did you mean 'dye'\?"),
+        ("dyes_of_mine:LEVEL", "LEVEL of dyes_of_mine is 3, not a function or class"),
+        ("no_such_module.x:f", "there is no module 'no_such_module'; looked on Python's path and in "),
+        ("dyes (1)/none.py:f", "there is no file '.*none.py'"),
+        ("dyes (1)/broken.py:f", "importing .*broken.py failed: ModuleNotFoundError: No module named 'nothing_like_it'"),
+        ("lost", "its entry point 'dyes_of_mine:no' cannot be loaded: AttributeError"),
+        (
+            "indgo",
+            r"allowed: fedavg, indigo, lost\. Did you mean 'indigo'\? Looked in .*'fedjax_core.methods'; others are named 'pack",
+        ),
+    ],
+)
+def test_what_is_not_outside(brought, spec, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        by_name.find("method", spec, {"fedavg": paint})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_read_once_until_it_changes(brought):
+    file = brought / "dyes (1)" / "own.py"
+    first, again = (outside.member("method", f"{file}:Dyed")[0] for _ in range(2))
+    assert first is again
+    file.write_text(MODULE + "# changed\n")
+    assert outside.member("method", f"{file}:Dyed")[0] is not first

@@ -1,0 +1,154 @@
+"""Which values an option may have, as the annotation of its parameter says: types, finite numbers, ranges.
+
+  def build(*, lr: Positive, epochs: AtLeastZero = 1, mu: Fraction | None = None, weights: Annotated[str, one_of("a", "b")] = "a")
+
+Annotations that say nothing about plain values (`Any`, a type of a library) allow everything.
+"""
+
+import collections.abc
+import dataclasses
+import difflib
+import inspect
+import math
+import numbers
+import types
+import typing
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal
+
+LONGEST = 120  # signs of a value in a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """Beside a type in `Annotated`: which of its values are allowed.
+
+    Attributes:
+      says: what a value must be.
+      holds: value of that type -> bool.
+    """
+
+    says: str
+    holds: Callable[[Any], bool]
+
+
+def one_of(*names: str) -> Limit:
+    """One of these texts."""
+    return Limit(f"one of {', '.join(map(repr, names))}", lambda value: value in names)
+
+
+Positive = Annotated[float, Limit("positive", lambda v: v > 0)]
+NonNegative = Annotated[float, Limit("at least 0", lambda v: v >= 0)]
+Fraction = Annotated[float, Limit("in [0, 1]", lambda v: 0 <= v <= 1)]
+PositiveFraction = Annotated[float, Limit("in (0, 1]", lambda v: 0 < v <= 1)]
+BelowOne = Annotated[float, Limit("in [0, 1)", lambda v: 0 <= v < 1)]
+AtLeastOne = Annotated[int, Limit("at least 1", lambda v: v >= 1)]
+AtLeastZero = Annotated[int, Limit("at least 0", lambda v: v >= 0)]
+Seed = Annotated[int, Limit("in [0, 2**32)", lambda v: 0 <= v < 2**32)]
+
+
+def short(value: Any) -> str:
+    """A value as messages show it: on one line, and not longer than `LONGEST`."""
+    try:
+        text = repr(value)
+    except Exception as error:  # an int of thousands of digits, or whatever an object's own repr does
+        text = f"<{type(value).__name__} without a repr: {error}>"
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}... ({len(text)} signs)"
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """The end of an error message: " Did you mean 'x'?", or nothing if no allowed name is close."""
+    close = difflib.get_close_matches(name, list(allowed), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def check(field: str, value: Any, wanted: Any) -> Any:
+    """Returns the value if the annotation `wanted` allows it.
+
+    Raises:
+      ValueError: it does not; the message has the field, the value and what is allowed.
+    """
+    problem = must_be(value, wanted)
+    if problem:
+        raise ValueError(f"{field}={short(value)} must be {problem}")
+    return value
+
+
+def must_be(value: Any, wanted: Any) -> str | None:
+    """What a value must be by an annotation, in words; None if it is that."""
+    origin, inside = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is Annotated:
+        base, *limits = inside
+        if must_be(value, base):
+            return _words(wanted)
+        return next((limit.says for limit in limits if isinstance(limit, Limit) and not limit.holds(value)), None)
+    if origin in (typing.Union, types.UnionType):
+        found = [must_be(value, each) for each in inside]
+        return None if None in found else " or ".join(dict.fromkeys(map(str, found)))
+    if origin is Literal:
+        return None if any(type(value) is type(each) and value == each for each in inside) else _words(wanted)
+    if origin in (tuple, list, collections.abc.Sequence, collections.abc.Iterable):
+        return _of_sequence(value, inside, exact=origin is tuple and inside[-1] is not ...)
+    if origin is collections.abc.Callable or wanted is collections.abc.Callable:
+        return None if callable(value) else "a function"
+    return _of_plain(value, origin or wanted)
+
+
+def _of_sequence(value: Any, inside: tuple[Any, ...], exact: bool) -> str | None:
+    if not isinstance(value, list | tuple) or (exact and len(value) != len(inside)):
+        each = inside if exact else inside[:1]
+        return f"a tuple of {len(inside)}: {', '.join(map(_words, each))}" if exact else f"a tuple, each {_words(each[0])}"
+    wanted = inside if exact else inside[:1] * len(value)
+    problem = next((found for one, of in zip(value, wanted, strict=True) if (found := must_be(one, of))), None)
+    return problem and f"a tuple, each {problem}"
+
+
+def _of_plain(value: Any, wanted: Any) -> str | None:
+    truth = isinstance(value, bool)
+    if wanted is float:
+        fits = isinstance(value, numbers.Real) and not truth and _finite(value)
+    elif wanted is int:
+        fits = isinstance(value, numbers.Integral) and not truth and -(2**63) <= int(value) < 2**63
+    elif wanted is bool:
+        fits = truth
+    elif wanted is str:
+        fits = isinstance(value, str)
+    elif wanted in (None, type(None)):
+        fits = value is None
+    elif wanted is collections.abc.Mapping or wanted is dict:
+        fits = isinstance(value, collections.abc.Mapping)
+    elif isinstance(wanted, type) and wanted not in (Any, inspect.Parameter.empty):
+        fits = not isinstance(value, int | float | str | bytes | list | tuple | dict) or isinstance(value, wanted)
+    else:
+        fits = True
+    return None if fits else _words(wanted)
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond floats
+        return False
+
+
+def _words(wanted: Any) -> str:
+    """What an annotation asks for, for the parts of a tuple and for plain types."""
+    known = {
+        float: "a finite number",
+        int: "a whole number",
+        bool: "True or False",
+        str: "a text",
+        None: "None",
+        type(None): "None",
+    }
+    if typing.get_origin(wanted) is Annotated:
+        base, *limits = typing.get_args(wanted)
+        return ", ".join([_words(base), *(limit.says for limit in limits if isinstance(limit, Limit))])
+    if typing.get_origin(wanted) is Literal:
+        return f"one of {', '.join(map(repr, typing.get_args(wanted)))}"
+    if typing.get_origin(wanted) in (typing.Union, types.UnionType):
+        return " or ".join(map(_words, typing.get_args(wanted)))
+    if wanted in (dict, collections.abc.Mapping):
+        return "a mapping of options"
+    return known.get(wanted) or getattr(wanted, "__name__", str(wanted))
