@@ -29,7 +29,9 @@ def test_every_package_is_installed():
     found = find_packages(str(ROOT), **PROJECT["tool"]["setuptools"]["packages"]["find"])
     assert {name.replace(".", "/") for name in found} == folders
     assert [name for name in folders if not (ROOT / name / "__init__.py").exists()] == []
-    assert [str(path) for path in files if path.suffix != ".py"] == [], "other files need a line of package-data"
+    others = {str(path.relative_to(ROOT)) for path in files if path.suffix != ".py"}
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    assert others == {f"{package}/{name}" for package, names in data.items() for name in names}, "needs a line of package-data"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from fedjax_core import by_name, experiment
+from fedjax_core.commands import ending
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.language import prepare as language
@@ -509,4 +510,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ending.end("fedjax_core.commands.analyse", sys.argv[1:])

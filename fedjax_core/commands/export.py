@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import by_name, experiment
+from fedjax_core.commands import ending
 from fedjax_core.engine.simulation import View
 from fedjax_core.reporting import report
 from fedjax_core.storage import export as files
@@ -133,4 +134,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ending.end("fedjax_core.commands.export", sys.argv[1:])

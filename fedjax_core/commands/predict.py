@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from fedjax_core import by_name, experiment
+from fedjax_core.commands import ending
 from fedjax_core.data.sources.images import IMAGE_ENDINGS
 from fedjax_core.reporting import report
 from fedjax_core.storage import export
@@ -168,4 +169,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ending.end("fedjax_core.commands.predict", sys.argv[1:])

@@ -1,10 +1,12 @@
 """Runs what is missing of a table of methods over data, and writes it as Markdown, CSV and LaTeX.
 
-  fedjax-core table --table=configs/tables/first.py --workdir=runs/first
-  fedjax-core table --table=configs/tables/first.py --workdir=runs/first --only=scaffold,local/iid --seeds=0
-  fedjax-core table --table=configs/tables/fedskc/all_methods.py --workdir=runs/fedskc --set=data.source=tfds:cifar10
+  fedjax-core table first --workdir=runs/first
+  fedjax-core table first --workdir=runs/first --only=scaffold,local/iid --seeds=0
+  fedjax-core table fedskc/all_methods --workdir=runs/fedskc --set=data.source=tfds:cifar10
+  fedjax-core table --table=mine/table.py --workdir=runs/mine
 
-The same command again goes on where it was stopped, and runs what has changed in the definition.
+A table is named by its bare name (`fedjax-core list tables`) or by a file of your own. The same command
+again goes on where it was stopped, and runs what has changed in the definition.
 """
 
 import argparse
@@ -13,13 +15,14 @@ import sys
 from collections.abc import Sequence
 
 from fedjax_core import experiment
-from fedjax_core.commands import tables
+from fedjax_core.commands import ending, shipped, tables
 from fedjax_core.reporting import report
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = report.Parser("fedjax-core table", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", required=True, help="definition, a file like those in configs/tables/")
+    parser.add_argument("name", nargs="?", help="definition, by its bare name or as a file")
+    parser.add_argument("--table", help="the same, such as a file like those in configs/tables/")
     parser.add_argument("--workdir", required=True, help="directory of the runs and of table.md, table.csv, table.tex")
     parser.add_argument("--variant", default="small", help="smoke (seconds), small (the default), paper")
     parser.add_argument("--only", default="", help="rows, or ROW/COLUMN, with commas between; the table still shows all")
@@ -45,7 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
         seeds = None if given.seeds is None else [int(seed) for seed in given.seeds.split(",")]
-        table = tables.changed(tables.read(given.table, given.variant), given.set)
+        if (given.table is None) == (given.name is None):
+            raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
+        definition = shipped.file("table", given.table if given.name is None else given.name)
+        table = tables.changed(tables.read(definition, given.variant), given.set)
         only = [name.strip() for name in given.only.split(",") if name.strip()]
         tables.choose(tables.cells(table, given.variant, seeds), only)
     except (ValueError, TypeError) as error:
@@ -62,4 +68,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ending.end("fedjax_core.commands.table", sys.argv[1:])

@@ -1,0 +1,179 @@
+"""Shows what a config may name: methods, models, data sources and the rest, each with its options and their defaults.
+
+fedjax-core list                        the kinds there are
+fedjax-core list methods                one kind, a line each
+fedjax-core list partitions dirichlet   one of them: its options and what they mean
+"""
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_core import by_name, experiment, nn
+from fedjax_core.commands import ending, shipped
+from fedjax_core.data import partition, sources
+from fedjax_core.language import prepare as language
+from fedjax_core.learning import augment, lora
+from fedjax_core.nn.model import FIXED
+from fedjax_core.reporting import report
+
+OF_A_RUN = ("labels", "test_labels", "domains", "test_domains", "ids", "test_ids", "clients", "seed", "data_dir", "path", "task")
+OF_A_MODEL = {"resize": None, "frame": 0}  # options that every network of images has
+
+
+class Kind(NamedTuple):
+    """Something that configs name.
+
+    Attributes:
+      field: of a config, where it stands.
+      found: () -> {name: what builds it}.
+      hidden: arguments that the builder gets from the run.
+    """
+
+    field: str
+    found: Callable[[], Mapping[str, Callable]]
+    hidden: Collection[str] = OF_A_RUN
+
+
+def _methods() -> dict[str, Callable]:
+    return {name: experiment.method(name) for name in experiment.names()}
+
+
+def _models() -> dict[str, Callable]:
+    return nn.MODULES | {language.MODEL: language.Spec}
+
+
+def _sources() -> dict[str, Callable]:
+    return sources.READERS | {language.SOURCE: language.Source}
+
+
+def _partitions() -> dict[str, Callable]:
+    return {scheme.__name__: scheme for scheme in partition.SCHEMES}
+
+
+KINDS = {
+    "methods": Kind("method.name", _methods, ("task", "optimizer")),
+    "models": Kind("models", _models, ("rngs", "dtype", "blocks", "block")),
+    "sources": Kind("data.source", _sources),
+    "partitions": Kind("data.partition", _partitions),
+    "optimizers": Kind("optimizer.name", lambda: experiment.OPTIMIZERS, ()),
+    "augmentations": Kind("augment", lambda: augment.OPS, ()),
+    "adapters": Kind("adapter", lambda: lora.ADAPTERS, ()),
+    "tasks": Kind("task", lambda: experiment.TASKS, ()),
+}
+FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`
+
+
+def options(kind: str, name: str, builder: Callable) -> dict[str, Any]:
+    """What may stand in brackets behind a name, with the defaults.
+
+    Args:
+      kind: one of `KINDS`.
+      name: of the thing.
+      builder: of the thing.
+
+    Returns:
+      Default by option; `inspect.Parameter.empty` for one that must be given.
+    """
+    hidden = {*KINDS[kind].hidden, *FIXED.get(name, ())}
+    network = isinstance(builder, type) and kind == "models" and not hasattr(builder, "_fields")
+    parameters = inspect.signature(builder.__init__ if network else builder).parameters.values()
+    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY or (not network and p.kind is p.POSITIONAL_OR_KEYWORD)]
+    return {p.name: p.default for p in named if p.name not in hidden} | (OF_A_MODEL if network else {})
+
+
+def spelled(name: str, given: Mapping[str, Any]) -> str:
+    """As a config may write it: name(option=default, ...)."""
+    texts = [key if value is inspect.Parameter.empty else f"{key}={_literal(value)}" for key, value in given.items()]
+    return f"{name}({', '.join(texts)})" if texts else name
+
+
+def _literal(value: Any) -> str:
+    """A default: a value as Python writes it, a function by its name."""
+    return getattr(value, "__name__", None) or repr(value)
+
+
+def about(kind: str, name: str, builder: Callable) -> str:
+    """The docstring: of a method its module's, which has the paper."""
+    of = sys.modules[builder.__module__] if kind == "methods" else builder
+    return inspect.cleandoc(of.__doc__ or "") if not _made_up(of) else ""
+
+
+def _made_up(of: Any) -> bool:
+    """Whether its docstring is one that Python wrote."""
+    text = str(of.__doc__)
+    return (dataclasses.is_dataclass(of) or hasattr(of, "_fields")) and text.startswith(f"{getattr(of, '__name__', '')}(")
+
+
+def kinds() -> str:
+    """The kinds that there are, with their number and the config's field."""
+    counts = {kind: (len(entry.found()), f"config.{entry.field}") for kind, entry in KINDS.items()}
+    counts |= {
+        kind: (len(shipped.names(what)), f"fedjax-core {'run' if what == 'config' else what} NAME") for kind, what in FILES.items()
+    }
+    lines = [f"  {kind:14} {number:4}  {field}" for kind, (number, field) in counts.items()]
+    return "\n".join(["fedjax-core list KIND [NAME], with KIND one of", "", *lines])
+
+
+def listed(kind: str) -> str:
+    """A line for each thing of a kind: how it is written, and the first line of what is said of it."""
+    if kind in FILES:
+        return "\n".join(shipped.names(FILES[kind]))
+    lines = []
+    for name, builder in KINDS[kind].found().items():
+        first = about(kind, name, builder).partition("\n")[0]
+        written = name if kind == "methods" else spelled(name, options(kind, name, builder))
+        lines.append(f"{written:16}  {first}".rstrip() if len(written) <= 16 else f"{written}\n{'':16}  {first}".rstrip())
+    return "\n".join(lines)
+
+
+def detailed(kind: str, name: str) -> str:
+    """One thing: how it is written with all of its options, and all that is said of it.
+
+    Raises:
+      ValueError: there is none of this name.
+    """
+    if kind in FILES:
+        return _head_of(shipped.file(FILES[kind], name))
+    found = KINDS[kind].found()
+    builder = found[by_name.choose(kind.removesuffix("s"), name, found)]
+    texts = [spelled(name, options(kind, name, builder)), about(kind, name, builder)]
+    if kind == "methods":
+        texts.append(inspect.cleandoc(builder.__doc__ or ""))
+    return "\n\n".join(text for text in texts if text)
+
+
+def _head_of(file: str) -> str:
+    """The docstring of a file."""
+    with open(file, encoding="utf-8") as opened:
+        return ast.get_docstring(ast.parse(opened.read())) or file
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = report.Parser("fedjax-core list", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", nargs="?", help=f"one of {', '.join([*KINDS, *FILES])}")
+    parser.add_argument("name", nargs="?", help="one of the kind")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parses, prints; the exit status is 0, or 2 for a wrong command line."""
+    try:
+        given = _parser().parse_args(arguments)
+        if given.kind is None:
+            text = kinds()
+        else:
+            by_name.choose("kind", given.kind, [*KINDS, *FILES])
+            text = listed(given.kind) if given.name is None else detailed(given.kind, given.name)
+    except ValueError as error:
+        return report.fail(error, 2)
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    ending.end("fedjax_core.commands.listing", sys.argv[1:])
