@@ -55,7 +55,7 @@ def command(module: str, arguments: Sequence[str]) -> int:
             main: Callable[[Sequence[str]], int] = importlib.import_module(module).main
         return main(arguments)
     except KeyboardInterrupt as error:
-        tell(f"stopped: {error or 'interrupted'}")
+        tell(f"stopped: {str(error) or 'interrupted'}")
         return 130
     except Exception as error:
         tell(f"error: {_said(error)}; {_kept(error, arguments)}")

@@ -21,7 +21,6 @@ from fedjax_core.learning import augment, lora
 from fedjax_core.nn.model import FIXED
 from fedjax_core.reporting import report
 
-OF_A_RUN = ("labels", "test_labels", "domains", "test_domains", "ids", "test_ids", "clients", "seed", "data_dir", "path", "task")
 OF_A_MODEL = {"resize": None, "frame": 0}  # options that every network of images has
 
 
@@ -36,7 +35,7 @@ class Kind(NamedTuple):
 
     field: str
     found: Callable[[], Mapping[str, Callable]]
-    hidden: Collection[str] = OF_A_RUN
+    hidden: Collection[str] = ()
 
 
 def _methods() -> dict[str, Callable]:
@@ -51,19 +50,15 @@ def _sources() -> dict[str, Callable]:
     return sources.READERS | {language.SOURCE: language.Source}
 
 
-def _partitions() -> dict[str, Callable]:
-    return {scheme.__name__: scheme for scheme in partition.SCHEMES}
-
-
 KINDS = {
     "methods": Kind("method.name", _methods, ("task", "optimizer")),
     "models": Kind("models", _models, ("rngs", "dtype", "blocks", "block")),
-    "sources": Kind("data.source", _sources),
-    "partitions": Kind("data.partition", _partitions),
-    "optimizers": Kind("optimizer.name", lambda: experiment.OPTIMIZERS, ()),
-    "augmentations": Kind("augment", lambda: augment.OPS, ()),
-    "adapters": Kind("adapter", lambda: lora.ADAPTERS, ()),
-    "tasks": Kind("task", lambda: experiment.TASKS, ()),
+    "sources": Kind("data.source", _sources, sources.GIVEN),
+    "partitions": Kind("data.partition", lambda: partition.SCHEMES, partition.GIVEN),
+    "optimizers": Kind("optimizer.name", lambda: experiment.OPTIMIZERS),
+    "augmentations": Kind("augment", lambda: augment.OPS),
+    "adapters": Kind("adapter", lambda: lora.ADAPTERS),
+    "tasks": Kind("task", lambda: experiment.TASKS),
 }
 FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`
 

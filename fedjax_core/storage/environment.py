@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from fedjax_core import __version__
+
 
 def environment() -> dict[str, Any]:
     """What the run ran on: versions, devices, commit, command line, time. Neither the user's name nor the machine's."""
@@ -28,7 +30,7 @@ def environment() -> dict[str, Any]:
         "devices": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "processes": jax.process_count(),
         "cpus": os.cpu_count(),
-        "commit": _commit(),
+        "commit": _commit() or {"version": __version__},
         "command": [_without_home(argument) for argument in sys.argv],
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

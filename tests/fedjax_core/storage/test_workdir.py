@@ -48,7 +48,7 @@ def test_a_new_run_has_its_config_and_environment(tmp_path):
     assert environment["versions"].keys() == {"jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"}
     assert environment["backend"] == "cpu"
     assert sum(environment["devices"].values()) >= 1
-    assert environment["commit"] is None or len(environment["commit"]["hash"]) == 40  # None without git
+    assert "version" in environment["commit"] or len(environment["commit"]["hash"]) == 40  # without git the version alone
     assert os.uname().nodename not in json.dumps(environment)
 
 

@@ -1,0 +1,94 @@
+"""The installed command: its parts by name, and what `list` shows."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import fedjax_core
+from fedjax_core.commands import console, listing, shipped
+
+ROOT = Path(__file__).parents[3]
+
+
+def ended(capsys, *arguments: str) -> tuple[int, str, str]:
+    """(exit status, what was printed, what was said)."""
+    with pytest.raises(SystemExit) as end:
+        console.main(arguments)
+    said = capsys.readouterr()
+    return int(end.value.code or 0), said.out, said.err
+
+
+def test_the_commands_are_listed(capsys):
+    status, out, err = ended(capsys, "--help")
+    assert (status, err) == (0, "")
+    assert all(f"  {name} " in out for name in ("run", "table", "analyse", "predict", "export", "list"))
+    assert ended(capsys, "--version")[1] == f"fedjax-core {fedjax_core.__version__}\n"
+    status, out, err = ended(capsys, "tabel")
+    assert (status, out) == (2, "")
+    assert err == "error: there is no command 'tabel'; there are run, table, analyse, predict, export, list\n"
+
+
+def test_configs_and_tables_have_bare_names():
+    assert shipped.file("config", "fedavg") == str(ROOT / "configs" / "fedavg.py")
+    assert shipped.file("table", "fedskc/table1") == str(ROOT / "configs" / "tables" / "fedskc" / "table1.py")
+    assert "base" not in shipped.names("config")
+    assert {"first", "fedskc/table1", "fedhpl/own"} <= set(shipped.names("table"))
+    with pytest.raises(ValueError, match=r"there is no config 'fedav'.* Did you mean 'fedavg'\?"):
+        shipped.file("config", "fedav")
+    with pytest.raises(ValueError, match=r"there is no table file 'mine/x.py'"):
+        shipped.file("table", "mine/x.py")
+
+
+def test_names_of_ours_are_not_a_users_packages(tmp_path, monkeypatch):
+    """A folder with packages `methods` and `configs`, first on the path as with `python -m`."""
+    import sys
+
+    for name in shipped.PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("mine = True")
+        for other in [module for module in sys.modules if module.partition(".")[0] == name]:
+            monkeypatch.delitem(sys.modules, other)
+    monkeypatch.syspath_prepend(tmp_path)
+    import configs  # the user's
+
+    assert configs.mine
+    shipped.take_ours()
+    assert Path(str(sys.modules["configs"].__file__)) == ROOT / "configs" / "__init__.py"
+    assert Path(str(sys.modules["methods"].__file__)) == ROOT / "methods" / "__init__.py"
+    from configs import fedavg
+
+    assert fedavg.get_config("smoke").method.name == "fedavg"
+
+
+@pytest.mark.parametrize("kind", [*listing.KINDS, *listing.FILES])
+def test_all_of_a_kind_are_listed(capsys, kind):
+    status, out, _ = ended(capsys, "list", kind)
+    assert status == 0
+    names = listing.KINDS[kind].found() if kind in listing.KINDS else shipped.names(listing.FILES[kind])
+    assert len(names) > 1
+    lines = out.splitlines()
+    assert all(any(line.partition("(")[0].split()[:1] == [name] for line in lines) for name in names)
+
+
+def test_options_stand_with_their_defaults(capsys):
+    assert "\ndirichlet(alpha, min_size=1, " in ended(capsys, "list", "partitions")[1]
+    assert "resnet8(stem='cifar', width=64, " in ended(capsys, "list", "models")[1]
+    status, out, _ = ended(capsys, "list", "methods", "fedprox")
+    assert status == 0
+    assert out.startswith("fedprox(mu")
+    assert "Li" in out
+    assert listing.options("sources", "unseen", listing.KINDS["sources"].found()["unseen"]) == dict.fromkeys(
+        ("of", "classes"), inspect.Parameter.empty
+    )
+
+
+def test_what_is_not_there_is_one_line(capsys):
+    assert ended(capsys, "list", "method") == (
+        2,
+        "",
+        f"error: unknown kind 'method'; allowed: {', '.join([*listing.KINDS, *listing.FILES])}. Did you mean 'methods'?\n",
+    )
+    status, _, err = ended(capsys, "list", "models", "resnet9")
+    assert status == 2
+    assert "resnet8" in err
