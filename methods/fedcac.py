@@ -15,7 +15,8 @@ Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
 Client i gets M_i w_i^c + (1 - M_i) w. From round beta on critical entries are its own alone.
 
 Departures: with partial participation all this is taken over the round's clients; another's mask and custom model stay as they
-were, its shared entries are the newest. Batch statistics stay with their client, as in the authors' code.
+were, its shared entries are the newest. Batch statistics stay with their client, as in the authors' code. A tensor in which
+nothing has any sensitivity, such as one that never moved, has no critical entry; in that code all of its entries are.
 """
 
 import math

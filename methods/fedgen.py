@@ -21,9 +21,11 @@ Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Le
 
 Every number above is an argument that overrides its variant's. In the first round no labels are known, and nothing is generated.
 
-Departures: the generator's Adam goes on from round to round (the library makes it anew); the library knows all clients' labels from
-the start, and never stores the generator that it trained: generator_frozen=True is that. Of the authors' code, the latent term and
-the student term, which weighs nothing, are left out, as is the stop after 20 local steps.
+Departures: the generator's Adam goes on from round to round (the library makes it anew); the library knows all clients' labels
+from the start, and never stores the generator that it trained: generator_frozen=True is that. Of the authors' code, the latent
+term and the student term, which weighs nothing, are left out, as is the stop after 20 local steps. A client's step generates as
+many examples as it has real ones, B, and weighs their mean by alpha; the authors' generates generator_batch, 32, and weighs it by
+alpha 32 / B.
 """
 
 from typing import NamedTuple

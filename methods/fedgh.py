@@ -13,9 +13,10 @@ A client trains its body and the head that it was sent together, then sends its 
 The server takes a step of the head for each mean that came in. Scores: "personal" is the client's body under the newest head,
 "own_head" under the one that it trained.
 
-Departures: the means come in shuffled order; server_batch and server_epochs make more of them than the paper's one step each. In
-the authors' code the server's optimiser holds other parameters and the head never moves; here it does. `projection` puts a linear
-layer between a body and the head, so that models may differ in D too.
+Departures: a client's mean is over all of its examples of a class; the authors' code takes the mean of the means of minibatches,
+in which examples of minibatches with few of the class weigh more. The means come in shuffled order; server_batch and server_epochs
+make more of them than the paper's one step each. In the authors' code the server's optimiser holds other parameters and the head
+never moves; here it does. `projection` puts a linear layer between a body and the head, so that models may differ in D too.
 """
 
 import optax

@@ -11,8 +11,9 @@ https://doi.org/10.1109/TPDS.2022.3225185
 
 Loss: CE + lambda tau^2 KL(softmax(o_v / tau) || softmax(o / tau)); CE alone in the first round that a client takes part in.
 
-Departures: the teacher predicts in evaluation mode. The mean is weighed by samples unless asked otherwise. A client that never took
-part has the server's model for its own.
+Departures: the teacher predicts in evaluation mode; so with augmentation (config.augment) it sees the plain images and the student
+the augmented ones, where the authors' code shows both the same. The mean is weighed by samples unless asked otherwise. A client
+that never took part has the server's model for its own.
 """
 
 from typing import NamedTuple

@@ -9,8 +9,12 @@ https://arxiv.org/abs/1910.06378
   y_i       y                local model;  K: the local steps, those that were not padding
   eta_g     server_lr        server learning rate;  eta_l: the optimiser's
 
-Departures: option II of Algorithm 1, written as the mean of the raw step gradients: equal for plain SGD, and right with momentum
-and schedules too. The paper has no batch normalisation; its statistics are averaged and have no control variate.
+Departures: option II of Algorithm 1, written as the mean of the gradients of the loss over the local steps. With plain SGD the two
+are equal. They are not with an optimiser that does more: (x - y) / (K eta_l) would have the momentum's factor in it (10 at 0.9),
+weight decay's term, and clipped gradients. Weight decay is left out on purpose: its gradient is the same function of the weights
+at every client, so there is no drift in it to correct, and it acts on y beside the correction. So at a decay of 0.1 a control
+variate is 0.1 times the mean local weights away from what option II would store. The paper has no batch normalisation; its
+statistics are averaged and have no control variate.
 """
 
 from typing import NamedTuple

@@ -92,9 +92,9 @@ def test_paper_builds_and_its_round_traces_at_full_size(name):
     sim = build(config)
     assert len(sim.data.train.y) >= (6000 if language.named(config.data.source) else 36_000)  # not the digits
     shapes = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
-    state = jax.eval_shape(sim._init_program, shapes(sim._held_on_host), jax.random.key_data(jax.random.key(0)))
+    state = jax.eval_shape(sim._init, shapes(sim._held_on_host), jax.random.key_data(jax.random.key(0)))
     new, records = jax.eval_shape(
-        functools.partial(sim._rounds_program, scored=sim.episodes is None),  # with the clients' scores that belong to a round
+        sim._scored if sim.episodes is None else sim._many,  # with the clients' scores that belong to a round
         shapes(sim._held_on_host),
         state,
         jax.ShapeDtypeStruct((), jnp.int32),

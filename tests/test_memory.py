@@ -9,6 +9,7 @@ import chex
 import jax
 import pytest
 
+from fedjax_core.engine import rounds
 from tests import toy
 
 WARM, ROUNDS, EVERY = 60, 200, 10
@@ -62,10 +63,10 @@ def test_memory_is_flat_and_nothing_is_traced_again(name, settings):
     assert after[3] == before[3]
 
 
-def test_the_round_is_traced_once():
+def test_the_round_is_traced_once(monkeypatch):
     """Rounds by one and by several, with evaluations between: one trace serves all."""
     sim = toy.simulate("fedavg")
-    sim._rounds_program = chex.assert_max_traces(sim._rounds_program, n=1)
+    monkeypatch.setattr(rounds, "many", chex.assert_max_traces(rounds.many, n=1))
     sim.use(sim.plan)
     state = sim.init(0)
     for count in (1, 2, 5, 1):

@@ -60,6 +60,7 @@ SIZES = (9, 4, 1, 7, 6, 2, 8, 5)  # unequal, some short last batches, one with a
 # Every method, with arguments that make each of its terms count. A newcomer adds a line.
 METHODS: dict[str, Any] = {
     "fedavg": functools.partial(fedavg, epochs=2, batch=BATCH),
+    "fedavg_uniform": functools.partial(fedavg, epochs=2, batch=BATCH, weights="uniform"),
     "scaffold": functools.partial(scaffold, epochs=2, batch=BATCH),
     "local": functools.partial(local, epochs=2, batch=BATCH),
     "centralized": functools.partial(centralized, epochs=2, batch=BATCH),

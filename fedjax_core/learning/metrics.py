@@ -10,7 +10,9 @@ Pair = tuple[Array, Array]
 
 
 def mean_of(values: Array, mask: Array) -> Pair:
-    """The pair of the masked mean of `values` [B]; masked entries may hold anything, NaN too."""
+    """The pair of the masked mean of `values` [B]; masked entries may hold anything, NaN too. Booleans and whole numbers are added
+    up in float32, for a sum of booleans is at most True."""
+    values = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(jnp.float32)
     return jnp.sum(jnp.where(mask, values, 0)), jnp.sum(mask, dtype=values.dtype)
 
 

@@ -14,7 +14,6 @@ files, to a progress bar or to lines of text; at the end to metrics.csv and summ
 are made from.
 """
 
-import argparse
 import math
 import os
 import sys
@@ -22,15 +21,15 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, Self
 
-import numpy as np
-
+from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
+from fedjax_core.reporting.summary import Series, history, is_accuracy, shown, summarise, table
+from fedjax_core.reporting.tensorboard import Events
 from fedjax_core.storage.workdir import (
     METRICS,
     JsonLines,
     WorkDir,
-    explained,
     json_lines,
     plain,
     read_jsonl,
@@ -45,7 +44,20 @@ with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of
 
 CSV, SUMMARY, TENSORBOARD = "metrics.csv", "summary.json", "tensorboard"
 HEADLINE = ("test/global/accuracy", "test/personal/own/accuracy/mean")  # preferred in this order
-_COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
+__all__ = [
+    "Parser",
+    "Reporter",
+    "Series",
+    "fail",
+    "history",
+    "is_accuracy",
+    "one_line",
+    "readable_size",
+    "readable_time",
+    "say",
+    "summarise",
+    "table",
+]
 
 
 class Reporter:
@@ -89,7 +101,7 @@ class Reporter:
         self._wants_bar, self._wants_lines = wants_bar and self._writer, progress is None and not wants_bar and self._writer
         self._wants_events = tensorboard
         self._lines: JsonLines | None = None
-        self._events: _Events | None = None
+        self._events: Events | None = None
         self._bar: Any = None
         self._facts: dict[str, Any] = {}
         self._round = 0
@@ -117,7 +129,7 @@ class Reporter:
         self._started = time.monotonic(), from_round
         self._lines = JsonLines(self.path / METRICS)
         if self._wants_events:
-            self._events = _Events(self.path / TENSORBOARD, from_round)
+            self._events = Events(self.path / TENSORBOARD, from_round)
         if self._wants_bar:
             self._bar = tqdm(total=self.total_rounds, initial=from_round, unit="round", dynamic_ncols=True)
 
@@ -170,7 +182,7 @@ class Reporter:
     def _show(self, record: Mapping[str, Any]) -> None:
         scores = [key for key in record if key.startswith("test/") and is_accuracy(key)]
         name = self._headline or next((key for key in [*HEADLINE, *scores] if key in record), None)
-        score = f"{name} {_show(name, record[name])}" if name in record and name is not None else None
+        score = f"{name} {shown(name, record[name])}" if name in record and name is not None else None
         if self._bar is not None:
             if score:
                 self._bar.set_postfix_str(score, refresh=False)
@@ -181,7 +193,7 @@ class Reporter:
                 self._said = now
                 start, first = self._started
                 rate = (record["round"] - first) / max(now - start, 1e-9)
-                loss = f"  train/loss {_show('loss', record['train/loss'])}" if "train/loss" in record else ""
+                loss = f"  train/loss {shown('loss', record['train/loss'])}" if "train/loss" in record else ""
                 self._console(f"round {record['round']}/{self.total_rounds}  {score}{loss}  {rate:.3g} rounds/s")
 
     def close(self) -> dict[str, Any]:
@@ -223,255 +235,6 @@ class Reporter:
             self.say(str(error))
 
 
-def say(text: str) -> None:
-    """Writes a line to standard error, above a bar if there is one."""
-    tqdm.write(text, file=sys.stderr)
-
-
-def fail(error: BaseException | str, status: int) -> int:
-    """Says in one line why a command ends.
-
-    Args:
-      error: why.
-      status: the exit status; 130 for an interruption.
-
-    Returns:
-      The status.
-    """
-    say(f"{'stopped' if status == 130 else 'error'}: {one_line(error)}")
-    return status
-
-
-class Parser(argparse.ArgumentParser):
-    """One that raises a ValueError of one line for a wrong command line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; --help tells more")
-
-
-class _Events:
-    """TensorBoard's scalars, written in the caller's thread: tensorboardX's own writer waits for ever for a thread that a full
-    disk has killed, and puts the machine's name into the file's. Imported when needed: it loads torch where there is one."""
-
-    def __init__(self, directory: Path, from_round: int) -> None:
-        from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] (made at import)
-        from tensorboardX.record_writer import RecordWriter
-        from tensorboardX.summary import scalar
-
-        self._path, self._event, self._scalar = directory, Event, scalar
-        with explained("write", directory):
-            directory.mkdir(exist_ok=True)
-            number = len(list(directory.glob("events.out.tfevents.*")))
-            self._file = RecordWriter(str(directory / f"events.out.tfevents.{time.time():.0f}.{number}"))
-            self._write(file_version="brain.Event:2")
-            if number:  # TensorBoard then forgets what earlier files say from this step on
-                self._write(step=from_round + 1, session_log=SessionLog(status=SessionLog.START))
-            self._file.flush()
-        self._flushed = time.monotonic()
-
-    def _write(self, **event: Any) -> None:
-        self._file.write(self._event(wall_time=time.time(), **event).SerializeToString())
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        with explained("write", self._path):
-            for name, value in record.items():
-                if name != "round" and isinstance(value, (int, float)):
-                    self._write(step=record["round"], summary=self._scalar(name, value))
-            if time.monotonic() - self._flushed > 2:
-                self._file.flush()
-                self._flushed = time.monotonic()
-
-    def close(self) -> None:
-        with explained("write", self._path):
-            self._file.flush()
-            self._file.close()
-
-
 def _in_notebook() -> bool:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and "IPKernelApp" in getattr(shell, "config", ())
-
-
-def is_accuracy(name: str) -> bool:
-    """Whether a score of this name is an accuracy."""
-    return "accuracy" in name.split("/")
-
-
-def summarise(records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (), last_k: int = 10) -> dict[str, Any]:
-    """What to say about a run.
-
-    Args:
-      records: of the run, in the order of their rounds.
-      targets: accuracies to reach.
-      last_k: over how many of the last evaluations to take a mean.
-
-    Returns:
-      A dict of
-
-      - "rounds": rounds done.
-      - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (`last_k`, or fewer if so few);
-        of an accuracy also "best", "best_round", "best_is" (what that number is: the highest over rounds, and for a test score
-        one selected on test data) and "rounds_to": per target the first round with at least that accuracy, None if there is
-        none.
-      - "speed": "seconds", and "rounds_per_second", "clients_per_second", "examples_per_second", "compile_seconds" as far as
-        the records tell; the rates leave the compiling out.
-    """
-    summary: dict[str, Any] = {"rounds": records[-1]["round"] if records else 0, "metrics": {}, "speed": _speed(records)}
-    names = dict.fromkeys(name for record in records for name in record if name not in _COUNTS and name != "train/examples")
-    for name in names:
-        rounds = [record["round"] for record in records if _is_score(record.get(name))]
-        values = [float(record[name]) for record in records if _is_score(record.get(name))]
-        if not values:
-            continue
-        tail = values[-last_k:]
-        entry: dict[str, Any] = {
-            "first": values[0],
-            "last": values[-1],
-            "last_round": rounds[-1],
-            "evaluations": len(values),
-            "mean_last_k": math.fsum(tail) / len(tail) if all(map(math.isfinite, tail)) else math.nan,
-            "k": len(tail),
-        }
-        if is_accuracy(name):
-            best = max(range(len(values)), key=lambda i: -math.inf if math.isnan(values[i]) else values[i])
-            entry["best"], entry["best_round"] = values[best], rounds[best]
-            entry["best_is"] = "best over rounds" + (", selected on test data" if name.startswith("test/") else "")
-            reached = {str(t): next((r for r, v in zip(rounds, values, strict=True) if v >= t), None) for t in targets}
-            entry["rounds_to"] = reached
-        summary["metrics"][name] = entry
-    return summary
-
-
-def _is_score(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Rates over the records that tell their time."""
-    counts = {"rounds": 0.0, "clients": 0.0, "examples": 0.0}
-    seconds = compiling = 0.0
-    before = 0
-    for record in records:
-        if "seconds" in record:
-            seconds += record["seconds"]
-            compiling += record.get("compile_seconds", 0.0)
-            counts["rounds"] += record["round"] - before
-            counts["clients"] += record.get("cohort", 0)
-            counts["examples"] += record.get("train/examples", 0)
-        before = record["round"]
-    speed = {"seconds": seconds} if seconds else {}
-    if compiling:
-        speed["compile_seconds"] = compiling
-    if seconds > compiling:
-        speed |= {f"{name}_per_second": count / (seconds - compiling) for name, count in counts.items() if count}
-    return speed
-
-
-class Series(NamedTuple):
-    """A score over the rounds that have it: two arrays of one length."""
-
-    rounds: np.ndarray
-    values: np.ndarray
-
-
-def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
-    """A run's records by score.
-
-    >>> history([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.5, "test/global/accuracy": 0.75}])["train/loss"]
-    Series(rounds=array([1, 2]), values=array([2. , 1.5]))
-    """
-    names = dict.fromkeys(name for record in records for name in record if name != "round")
-    found = {name: [(record["round"], record[name]) for record in records if _is_score(record.get(name))] for name in names}
-    return {name: Series(*map(np.array, zip(*pairs, strict=True))) for name, pairs in found.items() if pairs}
-
-
-def one_line(error: BaseException | str) -> str:
-    """What an error says, as one line."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = error.strerror + (f": {error.filename}" if error.filename else "")
-    return " ".join(text.split()) or type(error).__name__
-
-
-def table(summary: Mapping[str, Any]) -> str:
-    """The closing table: scores, rounds to reach the targets, then speed, traffic and memory as far as they are known.
-
-    Args:
-      summary: from `Reporter.close` or `summarise`.
-
-    Returns:
-      Lines of text without a last newline, at most about 100 characters wide for the usual names.
-    """
-    scores = {name: entry for name, entry in summary["metrics"].items() if is_accuracy(name) or _is_one_loss(name)}
-    targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))
-    span = max((entry["k"] for entry in scores.values()), default=0)
-    rows = [["", "last", "best*", "round", f"mean of last {span}", *(f"to {100 * float(t):g} %" for t in targets)]]
-    for name, entry in scores.items():
-        tested = "best" in entry and name.startswith("test/")
-        best = [_show(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
-        few = f" ({entry['k']})" if entry["k"] < span else ""
-        reached = entry["rounds_to"] if tested else {}
-        when = [("never" if reached[t] is None else str(reached[t])) if t in reached else "" for t in targets]
-        rows.append([name, _show(name, entry["last"]), *best, _show(name, entry["mean_last_k"]) + few, *when])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-        if scores
-    ]
-    if any(name.startswith("test/") and "best" in entry for name, entry in scores.items()):
-        lines.append("* best over rounds, selected on test data: not a result to report")
-    return "\n".join(line.rstrip() for line in [*lines, *_costs(summary)])
-
-
-def _is_one_loss(name: str) -> bool:
-    """Whether a score is a loss of the whole run; how it spreads over clients is left to the files."""
-    return "loss" in name.split("/") and name.rpartition("/")[2] in ("loss", "mean")
-
-
-def _costs(summary: Mapping[str, Any]) -> list[str]:
-    speed, facts = summary.get("speed", {}), summary.get("facts", {})
-    parts = [f"{summary['rounds']} rounds"]
-    if "seconds" in speed:
-        parts[0] += f" in {readable_time(speed['seconds'])}"
-    for what in ("rounds", "clients", "examples"):
-        if f"{what}_per_second" in speed:
-            parts.append(f"{_significant(speed[f'{what}_per_second'])} {what}/s")
-    compiling = speed.get("compile_seconds", facts.get("compile_seconds"))
-    if compiling is not None:
-        parts.append(f"compiling {readable_time(compiling)}")
-    lines = [f"speed    {', '.join(parts)}"]
-    ways = [f"{readable_size(facts[f'bytes_{way}'])} {way}" for way in ("down", "up") if f"bytes_{way}" in facts]
-    if ways:
-        lines.append(f"traffic  {', '.join(ways)}, per client and round")
-    if facts.get("peak_memory_bytes") is not None:
-        lines.append(f"memory   {readable_size(facts['peak_memory_bytes'])} at most")
-    return lines
-
-
-def _show(name: str, value: float) -> str:
-    if not math.isfinite(value):
-        return str(value)
-    return f"{100 * value:.1f} %" if is_accuracy(name) else f"{value:.4g}"
-
-
-def _significant(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def readable_time(seconds: float) -> str:
-    """Such as "12.5 s" or "3 h 05 min"."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
-
-
-def readable_size(count: float) -> str:
-    """Bytes, such as "1.2 MB"."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -295,7 +295,7 @@ class FrozenTest(chex.TestCase):
         task = part_of(whole, Net(zeros), "head", classes=K, population=N)
         make = functools.partial(local, optimizer=SGD, batch=toy.BATCH)
         sim = simulation.Simulation(simulation.one_group(make, task, N), toy.data(), plan=parallel.Plan(4, 1))
-        state = jax.eval_shape(sim._init_program, sim.held, jax.random.key_data(jax.random.key(0)))
+        state = jax.eval_shape(sim._init, sim.held, jax.random.key_data(jax.random.key(0)))
         found = sim._many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile().memory_analysis()
         backbone = metrics.nbytes(zeros)
         self.assertLess(found.argument_size_in_bytes, 1.2 * backbone)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
+from fedjax_core.algorithm import ClientData
 from fedjax_core.engine import parallel, simulation
 from fedjax_core.learning import training
 from methods.scaffold import scaffold
@@ -82,6 +83,18 @@ class ScaffoldTest(chex.TestCase):
         chex.assert_trees_all_close(after.server.c, c, atol=5e-6)
         for i in range(toy.CLIENTS):
             chex.assert_trees_all_close(one(after.clients[0], i), c_i[i], atol=5e-6)
+
+    def test_weight_decay_is_not_in_the_controls(self):
+        """Of one client's first round: the loss's mean gradient; option II would store decay times the mean weights more."""
+        lr, decay = 0.2, 0.1
+        algorithm = scaffold(toy.task(), optimizer=training.sgd(lr, weight_decay=decay), batch=toy.SIZES[0])  # one full batch
+        server = algorithm.server_init(jax.random.key(0))
+        data = ClientData(jax.tree.map(jnp.asarray, toy.data().train), jnp.arange(toy.SIZES[0]), jnp.int32(toy.SIZES[0]))
+        found = algorithm.client_update(server, server.c, data, jax.random.key(1))
+        x, y = server.net.params, found.local[0].net.params
+        option_ii = jax.tree.map(lambda x, y: (x - y) / lr, x, y)
+        chex.assert_trees_all_close(found.state, jax.tree.map(lambda c, x: c - decay * x, option_ii, x), atol=1e-6)
+        self.assertGreater(max(np.abs(decay * leaf).max() for leaf in jax.tree.leaves(x)), 1e-2)
 
     def test_option_ii_is_the_mean_gradient_for_plain_sgd(self):
         settings = dict(lr=0.2, server_lr=0.7, dropout=0.3)

@@ -125,7 +125,7 @@ class MemoryTest(chex.TestCase):
     def test_of_averaging_does_not_grow_with_the_cohort(self):
         def temporary(cohort, chunk):
             sim = simulate(cohort, chunk=chunk)
-            state = jax.eval_shape(sim._init_program, sim.held, jax.random.key_data(jax.random.key(0)))
+            state = jax.eval_shape(sim._init, sim.held, jax.random.key_data(jax.random.key(0)))
             compiled = sim._many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
             return compiled.memory_analysis().temp_size_in_bytes, 4 * sum(x.size for x in jax.tree.leaves(state.server))
 

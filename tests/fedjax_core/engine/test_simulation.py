@@ -12,7 +12,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Examples, Net, Reduce
 from fedjax_core.data import federated, sources
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import parallel, rounds, simulation
 from fedjax_core.engine.simulation import Evaluation, Group, Simulation
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
@@ -207,7 +207,7 @@ class RoundTest(chex.TestCase):
         sim = simulate(None, two_groups(build), cohort=6, dropout=0.3)
         state = sim.init(3)
         drawn = sim._draw(sim.held, state.key, state.round)
-        server, _, record = jax.jit(functools.partial(sim._train, scored=False))(sim.held, state, drawn, [(), ()])
+        server, _, record = jax.jit(functools.partial(rounds.train, sim._of, scored=False))(sim.held, state, drawn, [(), ()])
         there = naive.cohort(3, 0, N, 6, 0.3)
         self.assertLess(len(there), 6)
         self.assertTrue({0, 1, 2, 5} & set(there) and {3, 4, 6, 7} & set(there))

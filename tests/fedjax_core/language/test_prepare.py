@@ -111,7 +111,7 @@ def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
     language._SHARED.clear()
     load = lambda run: (None, experiment.build(config("bert", name=run.name, batch=4)), None)
     monkeypatch.setattr(experiment, "load", load)
-    loaded = analyse._Loaded()
+    loaded = analyse.Loaded()
     first = loaded(Path("fedit"))[0]
     on_device = weakref.ref(jax.tree.leaves(first.held.tasks)[0])
     assert on_device() is not None

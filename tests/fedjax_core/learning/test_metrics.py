@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_core.learning import metrics
 
@@ -14,6 +15,15 @@ MASK = jnp.asarray([True, True, True, False])
 def test_mean_of_ignores_masked_nan():
     total, weight = metrics.mean_of(jnp.asarray([1.0, 2.0, jnp.nan]), jnp.asarray([True, True, False]))
     assert (float(total), float(weight)) == (3.0, 2.0)
+
+
+@pytest.mark.parametrize("dtype", [bool, jnp.int8, jnp.bfloat16])
+def test_mean_of_what_is_no_float32(dtype):
+    """Two of three; a weight in the values' dtype would be True, and int8 would end at 127."""
+    values = jnp.tile(jnp.asarray([1, 1, 0]), 100).astype(dtype)
+    pair = metrics.mean_of(values, jnp.arange(300) < 198)
+    assert all(jnp.issubdtype(part.dtype, jnp.floating) for part in pair)
+    np.testing.assert_allclose(float(metrics.value(pair)), 2 / 3, rtol=1e-2)
 
 
 def test_accuracy_counts_hits_and_rows():

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Net
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import federation, parallel, simulation
 from fedjax_core.learning import training
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage import export
@@ -272,7 +272,7 @@ def test_the_network_of_two_parts(local):
     state = sim.init(0)
     moved = jax.tree.map(lambda x: x + jnp.arange(len(x), dtype=x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), state.clients[0])
     found = export.network(sim.view(state._replace(clients=(moved,)), 2), "personal", X)
-    first = sim.groups[0].task.model.init(sim._key(state.key, "init", 0))
+    first = sim.groups[0].task.model.init(federation.key(state.key, "init", 0))
     equal(found.params, {"body": first.params["body"], "head": jax.tree.map(lambda x: x + 2, first.params["head"])})
     equal(found.stats, jax.tree.map(lambda x: x + 2 * local, first.stats))
 

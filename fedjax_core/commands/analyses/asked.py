@@ -1,0 +1,79 @@
+"""What an analysis is asked for: runs, loaded once, and where its files go."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_core import experiment
+from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.reporting import plots
+from fedjax_core.storage.workdir import write_text
+
+
+class Asked(NamedTuple):
+    """What the command line asks for.
+
+    Attributes:
+      runs: directories of runs.
+      out: where the files go.
+      scores: for curves: of each run the first that it has; none: the first of `report.HEADLINE` that all have.
+      model: a predictor; None: see `analysis.model_of`.
+      features: which of the model's outputs.
+      clients: whose features; None: all.
+      rows: examples per client, in the plane and in attention; None: `EMBEDDED`, `ATTENDED`.
+      centroids: whether tsne also shows the mean of each client's features of each class.
+      scope: of accuracies by class and by client: "own", each client's own test rows, or "all", the whole test set.
+      span, points: of the landscape and the plane.
+      seed: of the embedding and of the landscape's directions.
+    """
+
+    runs: Sequence[Path]
+    out: Path
+    scores: Sequence[str] = ()
+    model: str | None = None
+    features: str = "features"
+    clients: Sequence[int] | None = None
+    rows: int | None = None
+    centroids: bool = False
+    scope: str = "own"
+    span: float = 1.0
+    points: int = 21
+    seed: int = 0
+
+
+class Loaded:
+    """Runs as simulations, each loaded once; only the last one that was asked for has its data and frozen arrays on the devices."""
+
+    def __init__(self):
+        self._runs: dict[Path, tuple[Any, Simulation, State]] = {}
+        self._last: Path | None = None
+
+    def __call__(self, run: Path) -> tuple[Simulation, State]:
+        return self.whole(run)[1:]
+
+    def whole(self, run: Path) -> tuple[Any, Simulation, State]:
+        """With the config."""
+        if self._last not in (None, run):
+            self._runs[self._last][1].release()
+        if run not in self._runs:
+            self._runs[run] = experiment.load(run)
+        self._last = run
+        return self._runs[run]
+
+
+def named(asked: Asked) -> list[tuple[Path, str]]:
+    """Runs, each with the beginning of its files' names: nothing if there is one."""
+    labels = plots.labels_of(asked.runs) if len(asked.runs) > 1 else [""]
+    return [(run, f"{label.replace('/', '-')}-" if label else "") for run, label in zip(asked.runs, labels, strict=True)]
+
+
+def of_features(asked: Asked) -> str:
+    """The end of a file's name, where other features than the head's are looked at."""
+    return "" if asked.features == "features" else f"_{asked.features}"
+
+
+def markdown(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
+    """Writes rows as a Markdown table."""
+    lines = [f"| {' | '.join(row)} |" for row in ([list(rows[0]), ["---"] * len(rows[0])] if rows else [])]
+    write_text(path, "\n".join([*lines, *(f"| {' | '.join(row.values())} |" for row in rows)]) + "\n")
+    return path

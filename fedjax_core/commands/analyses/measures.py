@@ -1,0 +1,101 @@
+"""One analysis of a finished run as a number, for tables."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_core import by_name, experiment
+from fedjax_core.commands.analyses.answers import answered, mean_over_clients
+from fedjax_core.data.federated import FederatedData
+from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.reporting import analysis
+from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.workdir import CHECKPOINTS, read_json, write_json
+
+NUMBERS = "analysis.json"  # in a run's directory: what `number` has found
+
+
+def _mean_origin(simulation: Simulation, state: State, model: str | None = None) -> float:
+    return float(np.nanmean(analysis.client_accuracies(*analysis.class_accuracies(simulation, state, model))))
+
+
+def _mean_probe(simulation: Simulation, state: State, model: str | None = None, key: str = "features") -> float:
+    return float(np.nanmean(analysis.probe(simulation, state, model, key)))
+
+
+def _mean_match(simulation: Simulation, state: State, model: str | None = None, key: str = "features") -> float:
+    return float(np.nanmean(analysis.match(simulation, state, model, key)))
+
+
+def _mean_rouge(
+    run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None, of: str | None = None
+) -> float:
+    rows = answered(run, config, simulation, state, model)
+    if of is not None:
+        by_name.choose("task or data set of rouge", of, dict.fromkeys([row[what] for what in ("task", "dataset") for row in rows]))
+        rows = [row for row in rows if of in (row["task"], row["dataset"])]
+    return mean_over_clients(rows, "rouge1")
+
+
+def _size(what: str) -> Callable[..., float]:
+    def size(simulation: Simulation, state: State | None = None, total: bool = False, group: int | None = None) -> float:
+        del state
+        rows = analysis.sizes(simulation)
+        if group is not None:
+            if not 0 <= group < len(rows):
+                raise ValueError(f"{what}: group={group} must lie in [0, {len(rows)}), the number of architectures")
+            rows = rows[group : group + 1]
+        over = sum(row["clients"] * row[what] for row in rows)
+        return over if total else over / sum(row["clients"] for row in rows)
+
+    return size
+
+
+SIZES = {what: _size(what) for what in ("whole", "body", "trained", "down", "up")}  # need no trained state
+MEANS = {"origin": _mean_origin, "probe": _mean_probe, "match": _mean_match, "rouge": _mean_rouge} | SIZES
+GIVEN = ("run", "config", "simulation", "state")  # what these take of a run
+
+
+def is_size(text: str) -> bool:
+    """Whether an analysis of `number` is of shapes alone."""
+    return by_name.parse(text)[0] in SIZES
+
+
+def size(text: str, simulation: Simulation) -> float:
+    """An analysis of shapes alone, of a simulation that has not run; see `number`."""
+    name, options = by_name.parse(text)
+    return SIZES[name](simulation, **options)
+
+
+def number(text: str) -> Callable[[Path, FederatedData | None], float]:
+    """One analysis as a number: the mean over clients after the last round.
+
+    Args:
+      text: "origin", "probe" or "match", with options as in "probe(model='global', key='features')"; "rouge" of answers in words,
+        with of="sst2" on one test set, or one task; or a count, "whole", "body", "trained", "down", "up" (`analysis.sizes`), with
+        total=True the sum over clients, with group=0 of one architecture.
+
+    Returns:
+      (run's directory, its data or None to load them) -> the number, which is kept in the run's directory.
+
+    Raises:
+      ValueError, TypeError: an unknown name or option.
+    """
+    name, options = by_name.parse(text)
+    function = MEANS[by_name.choose("analysis", name, MEANS)]
+    by_name.check(f"analysis {name!r}", function, GIVEN, options)
+
+    def of(run: Path, data: FederatedData | None = None) -> float:
+        file = run / NUMBERS
+        known = read_json(file) if file.exists() else {}
+        done = Checkpoints(run / CHECKPOINTS).latest()
+        if text not in known or known[text]["round"] != done:
+            found: dict[str, Any] = dict(zip(GIVEN, (run, *experiment.load(run, data=data)), strict=True))
+            known[text] = {"round": done, "value": by_name.call(f"analysis {name!r}", function, found, options)}
+            found["simulation"].release()
+            write_json(file, known)
+        return known[text]["value"]
+
+    return of

@@ -1,0 +1,119 @@
+"""What can be said of a simulation before it trains: its settings are possible, its method keeps its promises."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.engine.federation import SCOPES, Evaluation, Federation, Group, Held
+from fedjax_core.learning import metrics
+from fedjax_core.learning.episodes import Episodes
+
+
+class Shape(NamedTuple):
+    """Abstract values of one group."""
+
+    server: PyTree
+    sent: PyTree
+    client: PyTree
+    out: Any
+
+
+class Shapes(NamedTuple):
+    """What is known without running. `down`, `up`: bytes that one client receives and sends per round, mean over the population."""
+
+    groups: tuple[Shape, ...]
+    down: float
+    up: float
+
+
+def settings(
+    groups: Sequence[Group],
+    population: int,
+    dropout: float,
+    hold: str,
+    evaluation: Evaluation,
+    dispatch: int,
+    episodes: Episodes | None,
+) -> None:
+    """Raises ValueError for a setting that no simulation can have."""
+    everyone = np.sort(np.concatenate([np.asarray(g.clients) for g in groups]))
+    if not np.array_equal(everyone, np.arange(population)):
+        raise ValueError(f"the groups' clients must be each of 0 ... {population - 1} once, found {everyone.tolist()[:20]}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout={dropout} is not in [0, 1)")
+    if hold not in ("device", "host"):
+        raise ValueError(f"hold={hold!r} is neither 'device' nor 'host'")
+    for scope in evaluation.scopes:
+        if scope not in SCOPES:
+            raise ValueError(f"evaluation.scopes has {scope!r}, which is not one of {', '.join(SCOPES)}")
+    if evaluation.batch < 1 or (evaluation.clients is not None and evaluation.clients < 1) or dispatch < 1:
+        raise ValueError("evaluation.batch, evaluation.clients and dispatch must be at least 1")
+    if episodes is not None and (without := {"own", "post_local"} & set(evaluation.scopes)):
+        raise ValueError(
+            f"evaluation.scopes has {', '.join(map(repr, sorted(without)))}, but clients have no test episodes of their own; "
+            "with episodes it may have 'global', 'all'"
+        )
+
+
+def shapes(fed: Federation, held: Held) -> Shapes:
+    """Traces every group's functions once, abstractly.
+
+    Raises:
+      ValueError: the groups disagree about the server's state; a client update does not keep its state's structure, shapes and
+        dtypes; a method cannot work with episodes.
+    """
+    key, zero = jax.random.key(0), jax.ShapeDtypeStruct((), jnp.int32)
+    held = jax.eval_shape(lambda h: h, held)
+
+    def traced(g: int, held: Held, i: Array):
+        algorithm = fed.algorithm(g, held, i)
+        server = algorithm.server_init(key)
+        sent = algorithm.broadcast(server, i)
+        client = algorithm.client_init(key, server, i)
+        return server, sent, client, algorithm.client_update(sent, client, fed.rows_of(held, 0, held.size[0]), key)
+
+    found = []
+    for g, group in enumerate(fed.groups):
+        try:
+            server, sent, client, out = jax.eval_shape(functools.partial(traced, g), held, zero)
+        except KeyError as error:
+            if fed.episodes is None or error.args != ("logits",):
+                raise
+            raise ValueError(
+                f"group {group.name!r}: the method reads logits of plain examples, which a prototypical network does not have; "
+                "with episodes choose a method, or an option of it, that reads features"
+            ) from None
+        same(client, out.state, f"group {group.name!r}: client_update must return the client's state as client_init made it")
+        if found:
+            same(
+                found[0].server,
+                server,
+                f"groups {fed.groups[0].name!r} and {group.name!r} would give the server different states; a method that "
+                "averages parameters needs one architecture for all clients (for mixed ones use fedhe, for example)",
+            )
+        found.append(Shape(server, sent, client, out))
+    sizes = np.array([len(g.clients) for g in fed.groups], float)
+    down, up = ([metrics.nbytes(tree) for tree in trees] for trees in ([s.sent for s in found], [s.out.uplink for s in found]))
+    return Shapes(tuple(found), float(sizes @ down / sizes.sum()), float(sizes @ up / sizes.sum()))
+
+
+def same(wanted: PyTree, found: PyTree, why: str) -> None:
+    """Raises ValueError unless two pytrees of shapes agree, naming the first leaf that does not."""
+
+    def described(tree):
+        return {
+            jax.tree_util.keystr(path) or "the whole": f"{leaf.dtype}{list(leaf.shape)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+
+    a, b = described(wanted), described(found)
+    for path in [*a, *b]:
+        if a.get(path) != b.get(path):
+            raise ValueError(f"{why}: at {path}, {a.get(path, 'nothing')} against {b.get(path, 'nothing')}")
+    if jax.tree.structure(wanted) != jax.tree.structure(found):
+        raise ValueError(f"{why}: {jax.tree.structure(wanted)} against {jax.tree.structure(found)}")

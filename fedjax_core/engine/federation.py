@@ -1,0 +1,165 @@
+"""Who is there and what they work on: what every program of a simulation is made of, and what it takes."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedjax_core.algorithm import Algorithm, Array, ClientData, Examples, PyTree
+from fedjax_core.data.federated import FederatedData, padded
+from fedjax_core.engine import parallel
+from fedjax_core.learning.episodes import Episodes
+from fedjax_core.task import Peers, Task
+
+Build = Callable[[Task], Algorithm]
+STREAMS = {"init": 0, "prepare": 1, "cohort": 2, "dropout": 3, "client": 4, "server": 5, "personalise": 6}
+SCOPES = ("global", "own", "post_local", "all")
+
+
+class Group(NamedTuple):
+    """Clients with one architecture.
+
+    Attributes:
+      name: what messages call it.
+      build: task -> Algorithm; called anew inside each traced program, so it must be cheap and free of side effects.
+      task: the group's network; `task.population` is the whole population's.
+      clients: [n] ids.
+    """
+
+    name: str
+    build: Build
+    task: Task
+    clients: np.ndarray
+
+
+class State(NamedTuple):
+    """Everything that a round changes, on the devices. Client states that are held on the host are kept by the simulation, which
+    has those of the newest state only.
+
+    Attributes:
+      server: the method's server state.
+      clients: per group, client states with leaves [n, ...]; `()` if held on the host.
+      round: [] rounds done.
+      key: the experiment's key data.
+    """
+
+    server: PyTree
+    clients: tuple[PyTree, ...]
+    round: Array
+    key: Array
+
+
+class Evaluation(NamedTuple):
+    """What is scored, and on what. The names of the scores say which:
+
+      test/<model>/accuracy                    the server's model on the whole test set (scope "global")
+      test/<model>/own/accuracy/<statistic>       each client's model on its own test split ("own"), after the newest broadcast
+      test/<model>/post_local/accuracy/<statistic>   the same right after local training, over the round's cohort ("post_local")
+      test/<model>/all/accuracy/<statistic>       each client's model on the whole test set ("all")
+
+    <model> is a predictor of the method ("global", "personal"); <statistic> is mean (unweighted over clients), weighted (by test
+    examples), lowest, highest. With episodes, "the whole test set" is the test episodes.
+
+    Attributes:
+      scopes: which of the above.
+      batch: examples at once.
+      clients: at most so many clients are scored (the first ids of a fixed random order); None: all.
+    """
+
+    scopes: tuple[str, ...] = ("global", "own")
+    batch: int = 256
+    clients: int | None = None
+
+
+class Held(NamedTuple):
+    """Arrays that all rounds read and none changes: arguments of every program, never constants in it.
+
+    Attributes:
+      tasks: per group, what `Task.bind` takes.
+      places: per group, [N + 1], where in the group's store each client's state stands; the store's length for those outside.
+      train, test: the data sets.
+      index, size: [N, M] and [N], each client's rows of `train`; `test_index`, `test_size`: of `test`.
+      tests: rows of the test episodes (`Episodes.fixed`); `()` without episodes.
+    """
+
+    tasks: tuple[PyTree, ...]
+    places: tuple[Any, ...]
+    train: Examples
+    index: Any
+    size: Any
+    test: Examples
+    test_index: Any
+    test_size: Any
+    tests: Any = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Federation:
+    """What a simulation's programs are made of; none of it is an array, and none of it changes.
+
+    Attributes:
+      groups: clients by architecture.
+      population: N.
+      cohort: C.
+      dropout: probability with which a sampled client does not come back.
+      evaluation: what is scored.
+      episodes: how minibatches and tests are drawn; None: plain examples.
+      on_host: whether client states are kept on the host.
+      dispatch: the most rounds that run in one dispatch.
+      plan: the client loop's plan.
+      mesh: the plan's devices.
+    """
+
+    groups: tuple[Group, ...]
+    population: int
+    cohort: int
+    dropout: float
+    evaluation: Evaluation
+    episodes: Episodes | None
+    on_host: bool
+    dispatch: int
+    plan: parallel.Plan
+    mesh: Mesh
+
+    def algorithm(self, g: int, held: Held, round: Array | int) -> Algorithm:  # noqa: A002
+        """Group g's method at a round."""
+        return self.groups[g].build(self.groups[g].task.bind(held.tasks[g], round))
+
+    def plan_of(self, g: int) -> parallel.Plan:
+        """The plan for one group: no larger a chunk than its part of the cohort can fill."""
+        most = -(-min(self.cohort, len(self.groups[g].clients)) // self.plan.devices)
+        return self.plan._replace(chunk=min(self.plan.chunk, most))
+
+    def rows_of(self, held: Held, i: Array | int, size: Array) -> ClientData:
+        """Client i's data, or none of it where `size` is 0."""
+        return ClientData(held.train, held.index[i], size, self.episodes)
+
+
+def key(of_run: Array, stream: str, round: Array | int) -> Array:  # noqa: A002
+    """The key of one stream of draws in one round, from the experiment's key data."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(of_run), STREAMS[stream]), round)
+
+
+def one_group(build: Build, task: Task, population: int) -> list[Group]:
+    """The common case: all clients have one architecture."""
+    return [Group("all", build, task, np.arange(population))]
+
+
+def acquainted(groups: Sequence[Group]) -> list[Group]:
+    """The groups, whose tasks know them all."""
+    peers = tuple(Peers(lambda task=group.task: task.model, tuple(np.asarray(group.clients).tolist())) for group in groups)
+    return [group._replace(task=dataclasses.replace(group.task, groups=peers, group=g)) for g, group in enumerate(groups)]
+
+
+def held_arrays(groups: Sequence[Group], data: FederatedData, episodes: Episodes | None) -> Held:
+    """What all rounds read, on the host."""
+    population = len(data.train_index)
+    places = tuple(np.full(population + 1, len(group.clients), np.int32) for group in groups)
+    for at, group in zip(places, groups, strict=True):
+        at[group.clients] = np.arange(len(group.clients))
+    tests = () if episodes is None else episodes.fixed(np.asarray(data.test.y))
+    tasks = tuple(group.task.held for group in groups)
+    return Held(tasks, places, data.train, *padded(data.train_index), data.test, *padded(data.test_index), tests)

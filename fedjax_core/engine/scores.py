@@ -1,0 +1,143 @@
+"""Scores, as pure functions that the simulation compiles; and what is said of them on the host."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree
+from fedjax_core.engine import parallel, states
+from fedjax_core.engine.federation import Federation, Held, State, key
+from fedjax_core.learning import losses, metrics, training
+from fedjax_core.learning.episodes import assemble
+
+Batches = tuple[Any, Callable[[Array], training.Batch]]  # how many there are, and each by its number
+
+
+def of_server(fed: Federation, held: Held, server: PyTree, round: Array):  # noqa: A002
+    """The server's model on the whole test set, its batches spread like clients: {"loss", "accuracy", ...: pairs}."""
+    plan, number, own = fed.plan._replace(chunk=1), _whole_test(fed, held)[0], fed.groups[0].task.scores
+
+    def one(shared, i):
+        held, server, round = shared  # noqa: A001
+        algorithm = fed.algorithm(0, held, round)
+        x, y, mask, _ = _whole_test(fed, held)[1](jnp.minimum(i, number - 1))
+        outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
+        return _pairs(outputs, x, y, mask & (i < number), own), ()
+
+    shared = held, server, round
+    return parallel.map_clients(one, shared, jnp.arange(parallel.slots(number, plan)), plan=plan, on=fed.mesh)[0]
+
+
+def of_clients(fed: Federation, g: int, held: Held, state: State, initial: PyTree, ids: Array, rows: PyTree, touched: Array):
+    """Scores of group g's clients `ids` [E]: {"own": {predictor: {"loss", "accuracy"}: pairs [E]}, "all": ...}."""
+    if fed.on_host:
+        rows = states.begun(fed, g, held, initial, state.key, ids, rows, touched)
+
+    def one(shared, entry):
+        (held, _, round, _), (i, client) = shared, entry  # noqa: A001
+        algorithm = fed.algorithm(g, held, round)
+        there = i < fed.population
+        i = jnp.minimum(i, fed.population - 1)
+        plain, personal = holdings(fed, algorithm, shared, i, client, jnp.where(there, held.size[i], 0))
+        models = predictors(algorithm, plain, personal)
+        found = {}
+        if "own" in fed.evaluation.scopes:
+            found["own"] = of_own_rows(fed, g, held, i, there, models)
+        models.pop("global", None)  # on the whole test set it is the same for all clients: scope "global" has it
+        if "all" in fed.evaluation.scopes and models:
+            number, batch = _whole_test(fed, held)
+            found["all"] = _score(fed, g, models, (jnp.where(there, number, 0), batch))
+        return (), found
+
+    shared = held, state.server, state.round, state.key
+    return parallel.map_clients(one, shared, (ids, rows), plan=fed.plan_of(g), on=fed.mesh)[1]
+
+
+def of_own_rows(fed: Federation, g: int, held: Held, i: Array, there: Array, models: dict[str, Callable]):
+    """Client i's scores on its own test rows, of none of them unless it is there."""
+    return _score(fed, g, models, _batches(fed, held.test, held.test_index[i], jnp.where(there, held.test_size[i], 0)))
+
+
+def holdings(fed: Federation, algorithm: Algorithm, shared, i: Array, client: PyTree, examples: Array):
+    """(sent, client state) of client i as they are, and personalised. `shared`: (held, server, round, key data)."""
+    held, server, round, of_run = shared  # noqa: A001
+    plain = algorithm.broadcast(server, i), client
+    if algorithm.personalise is None:
+        return plain, plain
+    data = fed.rows_of(held, i, examples)
+    return plain, algorithm.personalise(*plain, data, jax.random.fold_in(key(of_run, "personalise", round), i))
+
+
+def predictors(algorithm: Algorithm, plain: tuple[PyTree, PyTree], personal: tuple[PyTree, PyTree]) -> dict[str, Callable]:
+    """The method's predictors as x -> outputs: "global" as broadcast, the others with the personalised (sent, client)."""
+
+    def bound(name, predict):
+        sent, client = plain if name == "global" else personal
+        return lambda x: predict(sent, client, x)
+
+    return {name: bound(name, predict) for name, predict in algorithm.predict.items()}
+
+
+def statistics(prefix: str, scores: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """Over clients with at least one test example: unweighted mean, mean by examples, lowest, highest."""
+    flat = {}
+    for metric, (total, weight) in scores.items():
+        there = weight > 0
+        if not there.any():
+            continue
+        each = total[there] / weight[there]
+        flat[f"{prefix}/{metric}/mean"] = float(each.mean())
+        flat[f"{prefix}/{metric}/weighted"] = float(total[there].sum() / weight[there].sum())
+        flat[f"{prefix}/{metric}/lowest"] = float(each.min())
+        flat[f"{prefix}/{metric}/highest"] = float(each.max())
+    return flat
+
+
+def _batches(fed: Federation, test: Examples, index: Array, size: Array | int) -> Batches:
+    """The first `size` of the test rows `index` [M]."""
+    rows = index.shape[0]
+    b = max(1, min(fed.evaluation.batch, rows))
+    index = jnp.pad(index, (0, -rows % b))
+
+    def batch(i):
+        at = i * b + jnp.arange(b)
+        return training.take(test, index[at], at < size)
+
+    return -(-size // b), batch
+
+
+def _whole_test(fed: Federation, held: Held) -> tuple[int, Callable[[Array], training.Batch]]:
+    """The whole test set, or the test episodes."""
+    if fed.episodes is None:
+        n = len(jax.tree.leaves(held.test.y)[0])
+        return _batches(fed, held.test, jnp.arange(n, dtype=jnp.int32), n)
+    support, query = held.tests
+    real = jnp.ones(support.shape[1:], bool), jnp.ones(query.shape[1:], bool)
+    return len(support), lambda i: assemble(held.test, support[i], query[i], *real)
+
+
+def _score(fed: Federation, g: int, models: dict[str, Callable], batches: Batches):
+    """Predictors (x -> outputs) on test batches: {predictor: {"loss", "accuracy", and the task's}: pairs}."""
+    (number, batch), own = batches, fed.groups[g].task.scores
+
+    def add(i, sums):
+        x, y, mask, _ = batch(i)
+        found = {name: _pairs(predict(x), x, y, mask, own) for name, predict in models.items()}
+        return jax.tree.map(jnp.add, sums, found)
+
+    pair = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+    zero = {name: dict.fromkeys(("accuracy", "loss", *own), pair) for name in models}
+    return jax.lax.fori_loop(0, number, add, zero)
+
+
+def _pairs(
+    outputs: dict[str, Array], x: PyTree, y: Array, mask: Array, own: Mapping[str, Callable[..., metrics.Pair]]
+) -> dict[str, metrics.Pair]:
+    """Accuracy, loss, and a task's own scores."""
+    more = {name: score(outputs, x, y, mask) for name, score in own.items()}
+    logits, y = outputs["logits"], outputs.get("targets", y)
+    rows = losses.cross_entropy_rows(logits.astype(jnp.float32), jnp.maximum(y, 0))
+    return {"accuracy": metrics.accuracy(logits, y, mask), "loss": metrics.mean_of(rows, losses.counted(y, mask))} | more

@@ -1,0 +1,125 @@
+"""Client states: how they begin, and where they are kept, on the devices or on the host."""
+
+import math
+import mmap
+import sys
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.algorithm import Algorithm, Array, PyTree
+from fedjax_core.engine.federation import Federation, Held, key
+
+
+def initial(fed: Federation, g: int, held: Held, server: PyTree, of_run: Array) -> PyTree:
+    """States [n, ...] of all clients of group g before round 1."""
+    init = fed.algorithm(g, held, 0).client_init
+    ids = jnp.asarray(fed.groups[g].clients, jnp.int32)
+    return jax.lax.map(lambda i: init(key(of_run, "init", 0), server, i), ids)
+
+
+def begun(fed: Federation, g: int, held: Held, server: PyTree, of_run: Array, ids: Array, rows: PyTree, touched: Array) -> PyTree:
+    """Client states [C, ...], made anew from the initial `server` where they were never touched."""
+    algorithm = fed.algorithm(g, held, 0)
+    return jax.lax.map(lambda entry: begun_one(algorithm, server, of_run, *entry), (ids, rows, touched))
+
+
+def begun_one(algorithm: Algorithm, server: PyTree, of_run: Array, i: Array, row: PyTree, touched: Array) -> PyTree:
+    """A client's state, made anew from the initial `server` if it was never touched."""
+    return jax.lax.cond(touched, lambda: row, lambda: algorithm.client_init(key(of_run, "init", 0), server, i))
+
+
+def gather(store: PyTree, places: Array) -> PyTree:
+    """Rows of a store with leaves [n, ...]; places beyond n read the last row."""
+    return jax.tree.map(lambda x: jnp.take(x, places, axis=0, mode="clip"), store)
+
+
+def scatter(store: PyTree, places: Array, rows: PyTree) -> PyTree:
+    """Writes rows back; places beyond n are dropped."""
+    return jax.tree.map(lambda x, r: x.at[places].set(r, mode="drop"), store, rows)
+
+
+class HostStore:
+    """Client states on the host, for populations that do not fit the device. Untouched clients cost nothing.
+
+    Attributes:
+      rows: leaves [n, ...], NumPy; a row counts only if it is touched.
+      touched: [n] bool.
+    """
+
+    def __init__(self, n: int, like: PyTree):
+        self.rows = jax.tree.map(lambda s: _zeros((n, *s.shape), s.dtype), like)
+        self.touched = np.zeros(n, bool)
+
+    def read(self, places: np.ndarray) -> tuple[PyTree, np.ndarray]:
+        """(rows, touched) at the given places; those beyond n read the last row."""
+        places = np.minimum(places, len(self.touched) - 1)
+        return jax.tree.map(lambda x: x[places], self.rows), self.touched[places]
+
+    def write(self, places: np.ndarray, rows: PyTree, there: np.ndarray) -> None:
+        """Writes the rows [C, ...] of the clients that were there [C]."""
+        chosen = places[there]
+        for x, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
+            x[chosen] = new[there]
+        self.touched[chosen] = True
+
+    def packed(self) -> PyTree:
+        """What a checkpoint keeps: the touched rows and their places."""
+        places = np.flatnonzero(self.touched).astype(np.int32)
+        return {"places": places, "rows": jax.tree.map(lambda x: x[places], self.rows)}
+
+    def unpack(self, packed: PyTree) -> None:
+        """The inverse of `packed`."""
+        self.touched[:] = False
+        there = np.ones(len(packed["places"]), bool)
+        self.write(np.asarray(packed["places"]), jax.tree.map(np.asarray, packed["rows"]), there)
+
+
+class OnHost:
+    """All client states of a simulation, on the host.
+
+    Attributes:
+      initial: the server's state before round 1, from which untouched clients begin.
+      stores: per group.
+    """
+
+    def __init__(self, initial: PyTree, sizes: Sequence[int], like: Sequence[PyTree]):
+        self.initial = initial
+        self.stores = [HostStore(n, client) for n, client in zip(sizes, like, strict=True)]
+
+    def touched(self) -> list[int]:
+        """Per group, how many clients were touched."""
+        return [int(store.touched.sum()) for store in self.stores]
+
+    def packed(self) -> PyTree:
+        """What a checkpoint keeps."""
+        return {"initial": jax.device_get(self.initial), "stores": [store.packed() for store in self.stores]}
+
+    def unpack(self, packed: PyTree) -> None:
+        """The inverse of `packed`, but for `initial`."""
+        for store, each in zip(self.stores, packed["stores"], strict=True):
+            store.unpack(each)
+
+
+def like_packed(server: PyTree, clients: Sequence[PyTree], touched: Sequence[int]) -> PyTree:
+    """Shapes of `OnHost.packed`, from those of the server's state and of one client's of each group."""
+    stores = [
+        {
+            "places": jax.ShapeDtypeStruct((n,), jnp.int32),
+            "rows": jax.tree.map(lambda s, n=n: jax.ShapeDtypeStruct((n, *s.shape), s.dtype), client),
+        }
+        for n, client in zip(touched, clients, strict=True)
+    ]
+    return {"initial": server, "stores": stores}
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros whose pages cost nothing until they are written, even if there are more of them than memory."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if sys.platform != "linux" or not size:
+        return np.zeros(shape, dtype)
+    unreserved = getattr(mmap, "MAP_NORESERVE", 0x4000)  # or the kernel refuses at once what could never be filled
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved)
+    return np.frombuffer(memory, dtype).reshape(shape)

@@ -1,0 +1,34 @@
+"""What trained models are like, as numbers; `plots` draws them. All of it works on a `Simulation` and one of its states.
+
+Where a function takes `model`, that is a predictor of the method ("global", "personal"); None: the personal one if there is one.
+Clients are looked at one after another, outside of rounds.
+"""
+
+from fedjax_core.reporting.analysis.accuracies import class_accuracies, client_accuracies
+from fedjax_core.reporting.analysis.counts import communication, sizes
+from fedjax_core.reporting.analysis.landscapes import Landscape, Plane, landscape, plane, surroundings
+from fedjax_core.reporting.analysis.models import model_of, outputs
+from fedjax_core.reporting.analysis.points import Points, attention, class_knowledge, features, tsne, with_centroids
+from fedjax_core.reporting.analysis.refits import match, probe
+
+__all__ = [
+    "Landscape",
+    "Plane",
+    "Points",
+    "attention",
+    "class_accuracies",
+    "class_knowledge",
+    "client_accuracies",
+    "communication",
+    "features",
+    "landscape",
+    "match",
+    "model_of",
+    "outputs",
+    "plane",
+    "probe",
+    "sizes",
+    "surroundings",
+    "tsne",
+    "with_centroids",
+]

@@ -1,0 +1,41 @@
+"""Accuracies by client and by class."""
+
+import numpy as np
+
+from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.reporting.analysis.models import model_of, output, outputs, take
+
+
+def class_accuracies(
+    simulation: Simulation, state: State, model: str | None = None, scope: str = "own"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Correct predictions and test examples by client and class.
+
+    Args:
+      simulation: of the run.
+      state: to look at.
+      model: a predictor.
+      scope: "own", each client's own test rows, or "all", the whole test set.
+
+    Returns:
+      Two arrays [N, K] of counts; their sums over classes give the accuracies per client, over clients those per class.
+    """
+    model = model_of(simulation, state, model)
+    data = simulation.data
+    x, y = data.test
+    own = scope == "own"
+    correct, total = np.zeros((2, data.clients, data.classes), np.int64)
+    for i in range(data.clients):
+        rows = data.test_index[i] if own else np.arange(len(y))
+        if len(rows):
+            made = outputs(simulation.view(state, i), model, take(x, rows), simulation.evaluation.batch)
+            logits = output(made, "logits")
+            total[i] = np.bincount(y[rows], minlength=data.classes)
+            correct[i] = np.bincount(y[rows][logits.argmax(-1) == y[rows]], minlength=data.classes)
+    return correct, total
+
+
+def client_accuracies(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """[N] from what `class_accuracies` gives; NaN for a client without test examples."""
+    n = total.sum(1)
+    return np.where(n > 0, correct.sum(1) / np.maximum(n, 1), np.nan)

@@ -1,0 +1,182 @@
+"""The test loss in a plane of parameters."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.learning import losses, metrics
+from fedjax_core.reporting.analysis.models import chosen, model_of, nets_in, output, take
+from fedjax_core.storage.export import trained_network
+
+
+class Landscape(NamedTuple):
+    """Loss and accuracy [n, n] over `steps` [n] along two directions from a model, in units of the directions (its filters' norms).
+
+    `loss[i, j]` stands at `steps[j]` along the first direction and `steps[i]` along the second.
+    """
+
+    steps: np.ndarray
+    loss: np.ndarray
+    accuracy: np.ndarray
+
+
+def landscape(
+    simulation: Simulation,
+    state: State,
+    model: str | None = None,
+    client: int = 0,
+    *,
+    span: float = 1.0,
+    points: int = 21,
+    rows: int = 1000,
+    seed: int = 0,
+    directions: tuple[PyTree, PyTree] | None = None,
+) -> Landscape:
+    """Loss on test data in a plane through a client's model.
+
+    The directions are normal draws, each filter (a kernel's slice along its last axis) scaled to the norm of the model's; biases
+    and normalisation stay where they are (Li, Xu, Taylor, Studer, Goldstein. Visualizing the Loss Landscape of Neural Nets. 2018).
+
+    Args:
+      simulation: of the run.
+      state: to look at.
+      model: a predictor; all nets that it predicts with are moved.
+      client: whose.
+      span: the plane goes from -span to span.
+      points: along each direction; odd, so that the model itself is one of them.
+      rows: of the test set, evenly spaced.
+      seed: of the directions.
+      directions: in place of the drawn ones, two trees like those of `nets_in`: a list of params, one per net.
+
+    Raises:
+      ValueError: the method's model has no net.
+    """
+    model = model_of(simulation, state, model)
+    view = simulation.view(state, client)
+    is_net = lambda x: isinstance(x, Net)
+    centre = [net.params for net in nets_in(view.holds[model])]
+    if not centre:
+        raise ValueError(f"model {model!r} predicts with no net of its own, so there is nothing to move")
+    if directions is None:
+        first, second = jax.random.split(jax.random.key(seed))
+        directions = _direction(first, centre), _direction(second, centre)
+    x, y = simulation.data.test
+    chosen = np.unique(np.linspace(0, len(y) - 1, min(rows, len(y))).round().astype(int))
+    batch = min(simulation.evaluation.batch, len(chosen))
+    index = np.pad(chosen, (0, -len(chosen) % batch)).reshape(-1, batch)
+    mask = np.arange(index.size).reshape(index.shape) < len(chosen)
+    batches = jax.tree.map(lambda a: np.asarray(a)[index], (x, y)), mask
+
+    @jax.jit
+    def at(held, holds, directions, place, batches):
+        moved = iter(
+            jax.tree.map(lambda w, a, b: w + place[0] * a + place[1] * b, [net.params for net in nets_in(holds)], *directions)
+        )
+        there = jax.tree.map(lambda leaf: leaf._replace(params=next(moved)) if is_net(leaf) else leaf, holds, is_leaf=is_net)
+
+        def score(entry):
+            (x, y), mask = entry
+            made = view.predict(model, there, x, held)
+            logits, y = output(made, "logits").astype(jnp.float32), ({"targets": y} | made)["targets"]
+            rows = losses.cross_entropy_rows(logits, jnp.maximum(y, 0))
+            return metrics.mean_of(rows, losses.counted(y, mask)), metrics.accuracy(logits, y, mask)
+
+        return jax.tree.map(jnp.sum, jax.lax.map(score, batches))
+
+    steps = np.linspace(-span, span, points)
+    loss, accuracy = np.zeros((2, points, points))
+    for i, down in enumerate(steps):
+        for j, across in enumerate(steps):
+            of_loss, of_accuracy = at(simulation.held, view.holds[model], directions, np.array([across, down], np.float32), batches)
+            loss[i, j], accuracy[i, j] = of_loss[0] / of_loss[1], of_accuracy[0] / of_accuracy[1]
+    return Landscape(steps, loss, accuracy)
+
+
+class Plane(NamedTuple):
+    """A plane through a model, and others seen from it.
+
+    Attributes:
+      directions: two, of length 1: params like the model's.
+      places: [n, 2] where the others stand, projected onto it.
+      share: [2] of the sum of their squared distances, what lies along each direction.
+    """
+
+    directions: tuple[PyTree, PyTree]
+    places: np.ndarray
+    share: np.ndarray
+
+
+def plane(centre: Net, others: Sequence[Net]) -> Plane:
+    """The plane through `centre` that the others are nearest to: principal components of their params minus its own.
+
+    Raises:
+      ValueError: an other has another form, or there are not two directions.
+    """
+    like = jax.tree.map(jnp.shape, centre.params)
+    for net in others:
+        if jax.tree.map(jnp.shape, net.params) != like:
+            raise ValueError("models of one plane must have the same parameters; choose runs of one architecture and adapter")
+    leaves, structure = jax.tree.flatten(centre.params)
+    flat = lambda params: np.concatenate([np.ravel(leaf).astype(np.float32) for leaf in jax.device_get(jax.tree.leaves(params))])
+    origin = flat(centre.params)
+    apart = np.stack([flat(net.params) - origin for net in others])
+    values, vectors = np.linalg.eigh(np.einsum("ip,jp->ij", apart, apart).astype(np.float64))
+    values, vectors = values[::-1], vectors[:, ::-1]
+    if len(values) < 2 or values[1] <= 1e-6 * max(values[0], np.finfo(np.float64).tiny):
+        raise ValueError("a plane needs two models beside the central one, which differ from it in two directions")
+    both = (vectors[:, :2].T @ apart) / np.sqrt(values[:2, None])  # [2, P]
+    bounds = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    first, second = (
+        structure.unflatten([part.reshape(leaf.shape) for part, leaf in zip(np.split(d, bounds), leaves, strict=True)])
+        for d in both
+    )
+    return Plane((first, second), vectors[:, :2] * np.sqrt(values[:2]), values[:2] / values.sum())
+
+
+def surroundings(
+    simulation: Simulation, state: State, others: Sequence[Net], *, span: float = 1.0, points: int = 21, rows: int = 1000
+) -> tuple[Landscape, Plane]:
+    """Loss on test data in the plane through the global model and near others, such as clients' (FedOA, Figure 3).
+
+    Args:
+      simulation: of the run that has the global model.
+      state: of it.
+      others: models with the same parameters.
+      span: the surface goes 1.25 times as far as the farthest of them, times this.
+      points, rows: as in `landscape`.
+
+    Returns:
+      (surface, plane); the surface's `steps` are distances of parameters.
+
+    Raises:
+      ValueError: the method has no global model, or as `plane`.
+    """
+    view = simulation.view(state, 0)
+    x = take(simulation.data.test.x, np.arange(min(8, len(simulation.data.test.y))))
+    centre = trained_network(view, chosen(view, "global"), x)
+    found = plane(centre, others)
+    nets, zero = nets_in(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
+    if not any(net is centre for net in nets):
+        raise ValueError("the global model is put together of several nets, so there is not one to move")
+    moved = tuple([d if net is centre else zero(net) for net in nets] for d in found.directions)
+    reach = 1.25 * span * float(np.abs(found.places).max())
+    where: Any = {"span": reach, "points": points, "rows": rows, "directions": moved}
+    return landscape(simulation, state, "global", **where), found
+
+
+def _direction(key: Array, params: PyTree) -> PyTree:
+    leaves, structure = jax.tree.flatten(params)
+
+    def draw(key, w):
+        if w.ndim < 2:
+            return jnp.zeros_like(w)
+        d = jax.random.normal(key, w.shape, w.dtype)
+        axes = tuple(range(w.ndim - 1))
+        return d * jnp.sqrt(jnp.sum(w**2, axes, keepdims=True) / jnp.sum(d**2, axes, keepdims=True))
+
+    return structure.unflatten([draw(k, w) for k, w in zip(jax.random.split(key, len(leaves)), leaves, strict=True)])

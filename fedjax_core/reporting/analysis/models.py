@@ -1,0 +1,59 @@
+"""A client's models: which there are, and what they make of examples."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_core.algorithm import Net, PyTree
+from fedjax_core.engine.simulation import Simulation, State, View
+
+
+def model_of(simulation: Simulation, state: State, model: str | None = None) -> str:
+    """The name of a predictor that the method has: `model` itself, or what None stands for.
+
+    Raises:
+      ValueError: the method has no such predictor.
+    """
+    return chosen(simulation.view(state, 0), model)
+
+
+def chosen(view: View, model: str | None) -> str:
+    names = list(view.holds)
+    if model is None:
+        return "personal" if "personal" in names else names[0]
+    if model not in names:
+        raise ValueError(f"model {model!r} is not one that the method has: {', '.join(names)}")
+    return model
+
+
+def outputs(view: View, model: str, x: PyTree, batch: int = 256) -> dict[str, np.ndarray]:
+    """What a client's model makes of examples: {"logits": [n, K], "features": [n, D], ...}."""
+    n = len(jax.tree.leaves(x)[0])
+    b = min(batch, n)
+    parts = []
+    for start in range(0, n, b):
+        rows = np.minimum(np.arange(start, start + b), n - 1)  # one shape, one program
+        found = view.predict(model, view.holds[model], jax.tree.map(lambda a, rows=rows: np.asarray(a)[rows], x))
+        parts.append(jax.device_get({name: a for name, a in found.items() if isinstance(a, jax.Array)}))
+    return {name: np.concatenate([part[name] for part in parts])[:n] for name in parts[0]}
+
+
+def nets_in(tree: PyTree) -> list[Net]:
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Net)) if isinstance(leaf, Net)]
+
+
+def spaced(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most so many of some rows, evenly spaced."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))]
+
+
+def take(x: PyTree, rows: np.ndarray) -> PyTree:
+    return jax.tree.map(lambda a: np.asarray(a)[rows], x)
+
+
+def output(made: Mapping[str, Any], key: str) -> Any:
+    if key not in made:
+        raise ValueError(f"the model has no output {key!r}; it has {', '.join(made)}")
+    return made[key]

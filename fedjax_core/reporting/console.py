@@ -1,0 +1,62 @@
+"""What commands say: lines of text, why they end, times and sizes as a person reads them."""
+
+import argparse
+import sys
+import warnings
+from typing import NoReturn
+
+with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of text, and a warning that it could be nicer
+    warnings.simplefilter("ignore")
+    from tqdm.auto import tqdm
+
+
+def say(text: str) -> None:
+    """Writes a line to standard error, above a bar if there is one."""
+    tqdm.write(text, file=sys.stderr)
+
+
+def fail(error: BaseException | str, status: int) -> int:
+    """Says in one line why a command ends.
+
+    Args:
+      error: why.
+      status: the exit status; 130 for an interruption.
+
+    Returns:
+      The status.
+    """
+    say(f"{'stopped' if status == 130 else 'error'}: {one_line(error)}")
+    return status
+
+
+class Parser(argparse.ArgumentParser):
+    """One that raises a ValueError of one line for a wrong command line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; --help tells more")
+
+
+def one_line(error: BaseException | str) -> str:
+    """What an error says, as one line."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror + (f": {error.filename}" if error.filename else "")
+    return " ".join(text.split()) or type(error).__name__
+
+
+def readable_time(seconds: float) -> str:
+    """Such as "12.5 s" or "3 h 05 min"."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
+
+
+def readable_size(count: float) -> str:
+    """Bytes, such as "1.2 MB"."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,26 @@
+"""Figures of runs, from what lies in their directories: metrics.jsonl, and the label table in run.json. Nothing else is read.
+
+Every figure of numbers has them beside it, in a CSV file of the same name. The figures are matplotlib's objects and touch none of
+pyplot's global state, so they are drawn in any thread; in a notebook show the file, or the returned Figure.
+"""
+
+from fedjax_core.reporting.plots.bubbles import partition_bubbles
+from fedjax_core.reporting.plots.dots import dots
+from fedjax_core.reporting.plots.images import contact_sheet
+from fedjax_core.reporting.plots.lines import curves, labels_of, run_plots
+from fedjax_core.reporting.plots.planes import contours, embedding, landmarks
+from fedjax_core.reporting.plots.shades import attention, heatmap
+
+__all__ = [
+    "attention",
+    "contact_sheet",
+    "contours",
+    "curves",
+    "dots",
+    "embedding",
+    "heatmap",
+    "labels_of",
+    "landmarks",
+    "partition_bubbles",
+    "run_plots",
+]

@@ -1,0 +1,167 @@
+"""Points in the plane, such as an embedding's, and the loss over a plane of parameters."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from fedjax_core.reporting.plots import style
+
+
+def embedding(
+    places: Any,
+    classes: Any,
+    clients: Any,
+    path: str | os.PathLike,
+    class_names: Sequence[str] | None = None,
+    centres: Any = None,
+) -> Figure:
+    """Draws points in the plane twice: coloured by class, and by client (each with a marker of its own as well).
+
+    Args:
+      places: [n, 2].
+      classes: [n] labels.
+      clients: [n] ids.
+      path: where the figure goes; the suffix says the format. Its CSV has a line per point.
+      class_names: by default their numbers.
+      centres: [n] bool, which of the points stand for many: they are larger, and have their client's marker on both sides.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+    """
+    places, classes, clients = np.asarray(places), np.asarray(classes), np.asarray(clients)
+    large = np.zeros(len(places), bool) if centres is None else np.asarray(centres, bool)
+    names = style.class_names_of(int(classes.max()) + 1, class_names) if class_names is None else list(map(str, class_names))
+    rows = [
+        {"x": x, "y": y, "class": names[k], "client": i, "what": "centroid" if c else "example"}
+        for (x, y), k, i, c in zip(places.tolist(), classes.tolist(), clients.tolist(), large.tolist(), strict=True)
+    ]
+    markers = {client: style.MARKERS[i % len(style.MARKERS)] for i, client in enumerate(np.unique(clients).tolist())}
+    with matplotlib.rc_context(style.STYLE):
+        figure = Figure(figsize=(style.PAGE, 3.6), layout="constrained")
+        for place, (what, values) in enumerate((("class", classes), ("client", clients)), 1):
+            axes = figure.add_subplot(1, 2, place)
+            found = np.unique(values)
+            for value, colour in zip(found.tolist(), style.colours(len(found)), strict=True):
+                mine = values == value
+                marker = markers[value] if what == "client" else "o"
+                label = style.short(names)[value] if what == "class" else str(value)
+                axes.scatter(*places[mine & ~large].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
+                for client in np.unique(clients[mine & large]).tolist():
+                    at = places[mine & large & (clients == client)].T
+                    axes.scatter(*at, s=60, color=colour, marker=markers[client], edgecolors="black", linewidths=0.8, zorder=3)
+            axes.set_title(f"by {what}")
+            style.bare(axes, len(found), 1.6)
+        style.save(figure, path, rows)
+    return figure
+
+
+def landmarks(
+    places: Any,
+    classes: Any,
+    marks: Any,
+    mark_classes: Any,
+    path: str | os.PathLike,
+    class_names: Sequence[str] | None = None,
+) -> Figure:
+    """Draws points in the plane, coloured by class, and large dots among them, one for a class.
+
+    Args:
+      places: [n, 2].
+      classes: [n] labels.
+      marks: [k, 2].
+      mark_classes: [k] labels.
+      path: where the figure goes; the suffix says the format. Its CSV has a line per point and mark.
+      class_names: by default their numbers.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+    """
+    places, classes, marks, mark_classes = map(np.asarray, (places, classes, marks, mark_classes))
+    most = int(max(classes.max(), mark_classes.max(initial=0))) + 1
+    names = style.class_names_of(most, class_names) if class_names is None else list(map(str, class_names))
+    rows = [
+        {"x": x, "y": y, "class": names[k], "what": what}
+        for what, at, labels in (("example", places, classes), ("knowledge", marks, mark_classes))
+        for (x, y), k in zip(at.tolist(), labels.tolist(), strict=True)
+    ]
+    with matplotlib.rc_context(style.STYLE):
+        figure = Figure(figsize=(style.COLUMN, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        found = np.unique(np.concatenate([classes, mark_classes])).tolist()
+        for value, colour in zip(found, style.colours(len(found)), strict=True):
+            axes.scatter(*places[classes == value].T, s=5, color=colour, linewidths=0, label=style.short(names)[value])
+            axes.scatter(*marks[mark_classes == value].T, s=90, color=colour, edgecolors="black", linewidths=1.2, zorder=3)
+        style.bare(axes, len(found), 1.8)
+        style.save(figure, path, rows)
+    return figure
+
+
+def contours(
+    steps: Any,
+    loss: Any,
+    path: str | os.PathLike,
+    accuracy: Any = None,
+    marks: Mapping[str, Any] | None = None,
+    share: Sequence[float] | None = None,
+) -> Figure:
+    """Draws a loss over a plane, with lines of equal loss, a cross where the model is, and others.
+
+    Args:
+      steps: [n] places along both directions.
+      loss: [n, n]: at `steps[j]` along the first and `steps[i]` along the second direction.
+      path: where the figure goes; the suffix says the format. Its CSV has a line per point.
+      accuracy: [n, n] for the CSV.
+      marks: other models' places [m, 2], by label; in the CSV they have no loss.
+      share: what of the others' distances lies along each direction, in [0, 1].
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+      ValueError: if no loss is finite.
+    """
+    steps, loss = np.asarray(steps, float), np.asarray(loss, float)
+    if not np.isfinite(loss).any():
+        raise ValueError("no loss on the plane is finite; take a smaller span")
+    rows = [
+        {"first": steps[j], "second": steps[i], "loss": loss[i, j]}
+        | ({} if accuracy is None else {"accuracy": np.asarray(accuracy)[i, j]})
+        for i in range(len(steps))
+        for j in range(len(steps))
+    ]
+    places = {label: np.reshape(at, (-1, 2)) for label, at in (marks or {}).items()}
+    if places:
+        rows = [row | {"what": "surface"} for row in rows]
+        rows += [{"first": x, "second": y, "what": label} for label, at in places.items() for x, y in at.tolist()]
+    low, high = max(float(np.nanmin(loss)), 1e-6), float(np.nanmax(loss[np.isfinite(loss)]))
+    levels = np.geomspace(low, max(high, low * 1.01), 11)
+    with matplotlib.rc_context(style.STYLE):
+        figure = Figure(figsize=(style.COLUMN, 2.8), layout="constrained")
+        axes = figure.add_subplot()
+        shades = axes.contourf(steps, steps, np.maximum(loss, low), levels=levels, cmap="Blues_r", norm=LogNorm(low, levels[-1]))
+        lines = axes.contour(steps, steps, np.maximum(loss, low), levels=levels[1:-1], colors="black", linewidths=0.4)
+        axes.clabel(lines, np.asarray(lines.levels)[::2], fmt="%.2g", fontsize=6)
+        axes.plot([0], [0], "+", color=style.COLOURS[1], markersize=9, markeredgewidth=1.5)
+        for i, (label, at) in enumerate(places.items()):
+            shape = {"color": style.COLOURS[1 + i % (len(style.COLOURS) - 1)], "marker": style.MARKERS[i % len(style.MARKERS)]}
+            axes.scatter(*at.T, s=22, edgecolors="white", linewidths=0.6, label=label, zorder=3, **shape)
+        if places:
+            axes.legend(fontsize=6, loc="upper right", frameon=True, framealpha=0.8)
+        first, second = [""] * 2 if share is None else [f" ({100 * part:.0f} %)" for part in share]
+        axes.set(xlabel=f"first direction{first}", ylabel=f"second direction{second}", aspect="equal")
+        axes.grid(visible=False)
+        figure.colorbar(shades, ax=axes, label="test loss", format="%.2g", pad=0.02, shrink=0.85)
+        style.save(figure, path, rows)
+    return figure

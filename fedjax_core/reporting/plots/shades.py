@@ -1,0 +1,106 @@
+"""Matrices as shades of blue: numbers by client and class, and weights of attention."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_core.reporting.plots import style
+
+
+def heatmap(
+    values: Any,
+    path: str | os.PathLike,
+    class_names: Sequence[str] | None = None,
+    *,
+    clients: Sequence[int] | None = None,
+    of: str = "examples",
+    percent: bool = False,
+) -> Figure:
+    """Draws a number per client and class as shades of blue; the numbers stand in the cells where there is room.
+
+    Args:
+      values: [clients, classes]; NaN where there is nothing. Of more than `style.MOST_CLIENTS` so many are drawn, evenly spaced.
+      path: where the figure goes; the suffix says the format. Its CSV has all clients, a column per class.
+      class_names: one per class; by default their numbers.
+      clients: their ids; by default 0, 1, ...
+      of: what the numbers are, beside the colour bar.
+      percent: whether they are shown times 100.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+      ValueError: if the values are not a matrix, or the names are not one per class.
+    """
+    table = np.asarray(values, float)
+    if table.ndim != 2 or not table.size:
+        raise ValueError(f"the values must be a matrix [clients, classes], found shape {table.shape}")
+    names = style.class_names_of(table.shape[1], class_names)
+    ids = list(range(len(table))) if clients is None else list(clients)
+    rows = [{"client": i, **dict(zip(names, row.tolist(), strict=True))} for i, row in zip(ids, np.asarray(values), strict=True)]
+    shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), style.MOST_CLIENTS)).round().astype(int))
+    part = table[shown].T * (100 if percent else 1)
+    columns = len(shown)
+    with matplotlib.rc_context(style.STYLE):
+        size = (style.COLUMN if columns <= 12 else style.PAGE, min(0.9 + 0.2 * len(names), 8.0))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        most = 100.0 if percent else max(float(np.nanmax(part)), 1e-9) if np.isfinite(part).any() else 1.0
+        image = axes.imshow(part, cmap="Blues", vmin=0, vmax=most, aspect="auto", origin="lower")
+        width = max((len(f"{v:.0f}") for v in part.ravel() if np.isfinite(v)), default=1)
+        if columns * width * 0.075 < size[0] - 1.3 and len(names) <= 30:
+            for (k, i), value in np.ndenumerate(part):
+                if np.isfinite(value) and (value or percent):
+                    colour = "white" if value > 0.6 * most else "black"
+                    axes.text(i, k, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
+        across, down = style.step(0.2 * columns / (size[0] - 1.3)), style.step(len(names) / 40)
+        axes.set_xticks(range(0, columns, across), [str(ids[i]) for i in shown[::across]])
+        axes.set_yticks(range(0, len(names), down), style.short(names[::down]))
+        axes.set(xlabel="client" if len(table) == columns else f"client ({columns} of {len(table):,} shown)", ylabel="class")
+        axes.grid(visible=False)
+        figure.colorbar(image, ax=axes, label=of + (" (%)" if percent else ""), pad=0.02).outline.set_linewidth(0.6)
+        style.save(figure, path, rows)
+    return figure
+
+
+def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | None = None) -> Figure:
+    """Draws with which weights examples attend to their feature f and to each prompt, as shades of blue, a row per example.
+
+    Args:
+      weights: [n, 1 + prompts].
+      path: where the figure goes; the suffix says the format. Its CSV has a line per example: its label, f, p1, p2, ...
+      labels: of the examples, such as their classes; by default their numbers.
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+      ValueError: if the weights are not a matrix, or the labels are not one per example.
+    """
+    table = np.asarray(weights, float)
+    if table.ndim != 2 or not table.size:
+        raise ValueError(f"the weights must be a matrix [examples, 1 + prompts], found shape {table.shape}")
+    labels = list(map(str, range(len(table)) if labels is None else labels))
+    if len(labels) != len(table):
+        raise ValueError(f"{len(labels)} labels for {len(table)} examples; give one per example")
+    tokens = ["f", *(f"p{i}" for i in range(1, table.shape[1]))]
+    rows = [{"example": label, **dict(zip(tokens, row.tolist(), strict=True))} for label, row in zip(labels, table, strict=True)]
+    with matplotlib.rc_context(style.STYLE):
+        wide = style.COLUMN if len(tokens) <= 25 else style.PAGE
+        figure = Figure(figsize=(wide, min(0.9 + 0.13 * len(table), 8.0)), layout="constrained")
+        axes = figure.add_subplot()
+        image = axes.imshow(table, cmap="Blues", vmin=0, aspect="auto")
+        across, down = style.step(0.22 * len(tokens) / (wide - 1.2)), style.step(len(table) / 60)
+        axes.set_xticks(range(0, len(tokens), across), tokens[::across])
+        axes.set_yticks(range(0, len(table), down), labels[::down])
+        axes.set(xlabel="feature, then prompts", ylabel="test example")
+        axes.grid(visible=False)
+        figure.colorbar(image, ax=axes, label="attention", pad=0.02).outline.set_linewidth(0.6)
+        style.save(figure, path, rows)
+    return figure

@@ -1,0 +1,91 @@
+"""How figures look, and how they get onto the disk."""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedjax_core.storage.workdir import write_bytes, write_csv
+
+COLUMN = 3.4  # inches: the width of a column in print
+PAGE = 7.0
+MOST_CLIENTS = 100  # columns of the partition chart
+LONGEST_NAME = 20  # letters of a class in a figure; its CSV has all
+# Okabe and Ito's colours, told apart by the colour-blind; the dashes tell lines apart without colour
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+DASHES = ("-", "--", "-.", ":")
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,
+}
+
+
+def save(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
+    write(figure, path)
+    write_csv(Path(path).with_suffix(".csv"), rows)
+
+
+def write(figure: Figure, path: str | os.PathLike) -> None:
+    path = Path(path)
+    kind = path.suffix.removeprefix(".") or "png"
+    allowed = sorted(figure.canvas.get_supported_filetypes())
+    if kind not in allowed:
+        raise ValueError(f"{path} has suffix .{kind}, not one of {', '.join(allowed)}; take .png or .pdf")
+    image = io.BytesIO()
+    figure.savefig(image, format=kind)
+    write_bytes(path, image.getvalue())
+
+
+def colours(n: int) -> list[Any]:
+    """n colours, as far apart as they can be."""
+    colours = matplotlib.colormaps["tab10" if n <= 10 else "tab20" if n <= 20 else "turbo"]
+    return [colours(i) if n <= 20 else colours(i / (n - 1)) for i in range(n)]
+
+
+def bare(axes: Axes, labels: int, scale: float) -> None:
+    """No ticks and no grid; the legend beside the axes, if it is not too long."""
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    if labels <= 20:
+        columns = 1 if labels <= 12 else 2
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1, ncols=columns, markerscale=scale)
+
+
+def class_names_of(classes: int, names: Sequence[str] | None) -> list[str]:
+    found = [str(k) for k in range(classes)] if names is None else list(map(str, names))
+    if len(found) != classes:
+        raise ValueError(f"{len(found)} class names for {classes} classes; give one per class")
+    return found
+
+
+def short(names: Sequence[str]) -> list[str]:
+    """Names as figures show them: WordNet's have up to 120 letters."""
+    return [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1].rstrip(" ,") + "…" for name in names]
+
+
+def step(least: float) -> int:
+    """The smallest round number that is not less: the distance of labels that do not touch."""
+    return next((step for step in (1, 2, 5, 10, 20, 25, 50) if step >= least), 100)

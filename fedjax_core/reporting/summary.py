@@ -1,0 +1,170 @@
+"""What there is to say about a run when it is over, from its records."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_core.reporting.console import readable_size, readable_time
+
+_COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
+
+
+class Series(NamedTuple):
+    """A score over the rounds that have it: two arrays of one length."""
+
+    rounds: np.ndarray
+    values: np.ndarray
+
+
+def is_accuracy(name: str) -> bool:
+    """Whether a score of this name is an accuracy."""
+    return "accuracy" in name.split("/")
+
+
+def summarise(records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (), last_k: int = 10) -> dict[str, Any]:
+    """What to say about a run.
+
+    Args:
+      records: of the run, in the order of their rounds.
+      targets: accuracies to reach.
+      last_k: over how many of the last evaluations to take a mean.
+
+    Returns:
+      A dict of
+
+      - "rounds": rounds done.
+      - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (`last_k`, or fewer if so few);
+        of an accuracy also "best", "best_round", "best_is" (what that number is: the highest over rounds, and for a test score
+        one selected on test data) and "rounds_to": per target the first round with at least that accuracy, None if there is
+        none.
+      - "speed": "seconds", and "rounds_per_second", "clients_per_second", "examples_per_second", "compile_seconds" as far as
+        the records tell; the rates leave the compiling out.
+    """
+    summary: dict[str, Any] = {"rounds": records[-1]["round"] if records else 0, "metrics": {}, "speed": _speed(records)}
+    names = dict.fromkeys(name for record in records for name in record if name not in _COUNTS and name != "train/examples")
+    for name in names:
+        rounds = [record["round"] for record in records if is_score(record.get(name))]
+        values = [float(record[name]) for record in records if is_score(record.get(name))]
+        if not values:
+            continue
+        tail = values[-last_k:]
+        entry: dict[str, Any] = {
+            "first": values[0],
+            "last": values[-1],
+            "last_round": rounds[-1],
+            "evaluations": len(values),
+            "mean_last_k": math.fsum(tail) / len(tail) if all(map(math.isfinite, tail)) else math.nan,
+            "k": len(tail),
+        }
+        if is_accuracy(name):
+            best = max(range(len(values)), key=lambda i: -math.inf if math.isnan(values[i]) else values[i])
+            entry["best"], entry["best_round"] = values[best], rounds[best]
+            entry["best_is"] = "best over rounds" + (", selected on test data" if name.startswith("test/") else "")
+            reached = {str(t): next((r for r, v in zip(rounds, values, strict=True) if v >= t), None) for t in targets}
+            entry["rounds_to"] = reached
+        summary["metrics"][name] = entry
+    return summary
+
+
+def is_score(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Rates over the records that tell their time."""
+    counts = {"rounds": 0.0, "clients": 0.0, "examples": 0.0}
+    seconds = compiling = 0.0
+    before = 0
+    for record in records:
+        if "seconds" in record:
+            seconds += record["seconds"]
+            compiling += record.get("compile_seconds", 0.0)
+            counts["rounds"] += record["round"] - before
+            counts["clients"] += record.get("cohort", 0)
+            counts["examples"] += record.get("train/examples", 0)
+        before = record["round"]
+    speed = {"seconds": seconds} if seconds else {}
+    if compiling:
+        speed["compile_seconds"] = compiling
+    if seconds > compiling:
+        speed |= {f"{name}_per_second": count / (seconds - compiling) for name, count in counts.items() if count}
+    return speed
+
+
+def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
+    """A run's records by score.
+
+    >>> history([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.5, "test/global/accuracy": 0.75}])["train/loss"]
+    Series(rounds=array([1, 2]), values=array([2. , 1.5]))
+    """
+    names = dict.fromkeys(name for record in records for name in record if name != "round")
+    found = {name: [(record["round"], record[name]) for record in records if is_score(record.get(name))] for name in names}
+    return {name: Series(*map(np.array, zip(*pairs, strict=True))) for name, pairs in found.items() if pairs}
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The closing table: scores, rounds to reach the targets, then speed, traffic and memory as far as they are known.
+
+    Args:
+      summary: from `Reporter.close` or `summarise`.
+
+    Returns:
+      Lines of text without a last newline, at most about 100 characters wide for the usual names.
+    """
+    scores = {name: entry for name, entry in summary["metrics"].items() if is_accuracy(name) or _is_one_loss(name)}
+    targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))
+    span = max((entry["k"] for entry in scores.values()), default=0)
+    rows = [["", "last", "best*", "round", f"mean of last {span}", *(f"to {100 * float(t):g} %" for t in targets)]]
+    for name, entry in scores.items():
+        tested = "best" in entry and name.startswith("test/")
+        best = [shown(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
+        few = f" ({entry['k']})" if entry["k"] < span else ""
+        reached = entry["rounds_to"] if tested else {}
+        when = [("never" if reached[t] is None else str(reached[t])) if t in reached else "" for t in targets]
+        rows.append([name, shown(name, entry["last"]), *best, shown(name, entry["mean_last_k"]) + few, *when])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+        if scores
+    ]
+    if any(name.startswith("test/") and "best" in entry for name, entry in scores.items()):
+        lines.append("* best over rounds, selected on test data: not a result to report")
+    return "\n".join(line.rstrip() for line in [*lines, *_costs(summary)])
+
+
+def _is_one_loss(name: str) -> bool:
+    """Whether a score is a loss of the whole run; how it spreads over clients is left to the files."""
+    return "loss" in name.split("/") and name.rpartition("/")[2] in ("loss", "mean")
+
+
+def _costs(summary: Mapping[str, Any]) -> list[str]:
+    speed, facts = summary.get("speed", {}), summary.get("facts", {})
+    parts = [f"{summary['rounds']} rounds"]
+    if "seconds" in speed:
+        parts[0] += f" in {readable_time(speed['seconds'])}"
+    for what in ("rounds", "clients", "examples"):
+        if f"{what}_per_second" in speed:
+            parts.append(f"{_significant(speed[f'{what}_per_second'])} {what}/s")
+    compiling = speed.get("compile_seconds", facts.get("compile_seconds"))
+    if compiling is not None:
+        parts.append(f"compiling {readable_time(compiling)}")
+    lines = [f"speed    {', '.join(parts)}"]
+    ways = [f"{readable_size(facts[f'bytes_{way}'])} {way}" for way in ("down", "up") if f"bytes_{way}" in facts]
+    if ways:
+        lines.append(f"traffic  {', '.join(ways)}, per client and round")
+    if facts.get("peak_memory_bytes") is not None:
+        lines.append(f"memory   {readable_size(facts['peak_memory_bytes'])} at most")
+    return lines
+
+
+def shown(name: str, value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    return f"{100 * value:.1f} %" if is_accuracy(name) else f"{value:.4g}"
+
+
+def _significant(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,134 @@
+"""What the `paper` variants and the tables train with is what configs/tables/settings.toml says, each number with its source."""
+
+import fnmatch
+import importlib
+import inspect
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedjax_core import experiment
+from fedjax_core.commands import tables
+
+ROOT = Path(__file__).parents[1] / "configs"
+FILE = ROOT / "tables" / "settings.toml"
+PAPERS = ("fedskc", "fedpft", "fedhpl", "fedoa")  # the other tables are ours, of the configs' small variants
+CONFIGS = sorted(path.stem for path in ROOT.glob("[!_]*.py") if path.stem != "base")
+TABLES = {f"{path.parent.name}/{path.stem}": path for path in sorted((ROOT / "tables").glob("*/[!_]*.py"))}
+COUNTS = re.compile(r"analysis:(trained|whole|body|up|down)\b")
+HELD = ("rounds", "data.clients", "cohort.", "optimizer.")
+
+Entry = Mapping[str, list]  # by field: [value, source]
+
+
+def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}, without None; tuples as lists, as TOML has them."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{above}{name}.")
+        elif value is not None:
+            found[above + name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """All that a config says, and what its method takes by default."""
+    said = config.to_dict()
+    parameters = inspect.signature(experiment.method(said["method"]["name"])).parameters
+    defaults = {name: p.default for name, p in parameters.items() if isinstance(p.default, bool | int | float | str)}
+    return flat({"method": defaults}) | flat(said)
+
+
+def held(found: Mapping[str, Any]) -> set[str]:
+    """The fields that must be in the file: what is common to all methods, and each number of the method's own."""
+    numbers = {field for field, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {field for field in found if field.startswith(HELD)} | {field for field in numbers if field.startswith("method.")}
+
+
+def differences(found: Mapping[str, Any], entries: Iterable[Entry]) -> dict[str, Any]:
+    """By field, what the settings have and what the entries say, put together; a method that has no local epochs has none."""
+    wanted = {field: value for entry in entries for field, (value, _) in entry.items()}
+    if "method.epochs" not in found:
+        wanted.pop("method.epochs", None)
+    fields = sorted(held(found) | set(wanted))
+    return {field: (found.get(field), wanted.get(field)) for field in fields if found.get(field) != wanted.get(field)}
+
+
+@pytest.fixture(scope="module")
+def file() -> dict[str, Any]:
+    return tomllib.loads(FILE.read_text())
+
+
+def general(file: Mapping[str, Any], paper: str, method: str) -> list[Entry]:
+    of_paper = file[paper] if paper else {}
+    return [file["methods"].get(method, {}), of_paper.get("all", {}), of_paper.get("methods", {}).get(method, {})]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_paper_variants(file, name):
+    found = settings(importlib.import_module(f"configs.{name}").get_config("paper"))
+    assert name in file["configs"], "settings.toml lacks this config"
+    own = dict(file["configs"][name])
+    entries = [*general(file, own.pop("like", ""), found["method.name"]), own]
+    assert not differences(found, entries)
+
+
+def trained() -> dict[str, Any]:
+    """The papers' tables in their paper variants, but for those of nothing but counts."""
+    read = {name: tables.read(str(path), "paper") for name, path in TABLES.items() if "def get_table" in path.read_text()}
+    scores = {name: [score for measure in table.measures for score in measure.scores] for name, table in read.items()}
+    return {name: table for name, table in read.items() if not all(map(COUNTS.match, scores[name]))}
+
+
+def test_rows_of_tables(file):
+    """Every row on all of its data. An entry that nothing uses any more is out of date."""
+    wrong: list[str] = []
+    used: set[tuple[str, str]] = set()
+    for name, table in trained().items():
+        paper, table_name = name.split("/")
+        here = file[paper]
+        for cell in tables.cells(table, "paper", [0]):
+            where = f"{table_name} / {cell.row} / {cell.column}"
+            if cell.row not in here["rows"]:
+                wrong.append(f"{paper}: {where}: settings.toml lacks the row")
+                continue
+            found = settings(cell.config)
+            patterns = [pattern for pattern in here["where"] if fnmatch.fnmatchcase(where, pattern)]
+            used |= {(paper, cell.row)} | {(paper, pattern) for pattern in patterns}
+            entries = [here["rows"][cell.row], *(here["where"][pattern] for pattern in patterns)]
+            off = differences(found, [*general(file, paper, found["method.name"]), *entries])
+            wrong += [f"{paper}: {where}: {field} is {ours}, not {wanted}" for field, (ours, wanted) in off.items()]
+    assert not wrong, "\n".join(wrong)
+    assert used == {(paper, entry) for paper in PAPERS for part in ("rows", "where") for entry in file[paper][part]}
+
+
+def test_every_number_has_a_source(file):
+    def walk(tree: Any, place: str) -> None:
+        for name, value in tree.items():
+            if isinstance(value, dict):
+                walk(value, f"{place}.{name}")
+            elif name != "like":
+                assert isinstance(value, list), (place, name)
+                assert len(value) == 2, (place, name)
+                assert isinstance(value[1], str), (place, name)
+                assert len(value[1]) > 3, (place, name)
+
+    walk(file, "")
+    assert set(file) == {"methods", "configs", *PAPERS}
+    assert set(file["methods"]) == set(experiment.names())
+    assert set(file["configs"]) == set(CONFIGS)
+
+
+def test_a_slip_is_found(file):
+    """A rate, a coefficient and a default that are another, a number that the file lacks, and one that a config has not."""
+    found = settings(importlib.import_module("configs.fedbabu").get_config("paper"))
+    entries = general(file, "fedpft", "fedbabu")
+    assert not differences(found, entries)
+    for field, value in (("method.finetune_rate", 0.1), ("optimizer.clip", 10.0), ("method.extra", 1), ("data.clients", 41)):
+        assert differences({**found, field: value}, entries).keys() == {field}
+    assert differences(found, [*entries, {"optimizer.momentum": [0.9, "x"]}]) == {"optimizer.momentum": (None, 0.9)}
