@@ -50,7 +50,7 @@ def _group(item) -> str:
 
     group = item.nodeid.partition("::")[0]
     if group.endswith("test_every_method.py"):
-        return max((name for name in toy.METHODS if f"_{name}" in item.name), key=len, default=group)
+        return max((name for name in toy.METHODS if f"[{name}-" in item.name or f"_{name}" in item.name), key=len, default=group)
     return group
 
 

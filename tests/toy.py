@@ -1,18 +1,27 @@
-"""The smallest federation that shows everything: eight unequal clients, a network of two layers, a second architecture."""
+"""Every method on the small federation of `fedjax_core.testing`, with arguments that make each of its terms count."""
 
 import functools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from fedjax_core.algorithm import Examples, Net
-from fedjax_core.data import federated, sources
-from fedjax_core.engine import parallel, simulation
-from fedjax_core.learning import lora, training
-from fedjax_core.nn.project import projected
-from fedjax_core.task import Model, Task, of_model, part_of
+from fedjax_core.engine import simulation
+from fedjax_core.testing.case import Case, groups
+from fedjax_core.testing.federation import (
+    CLASSES,
+    CLIENTS,
+    INPUTS,
+    PROMPTS,
+    PUBLIC,
+    SIZES,
+    data,
+    model,
+    prompted,
+    task,
+    task_adapted,
+    task_alike,
+    task_in_part,
+    task_with_prompts,
+    task_with_public,
+)
 from methods.centralized import centralized
 from methods.ditto import ditto
 from methods.fedamp import fedamp
@@ -53,9 +62,10 @@ from methods.pfedpt import pfedpt
 from methods.pfedsd import pfedsd
 from methods.scaffold import scaffold
 
-CLIENTS, CLASSES, INPUTS, BATCH = 8, 3, 5, 4
-PUBLIC, PROMPTS = 7, 2  # rows of a public set; prompts of a network that has them
-SIZES = (9, 4, 1, 7, 6, 2, 8, 5)  # unequal, some short last batches, one with a single example
+__all__ = ["BATCH", "CASES", "CLASSES", "CLIENTS", "INPUTS", "METHODS", "MIXED", "PROMPTS", "PUBLIC", "SIZES", "TASKS", "data"]
+__all__ += ["groups", "model", "prompted", "reference", "simulate", "task", "task_adapted", "task_alike", "task_in_part"]
+__all__ += ["task_with_prompts", "task_with_public"]
+BATCH = 4
 
 # Every method, with arguments that make each of its terms count. A newcomer adds a line.
 METHODS: dict[str, Any] = {
@@ -122,117 +132,6 @@ METHODS: dict[str, Any] = {
 MIXED = {"local", "fedhe_mixed", "fedhpl_mixed", "fedtgp", "fedgh", "fedgen", "fedmd"}  # these run with two architectures
 
 
-def model(hidden: int = 6, statistics: bool = True, outputs: int = CLASSES) -> Model:
-    """tanh(x A + a) B + b, behind a normalisation whose running mean is carried along (`statistics`)."""
-
-    def init(key):
-        a, b = jax.random.split(key)
-        params = {
-            "body": {"kernel": jax.random.normal(a, (INPUTS, hidden)) * 0.5, "bias": jnp.zeros(hidden)},
-            "head": {"kernel": jax.random.normal(b, (hidden, outputs)) * 0.5, "bias": jnp.zeros(outputs)},
-        }
-        return Net(params, {"mean": jnp.zeros(INPUTS)} if statistics else {})
-
-    def features(net, x, key=None, train=False, mask=None):
-        stats = net.stats
-        if statistics:
-            if train:
-                weight = jnp.ones(len(x)) if mask is None else mask.astype(x.dtype)
-                mean = jnp.sum(jnp.where(weight[:, None] > 0, x, 0), 0) / jnp.maximum(jnp.sum(weight), 1)
-                stats = {"mean": 0.9 * stats["mean"] + 0.1 * mean}
-            else:
-                mean = stats["mean"]
-            x = x - mean[None]
-        body = net.params["body"]
-        return jnp.tanh(x @ body["kernel"] + body["bias"][None]), stats
-
-    def head(net, z):
-        return z @ net.params["head"]["kernel"] + net.params["head"]["bias"][None]
-
-    def apply(net, x, key=None, train=False, mask=None, intermediates=False):
-        z, stats = features(net, x, key, train, mask)
-        return {"logits": head(net, z), "features": z} | ({"intermediates": {}} if intermediates else {}), stats
-
-    return Model(init, apply, features, head, f"toy{hidden}")
-
-
-@functools.cache
-def data() -> federated.FederatedData:
-    """Eight clients of SIZES rows; classes are shifted Gaussians; the last client misses a class."""
-    rng = np.random.default_rng(7)
-    n = sum(SIZES)
-    y = np.concatenate([np.arange(n) % CLASSES, np.arange(30) % CLASSES]).astype(np.int32)
-    x = (rng.normal(size=(n + 30, INPUTS)) + np.eye(CLASSES, INPUTS)[y] * 2).astype(np.float32)
-    ends = np.cumsum(SIZES)
-    rows = [np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)]
-    rows[-1] = rows[-1][y[rows[-1]] != 0]
-    test = [np.arange(30)[i::CLIENTS] for i in range(CLIENTS)]
-    names = tuple("abc")
-    dataset = sources.Dataset("toy", Examples(x[:n], y[:n]), Examples(x[n:], y[n:]), names)
-    return federated.from_index(dataset, rows, test)
-
-
-def task(hidden: int = 6, statistics: bool = True) -> Task:
-    return of_model(model(hidden, statistics), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
-
-
-def task_with_public(hidden: int = 6, statistics: bool = True) -> Task:
-    """With a public set of PUBLIC rows in two classes of its own, which the network has outputs for."""
-    rng = np.random.default_rng(8)
-    y = (np.arange(PUBLIC) % 2).astype(np.int32)
-    x = (rng.normal(size=(PUBLIC, INPUTS)) - np.eye(2, INPUTS)[y] * 2).astype(np.float32)
-    both = model(hidden, statistics, CLASSES + 2)
-    return of_model(both, classes=CLASSES, population=CLIENTS, public=Examples(x, y), shape=(INPUTS,))
-
-
-def prompted(hidden: int = 6, statistics: bool = True) -> Model:
-    """The network with prompts: features are the mean of those of x and of x + p for each of PROMPTS prompts p."""
-    plain = model(hidden, statistics)
-
-    def init(key):
-        net = plain.init(key)
-        return net._replace(params=net.params | {"prompts": jax.random.normal(jax.random.fold_in(key, 1), (PROMPTS, INPUTS)) * 0.5})
-
-    def features(net, x, key=None, train=False, mask=None):
-        stats = plain.features(net, x, key, train, mask)[1]
-        shifts = jnp.concatenate([jnp.zeros((1, INPUTS)), net.params["prompts"]])
-        each = jax.vmap(lambda p: plain.features(net, x + p[None], key, train, mask)[0])(shifts)
-        return jnp.mean(each, 0), stats
-
-    def apply(net, x, key=None, train=False, mask=None):
-        z, stats = features(net, x, key, train, mask)
-        return {"logits": plain.head(net, z), "features": z}, stats
-
-    return Model(init, apply, features, plain.head, f"prompted{hidden}")
-
-
-def task_with_prompts(hidden: int = 6, statistics: bool = True) -> Task:
-    """Without statistics: by its own mean a batch would be without any prompt that all of it has."""
-    del statistics
-    return of_model(prompted(hidden, False), classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
-
-
-def task_in_part(hidden: int = 6, statistics: bool = True) -> Task:
-    """Prompts and head over a frozen body, whose normalisation has seen something."""
-    net = model(hidden, statistics).init(jax.random.key(3))
-    frozen = Net({"body": net.params["body"]}, jax.tree.map(lambda x: x + 0.5, net.stats))
-    return part_of(prompted(hidden, statistics), frozen, "prompts", classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
-
-
-def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
-    """Whatever the network, with six features: those of the wide one are projected."""
-    made = model(hidden, statistics)
-    made = made if hidden == 6 else projected(made, CLASSES, 6, hidden=False)
-    return of_model(made, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
-
-
-def task_adapted(hidden: int = 6, statistics: bool = True, dropout: float = 0.2) -> Task:
-    """LoRA with dropout over a frozen body, and the head."""
-    net, kind = model(hidden, statistics).init(jax.random.key(3)), lora.lora(rank=2, dropout=dropout, targets=("body",))
-    settings = {"classes": CLASSES, "population": CLIENTS, "shape": (INPUTS,)}
-    return lora.adapted(model(hidden, statistics), net, kind, "head", **settings)
-
-
 TASKS = {  # of methods that need another one
     "fedoa_lora": task_adapted,
     "perada": task_with_public,
@@ -243,39 +142,17 @@ TASKS = {  # of methods that need another one
     "fedmd": task_with_public,
     "pfedpg": task_with_prompts,
 }
+CASES = {
+    name: Case(method, task=TASKS.get(name, task), mixed=name in MIXED)  # each compiles what is asked of it once
+    for name, method in METHODS.items()
+}
 
 
-def groups(build, mixed: bool = False, statistics: bool = True, task=task) -> list[simulation.Group]:
-    if not mixed:
-        return simulation.one_group(build, task(statistics=statistics), CLIENTS)
-    return [
-        simulation.Group("narrow", build, task(6, statistics), np.arange(0, CLIENTS, 2)),
-        simulation.Group("wide", build, task(7, statistics), np.arange(1, CLIENTS, 2)),
-    ]
+def simulate(name: str, **settings) -> simulation.Simulation:
+    """A simulation of one of METHODS; settings as of `Case.simulate`."""
+    return CASES[name].simulate(**settings)
 
 
-def simulate(name: str, *, plan=(1, 1), optimizer=None, mixed=None, statistics=True, **settings) -> simulation.Simulation:
-    """A simulation of one of METHODS on the toy federation."""
-    build = functools.partial(METHODS[name], optimizer=optimizer or training.sgd(0.1, momentum=0.5))
-    mixed = name in MIXED if mixed is None else mixed
-    settings = {"cohort": 5, "dispatch": 2} | settings
-    return simulation.Simulation(
-        groups(build, mixed, statistics, TASKS.get(name, task)), settings.pop("data", data()), plan=parallel.Plan(*plan), **settings
-    )
-
-
-def pad(sim: simulation.Simulation) -> None:
-    """Gives every client three more rows that do not count."""
-    index = np.pad(sim._held_on_host.index, ((0, 0), (0, 3)), constant_values=1)
-    sim._held_on_host = sim._held_on_host._replace(index=index)
-    sim.use(sim.plan)
-
-
-@functools.cache
 def reference(name: str) -> tuple[simulation.Simulation, Any, Any]:
     """(simulation, host copy of the state before, and after two rounds) one client after another; compiled once for all tests."""
-    sim = simulate(name)
-    state = sim.init(0)
-    before = jax.device_get(state)
-    state, _ = sim.rounds(state, 2)
-    return sim, before, jax.device_get(state)
+    return CASES[name].reference

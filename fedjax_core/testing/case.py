@@ -1,0 +1,121 @@
+"""A method on the small federation, with compiled rounds that all checks of it share."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_core.algorithm import Algorithm, PyTree
+from fedjax_core.engine import parallel, simulation
+from fedjax_core.learning import training
+from fedjax_core.task import Task
+from fedjax_core.testing import federation
+
+COHORT = 5  # of eight clients
+
+
+class Case:
+    """One method, with its options.
+
+    Attributes:
+      method: (task, optimizer=...) -> Algorithm.
+      task: makes the task; takes the width of the network's layer (6 or 7) and `statistics`.
+      mixed: whether every second client has a wider network.
+    """
+
+    def __init__(self, method: Callable[..., Algorithm], *, task: Callable[..., Task] = federation.task, mixed: bool = False):
+        """`method` is a builder with its options given: `functools.partial(feddyn, alpha=0.1, epochs=2, batch=4)`."""
+        self.method, self.task, self.mixed = method, task, mixed
+
+    def simulate(
+        self,
+        *,
+        plan: tuple[int, int] = (1, 1),
+        optimizer: optax.GradientTransformation | None = None,
+        mixed: bool | None = None,
+        statistics: bool = True,
+        **settings: Any,
+    ) -> simulation.Simulation:
+        """A simulation.
+
+        Args:
+          plan: clients at once on a device, and devices.
+          optimizer: None: SGD with momentum.
+          mixed: in place of the case's own.
+          statistics: whether the network carries a running mean along.
+          settings: of `Simulation`; five clients a round if they do not say.
+        """
+        build = functools.partial(self.method, optimizer=optimizer or training.sgd(0.1, momentum=0.5))
+        made = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
+        settings = {"cohort": COHORT, "dispatch": 2} | settings
+        data = settings.pop("data", federation.data())
+        return simulation.Simulation(made, data, plan=parallel.Plan(*plan), **settings)
+
+    @functools.cached_property
+    def reference(self) -> tuple[simulation.Simulation, simulation.State, simulation.State]:
+        """(simulation, host copy of the state before, and after two rounds): one client after another on one device."""
+        sim = self.simulate()
+        state = sim.init(0)
+        before = jax.device_get(state)
+        state, _ = sim.rounds(state, 2)
+        return sim, before, jax.device_get(state)
+
+    @functools.cached_property
+    def elsewhere(self) -> tuple[simulation.Simulation, simulation.State, list[PyTree]]:
+        """(simulation, state after two rounds, per group the host's (client states, which were touched)) under the other plan.
+
+        Client states are on the host, two clients are trained at once on each of two devices (of one, if there are no more), and
+        every client has more padding.
+        """
+        sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="host")
+        pad(sim)
+        state, _ = sim.rounds(sim.init(0), 2)
+        assert sim._stores is not None
+        return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim._stores]
+
+    def one_round(self) -> tuple[Callable, list, list[PyTree]]:
+        """The compiled round of `elsewhere` as a function (drawn, client states) -> (server, states, record), and a cohort for it.
+
+        All starts from the state before round 1.
+        """
+        sim, state, _ = self.elsewhere
+        before = self.reference[1]
+        start = sim.put(before)._replace(clients=state.clients)
+        drawn = sim._draw(sim.held, start.key, start.round)
+        rows = [
+            jax.tree.map(lambda x, p=p: jnp.take(x, p, axis=0, mode="clip"), s)
+            for s, (_, p) in zip(before.clients, drawn, strict=True)
+        ]
+        spread = parallel.spread(sim.mesh)
+        touched = jax.device_put([np.ones(len(p), bool) for _, p in drawn], spread)
+
+        def run(drawn, rows):
+            drawn, rows = sim.put(drawn), jax.device_put(rows, spread)  # where the round expects them: else it would compile anew
+            after, rows, record = sim._host_round[False](sim.held, start, start.server, drawn, rows, touched)
+            return after.server, rows, record
+
+        return run, drawn, rows
+
+
+def groups(
+    build: simulation.Build, mixed: bool = False, statistics: bool = True, task: Callable[..., Task] = federation.task
+) -> list[simulation.Group]:
+    """The small federation's clients: all with one network, or every second one with a wider one."""
+    clients = np.arange(federation.CLIENTS)
+    if not mixed:
+        return simulation.one_group(build, task(statistics=statistics), len(clients))
+    return [
+        simulation.Group("narrow", build, task(6, statistics), clients[::2]),
+        simulation.Group("wide", build, task(7, statistics), clients[1::2]),
+    ]
+
+
+def pad(sim: simulation.Simulation) -> None:
+    """Gives every client three more rows that do not count."""
+    index = np.pad(sim._held_on_host.index, ((0, 0), (0, 3)), constant_values=1)
+    sim._held_on_host = sim._held_on_host._replace(index=index)
+    sim.use(sim.plan)
