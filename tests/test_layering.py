@@ -112,7 +112,10 @@ LEAVES = {  # what the bottom of a room may import of ours
     "fedjax_core/engine/parallel.py": {"fedjax_core.algorithm"},
     "fedjax_core/engine/cohort.py": {"fedjax_core.algorithm"},
     "fedjax_core/storage/files.py": set(),
-    "fedjax_core/storage/json_files.py": {"fedjax_core.storage.files"},
+    "fedjax_core/storage/forms.py": set(),
+    "fedjax_core/storage/json_files.py": {"fedjax_core.storage.files", "fedjax_core.storage.forms"},
+    "fedjax_core/storage/digests.py": set(),
+    "fedjax_core/storage/arrays.py": set(),
     "fedjax_core/storage/environment.py": set(),
     "fedjax_core/storage/lock.py": set(),
 }

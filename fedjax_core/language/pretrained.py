@@ -13,7 +13,6 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ def load(
       OSError: a file is not there, or cannot be read.
     """
     where = Path(folder)
-    config = read_json(where / CONFIG)
+    config = read_json(where / CONFIG, {"model_type": str})
     family = FAMILIES[by_name.choose(f"model_type in {where / CONFIG}", config.get("model_type"), FAMILIES)]
     params = family.from_tensors(config, tensors(where), dtype)
     return family.build(config, dtype, remat), params
@@ -65,8 +64,8 @@ def tensors(folder: str | os.PathLike) -> dict[str, np.ndarray]:
         if not (where / ONE_FILE).is_file():
             raise FileNotFoundError(f"{where} has neither {ONE_FILE} nor {INDEX}; weights are read from safetensors alone")
         return read_tensors(where / ONE_FILE)[0]
-    files: Any = read_json(where / INDEX).get("weight_map")
-    if not isinstance(files, dict) or any(Path(str(file)).name != file for file in files.values()):
+    files = read_json(where / INDEX, {"weight_map": {str: str}})["weight_map"]
+    if any(Path(file).name != file for file in files.values()):
         raise ValueError(f"{where / INDEX} must have a weight_map: tensor -> file beside it")
     parts = {file: read_tensors(where / file)[0] for file in sorted(set(files.values()))}
     for name, file in files.items():

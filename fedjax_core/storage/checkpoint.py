@@ -1,4 +1,4 @@
-"""Checkpoints: a pytree of arrays and a record beside it, by round. The only module that knows Orbax.
+"""Checkpoints: a pytree of arrays and a record beside it, by round.
 
 A checkpoint is a directory named by its round:
 
@@ -6,6 +6,7 @@ A checkpoint is a directory named by its round:
       arrays/        Orbax's: the leaves, by number, as host arrays
       leaves.json    by number: path in the state, dtype, shape, and what Orbax must not know (key types, empty arrays)
       record.json    what the caller wants beside it
+      digests.json   of the two files above and of every array (`digests.py`), compared when they are read
 
 It is written under another name, synced, and renamed, so a process killed at any moment leaves the old checkpoints or the old
 and the new. Leaves are stored as host arrays with no trace of the devices they lay on, and restored to wherever `like` wants
@@ -13,36 +14,30 @@ them: a run goes on with another number of devices. Saving is synchronous: when 
 and the caller may donate the state's buffers.
 """
 
-import collections
-import concurrent.futures
 import contextlib
-import errno
-import functools
 import logging
 import os
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.storage.files import explained, sync_directory
-from fedjax_core.storage.json_files import plain, read_json, write_json
+from fedjax_core.storage import digests
+from fedjax_core.storage.arrays import read_arrays, write_arrays
+from fedjax_core.storage.files import explained, sync_directory, write_text
+from fedjax_core.storage.json_files import json_text, plain, read_json, write_json
+from fedjax_core.storage.leaves import ENTRY, check_leaves, from_host, named_leaves, to_host
 
 _log = logging.getLogger("fedjax_core")
 
-_ARRAYS, _LEAVES, _RECORD = "arrays", "leaves.json", "record.json"
+_ARRAYS, _LEAVES, _RECORD, _DIGESTS = "arrays", "leaves.json", "record.json", "digests.json"
 _COMPLETE = re.compile(r"(\d{8,})(?:-(\d+))?")  # round, and how often it was replaced
 _UNFINISHED = ".unfinished-"  # prefix of what is being written or deleted
-
-T = TypeVar("T")
 
 
 class Checkpoints:
@@ -97,9 +92,13 @@ class Checkpoints:
             raise ValueError(f"round is {round}; rounds count from 0")
         if not self.writer:
             return
-        leaves = [_to_host(name, leaf) for name, leaf in _named_leaves(state)]
+        leaves = [to_host(name, leaf) for name, leaf in named_leaves(state)]
         arrays = {_number(position): array for position, (_, array) in enumerate(leaves) if array is not None}
-        beside = plain(record or {}, "record")
+        texts = {_LEAVES: json_text([entry for entry, _ in leaves]), _RECORD: json_text(plain(record or {}, "record"))}
+        known = {
+            "files": {file: digests.of_bytes(text.encode()) for file, text in texts.items()},
+            "arrays": {number: digests.of_array(array) for number, array in arrays.items()},
+        }
         before = self._complete().get(round)
         final = self.directory / f"{round:08d}{'' if before is None else f'-{_replaced(before) + 1}'}"
         temporary = self.directory / f"{_UNFINISHED}{final.name}"
@@ -109,9 +108,10 @@ class Checkpoints:
             try:
                 temporary.mkdir()
                 if arrays:
-                    _orbax(lambda: _write(temporary / _ARRAYS, arrays))
-                write_json(temporary / _LEAVES, [entry for entry, _ in leaves])
-                write_json(temporary / _RECORD, beside)
+                    write_arrays(temporary / _ARRAYS, arrays)
+                for file, text in texts.items():
+                    write_text(temporary / file, text)
+                write_json(temporary / _DIGESTS, known)
                 _sync(temporary)
                 temporary.rename(final)
             except BaseException:
@@ -124,7 +124,9 @@ class Checkpoints:
             self._delete(self._complete()[old])
 
     def restore(self, round: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:  # noqa: A002
-        """Reads a checkpoint back, bit for bit.
+        """Reads a checkpoint back, bit for bit: everything is compared with the digests that were written with it.
+
+        A checkpoint of an earlier version, without digests, is read with a warning.
 
         Args:
           round: one of `rounds()`.
@@ -136,28 +138,51 @@ class Checkpoints:
           The state and its record.
 
         Raises:
-          ValueError: if there is no such checkpoint, or its leaves are not those of `like`: the message names the leaf.
-          OSError: if it cannot be read.
+          ValueError: if there is no such checkpoint, or its leaves are not those of `like`: the message names the leaf; if it is
+            damaged: the message names the older ones and how to go back to one.
+          OSError: if it cannot be read; the message names the older ones too.
         """
-        place = self._place(round)
-        entries, record = read_json(place / _LEAVES), read_json(place / _RECORD)
-        wanted = _named_leaves(like)
-        _check(place, entries, wanted)
-        stored = [_number(position) for position, entry in enumerate(entries) if entry["stored"]]
-        with explained("read", place):
-            arrays = _orbax(lambda: _read(place / _ARRAYS, stored)) if stored else {}
+        place, wanted = self._place(round), named_leaves(like)
+        with self._older_named(round, place):
+            known = _digests(place)
+            entries, record = _read_text(place, _LEAVES, known, [ENTRY]), _read_text(place, _RECORD, known, dict)
+        check_leaves(place, entries, wanted)
+        if known is None and self.writer:
+            _log.warning("%s was written without digests, so damage to it goes unnoticed; the next checkpoint has them", place)
+        with self._older_named(round, place):
+            arrays = _read_verified(place, entries, known)
         found = {entry["path"]: (entry, arrays.get(_number(position))) for position, entry in enumerate(entries)}
-        leaves = [_from_host(*found.pop(name), leaf) for name, leaf in wanted]
+        leaves = [from_host(*found.pop(name), leaf) for name, leaf in wanted]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), record
 
     def record(self, round: int) -> dict[str, Any]:  # noqa: A002
         """The record beside a checkpoint, alone.
 
         Raises:
-          ValueError: if there is no such checkpoint.
+          ValueError: if there is no such checkpoint, or the record is damaged, as in `restore`.
           OSError: if it cannot be read.
         """
-        return read_json(self._place(round) / _RECORD)
+        place = self._place(round)
+        with self._older_named(round, place):
+            return _read_text(place, _RECORD, _digests(place), dict)
+
+    @contextlib.contextmanager
+    def _older_named(self, round: int, place: Path) -> Iterator[None]:  # noqa: A002
+        """Adds to an error in reading a checkpoint which older ones there are, and how to go back to one."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            older = [other for other in self.rounds() if other < round]
+            if older:
+                rounds = ", ".join(map(str, older))
+                remedy = (
+                    f"older: round {rounds}; to go back to round {older[-1]} rename {place} to {place.name}.damaged and call again"
+                )
+            else:
+                remedy = "there is no older one; start anew in another directory"
+            reason = error.strerror if isinstance(error, OSError) else error
+            text = f"the checkpoint of round {round} cannot be used ({reason}); {remedy}"
+            raise (OSError(error.errno, text) if isinstance(error, OSError) else ValueError(text)) from error
 
     def _place(self, round: int) -> Path:  # noqa: A002
         place = self._complete().get(round)
@@ -205,101 +230,6 @@ def _number(position: int) -> str:
     return f"{position:05d}"
 
 
-def _named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
-    """Leaves under the names that errors and leaves.json call them: "server/net/params/0/kernel"."""
-    found = jax.tree.leaves_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "the state" for path, _ in found]
-    if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
-        raise ValueError(f"two leaves are called {twice[0]}; keys in the state must be told apart without their types")
-    return [(name, leaf) for name, (_, leaf) in zip(names, found, strict=True)]
-
-
-def _kind(name: str, leaf: Any) -> tuple[str, list[int]]:
-    """Dtype and shape of a leaf: "float32", of keys "key<fry>" and the shape of the keys, of Python numbers "int" ..."""
-    if _is_number(leaf):
-        return type(leaf).__name__, []
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not (_is_key(leaf) or (np.dtype(dtype).kind in "biufcV" and np.dtype(dtype).names is None)):
-        what = f"{type(leaf).__name__} of {dtype}" if dtype is not None else type(leaf).__name__
-        raise TypeError(f"{name} is a {what}; a checkpoint holds arrays of numbers, anything else goes into its record")
-    return str(dtype), list(leaf.shape)
-
-
-def _is_number(leaf: Any) -> bool:
-    """Whether a leaf is Python's own number; np.float64 is a float too, but not this."""
-    return isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _key_impl(like: Any) -> Any:
-    """Which generator the keys are for, of an array of keys or its ShapeDtypeStruct."""
-    found = []
-    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), jax.ShapeDtypeStruct(like.shape, like.dtype))
-    return found[0]
-
-
-def _to_host(name: str, leaf: Any) -> tuple[dict[str, Any], np.ndarray | None]:
-    """A leaf's entry in leaves.json, and its bits as Orbax takes them; None if there are none."""
-    dtype, shape = _kind(name, leaf)
-    if isinstance(leaf, jax.Array):
-        if not leaf.is_fully_addressable and not leaf.is_fully_replicated:
-            raise ValueError(f"{name} is spread over several processes; gather or replicate it before saving")
-        leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
-    host = np.asarray(leaf)
-    if host.dtype.isbuiltin != 1:  # bfloat16 and its like: the integers that their bits are
-        host = np.ascontiguousarray(host).view(f"uint{8 * host.dtype.itemsize}").reshape(host.shape)
-    stored = host.size > 0  # Orbax refuses arrays without elements
-    return {"path": name, "dtype": dtype, "shape": shape, "stored": stored}, host if stored else None
-
-
-def _from_host(entry: Mapping[str, Any], host: np.ndarray | None, like: Any) -> Any:
-    """`_to_host` undone, in the form and at the place of `like`."""
-    dtype, shape = entry["dtype"], entry["shape"]
-    if _is_number(like):
-        return np.asarray(host).item()
-    sharding = like.sharding if isinstance(like, jax.ShapeDtypeStruct) or getattr(like, "committed", False) else None
-    if _is_key(like):
-        form = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype))
-        data = np.empty(form.shape, form.dtype) if host is None else host
-        wrap = functools.partial(jax.random.wrap_key_data, impl=_key_impl(like))
-        if sharding is not None and not sharding.is_fully_addressable:
-            return jax.jit(wrap, out_shardings=sharding)(data)
-        keys = wrap(jnp.asarray(data))
-        return keys if sharding is None else jax.device_put(keys, sharding)
-    array = np.empty(shape, np.dtype(dtype)) if host is None else host.view(np.dtype(dtype))
-    if isinstance(like, np.generic):
-        return array[()]
-    if isinstance(like, np.ndarray):
-        return array if array.flags.writeable else array.copy()
-    if sharding is None:
-        return jnp.asarray(array)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-
-def _check(place: Path, entries: list[dict[str, Any]], like: list[tuple[str, Any]]) -> None:
-    """Raises ValueError for the first leaf in which a checkpoint is not what is wanted."""
-
-    def show(kind: tuple[str, list[int]] | None) -> str:
-        return "nothing" if kind is None else f"{kind[0]}[{','.join(map(str, kind[1]))}]"
-
-    found = {entry["path"]: (entry["dtype"], entry["shape"]) for entry in entries}
-    wanted = {name: _kind(name, leaf) for name, leaf in like}
-    names = [*wanted, *(name for name in found if name not in wanted)]
-    wrong = [name for name in names if found.get(name) != wanted.get(name)]
-    if wrong:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise ValueError(
-            f"{place} does not fit this run: leaf {wrong[0]} is {show(found.get(wrong[0]))} there, "
-            f"{show(wanted.get(wrong[0]))} is wanted{more}; resume with the method, model and data that wrote it"
-        )
-    for name, leaf in like:
-        if isinstance(leaf, jax.ShapeDtypeStruct) and not _is_key(leaf) and jnp.result_type(leaf) != leaf.dtype:
-            raise ValueError(f"leaf {name} is wanted as a jax array of {leaf.dtype}, which needs jax_enable_x64")
-
-
 def _sync(directory: Path) -> None:
     """Makes a tree of files last through a power cut."""
     for folder, _, files in os.walk(directory):
@@ -309,67 +239,41 @@ def _sync(directory: Path) -> None:
         sync_directory(folder)
 
 
-def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    with _checkpointer() as checkpointer:
-        checkpointer.save(path, args=ocp.args.PyTreeSave(arrays))
+def _digests(place: Path) -> dict[str, dict[str, str]] | None:
+    """What digests.json of a checkpoint says; None if an earlier version wrote it, without one."""
+    path = place / _DIGESTS
+    return read_json(path, {"files": {str: str}, "arrays": {str: str}}) if path.exists() else None
 
 
-def _read(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-    with _checkpointer() as checkpointer:
-        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=host))
-
-
-def _checkpointer() -> ocp.Checkpointer:
-    """Orbax for host arrays, in this process alone: the others are not waited for."""
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=jax.process_index(),
-        active_processes={jax.process_index()},
-        barrier_sync_key_prefix=f"process{jax.process_index()}",
-    )
-    return ocp.Checkpointer(
-        ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, multiprocessing_options=alone),
-        multiprocessing_options=alone,
-    )
-
-
-def _orbax(call: Callable[[], T]) -> T:
-    """Calls Orbax silently, in a thread of its own (a notebook's thread runs an event loop already).
+def _read_text(place: Path, file: str, known: Mapping[str, Mapping[str, str]] | None, form: Any) -> Any:
+    """The value of a JSON file of a checkpoint, as it was written.
 
     Raises:
-      OSError: whatever Orbax raises, with the errno that its message tells.
+      ValueError: it is not what was written.
+      OSError: it cannot be read.
     """
-    with _no_logs("absl"), concurrent.futures.ThreadPoolExecutor(1) as thread:
-        before, sys.unraisablehook = sys.unraisablehook, _unless_loop_closed(sys.unraisablehook)
-        try:
-            result = thread.submit(call).result()
-            sys.unraisablehook = before  # after a failure it stays: writes under way still report to a closed loop
-            return result
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:  # tensorstore reports a full disk as a ValueError
-            if code := re.search(r"os_error_code='(\d+)'", str(error)):
-                raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
-            raise OSError(errno.EIO, str(error).partition("\n")[0] or type(error).__name__) from error
+    path = place / file
+    if known is not None:
+        with explained("read", path):
+            found = digests.of_bytes(path.read_bytes())
+        if found != known["files"].get(file):
+            raise ValueError(f"{path} is damaged: it is not what was written (its digest differs)")
+    return read_json(path, form)
 
 
-def _unless_loop_closed(hook: Callable) -> Callable:
-    """An unraisablehook that leaves out what TensorStore's threads print when the event loop that waited for them has failed."""
+def _read_verified(
+    place: Path, entries: list[dict[str, Any]], known: Mapping[str, Mapping[str, str]] | None
+) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by number, as they were written.
 
-    def filtered(unraisable):
-        if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
-            hook(unraisable)
-
-    return filtered
-
-
-@contextlib.contextmanager
-def _no_logs(name: str) -> Iterator[None]:
-    """Silences a logger: what goes wrong is raised."""
-    logger = logging.getLogger(name)
-    refuse = lambda record: False
-    logger.addFilter(refuse)
-    try:
-        yield
-    finally:
-        logger.removeFilter(refuse)
+    Raises:
+      ValueError: one is not what was written; the message names its leaf.
+      OSError: they cannot be read.
+    """
+    paths = {_number(position): entry["path"] for position, entry in enumerate(entries) if entry["stored"]}
+    with explained("read", place):
+        arrays = read_arrays(place / _ARRAYS, list(paths)) if paths else {}
+    for number, path in paths.items():
+        if known is not None and digests.of_array(arrays[number]) != known["arrays"].get(number):
+            raise ValueError(f"{place} is damaged: leaf {path} is not what was written (its digest differs)")
+    return arrays

@@ -24,11 +24,16 @@ from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulation import View
 from fedjax_core.learning import training
 from fedjax_core.nn.transformer import MINUS
+from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain
 from fedjax_core.storage.tensors import read_tensors, write_tensors
 from fedjax_core.task import Model
 
 FIELDS = ("model", "classes", "input_shape", "mean", "std", "statistics", "class_names")
+_FORM = {
+    **{"model": str, "classes": int, "input_shape": [int], "statistics": str, "class_names": [(str, int)]},
+    **{"mean": (float, [float]), "std": (float, [float])},
+}
 EXACT = 1e-3  # of the largest logit: how far two programs of one network may differ, but for those that round more coarsely
 
 
@@ -73,7 +78,7 @@ def load_model(path: str | os.PathLike) -> tuple[Model, Net, dict[str, Any]]:
     arrays, metadata = read_tensors(path)
     try:
         description = json.loads(metadata["description"])
-    except (KeyError, TypeError, json.JSONDecodeError):
+    except (KeyError, ValueError, RecursionError):
         raise ValueError(f"{path} is no model that this program saved: its metadata have no description") from None
     model = _described(description, str(path))
     _fits(model, arrays, str(path))
@@ -169,6 +174,7 @@ def _described(description: Any, where: str) -> Model:
     missing = [field for field in FIELDS if not isinstance(description, dict) or field not in description]
     if missing:
         raise ValueError(f"{where} lacks {', '.join(missing)}; a saved model needs {', '.join(FIELDS)}")
+    check(description, _FORM, f"the description of {where}")
     if len(description["class_names"]) != description["classes"]:
         raise ValueError(f"{where} has {len(description['class_names'])} class_names for {description['classes']} classes")
     name, options = by_name.parse(description["model"])

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from fedjax_core.storage.files import explained, write_text
+from fedjax_core.storage.forms import NOT_FINITE, check
 
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_DEEPEST = 100  # levels of lists and objects that are read
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
@@ -26,22 +27,28 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
       path: the file; its directory must exist.
       value: see `plain`.
     """
-    write_text(path, _layout(plain(value), "") + "\n")
+    write_text(path, json_text(value))
 
 
-def read_json(path: str | os.PathLike) -> Any:
+def json_text(value: Any) -> str:
+    """What `write_json` writes."""
+    return _layout(plain(value), "") + "\n"
+
+
+def read_json(path: str | os.PathLike, form: Any = None) -> Any:
     """Reads what `write_json` wrote.
+
+    Args:
+      path: the file.
+      form: what the value must be, as `check` takes it; None: anything.
 
     Raises:
       OSError: if the file cannot be read.
-      ValueError: if it is not JSON.
+      ValueError: if it is not JSON, or of another form; the message names the file and the field.
     """
     with explained("read", path):
         data = Path(path).read_bytes()
-    try:
-        return _finite_or_not(json.loads(data))
-    except ValueError as error:
-        raise ValueError(f"{os.fspath(path)} is not JSON ({error}); restore it, or take another directory") from None
+    return _value(data, os.fspath(path), form, "restore it, or take another directory")
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
@@ -49,17 +56,30 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
 
     Raises:
       OSError: if the file cannot be read.
-      ValueError: if a line before the last is not JSON.
+      ValueError: if a line before the last is not JSON, or no object.
     """
     with explained("read", path):
         *lines, _ = Path(path).read_bytes().split(b"\n")  # behind the last newline: nothing, or a torn line
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(_finite_or_not(json.loads(line)))
-        except ValueError as error:
-            raise ValueError(f"line {number} of {os.fspath(path)} is not JSON ({error}); remove that line") from None
-    return records
+    name = os.fspath(path)
+    return [_value(line, f"line {number} of {name}", dict, "remove that line") for number, line in enumerate(lines, 1)]
+
+
+def _value(data: bytes, what: str, form: Any, remedy: str) -> Any:
+    """The value that JSON text stands for.
+
+    Raises:
+      ValueError: it is not JSON, or of another form: one line that says `what` it is, and the `remedy`.
+    """
+    try:
+        value = json.loads(data)
+        found = _finite_or_not(value)
+    except RecursionError:
+        raise ValueError(f"{what} is nested more than {_DEEPEST} levels deep, expected fewer; {remedy}") from None
+    except ValueError as error:
+        raise ValueError(f"{what} is not JSON ({error}); {remedy}") from None
+    if form is not None:
+        check(value, form, what, f"; {remedy}")
+    return found
 
 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
@@ -142,18 +162,25 @@ def plain(value: Any, where: str = "") -> Any:
     raise TypeError(f"{where or 'the value'} is a {type(value).__name__}, which JSON cannot hold: {value!r:.80}")
 
 
-def _finite_or_not(value: Any) -> Any:
-    """`plain` undone for the floats that are not finite."""
+def _finite_or_not(value: Any, levels: int = _DEEPEST) -> Any:
+    """`plain` undone for the floats that are not finite.
+
+    Raises:
+      RecursionError: the value has more levels.
+    """
+    if levels < 0:
+        raise RecursionError
     if isinstance(value, str):
-        return _NOT_FINITE.get(value, value)
+        return NOT_FINITE.get(value, value)
     if isinstance(value, dict):
-        return {key: _finite_or_not(item) for key, item in value.items()}
+        return {key: _finite_or_not(item, levels - 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite_or_not(item) for item in value]
+        return [_finite_or_not(item, levels - 1) for item in value]
     return value
 
 
 def compact(value: Any) -> str:
+    """JSON on one line."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 

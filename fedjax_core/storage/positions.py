@@ -1,8 +1,7 @@
 """Position embeddings of a vision transformer for another grid of patches, as each layout's own code interpolates them."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -58,11 +57,11 @@ def _cubic(x: np.ndarray, a: float) -> np.ndarray:
     return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
 
-def fitted(array, shape, like: Net, layout: str, image, description: Mapping[str, Any], where: str) -> np.ndarray:
-    """A file's position embeddings for the network's grid, in the file's form."""
+def fitted(array, shape, like: Net, layout: str, image, seen: Sequence[int], where: str) -> np.ndarray:
+    """A file's position embeddings for the network's grid, in the file's form; `seen`: shape of the file's own images, if known."""
     patch, number, before = like.params["patches"]["kernel"].shape[0], shape[-2] - 1, array.shape[-2] - 1
     grid = _square(number) if image is None else (image[0] // patch, image[1] // patch)
-    size = description.get("input_shape", ())[:2]
+    size = seen[:2]
     old = (size[0] // patch, size[1] // patch) if size else (0, 0)
     old = old if math.prod(old) == before else _square(before)
     for what, found, patches in (("its network", old, before), ("the network", grid, number)):

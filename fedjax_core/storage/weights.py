@@ -36,7 +36,8 @@ from fedjax_core.algorithm import Net
 from fedjax_core.storage import layouts, positions
 from fedjax_core.storage.export import named
 from fedjax_core.storage.files import explained, write_bytes
-from fedjax_core.storage.json_files import plain
+from fedjax_core.storage.forms import check
+from fedjax_core.storage.json_files import plain, read_json
 from fedjax_core.storage.tensors import read_tensors, write_tensors
 
 Arrays = Mapping[str, np.ndarray]
@@ -47,21 +48,25 @@ _EPSILON = 1e-6  # ViT's own
 _BESIDE = re.compile(r".*num_batches_tracked|pooler\..*|embeddings\.mask_token|pre_logits[./].*")
 
 
-def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read(path: str | os.PathLike, *, checked: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Tensors by name and the metadata (none in a .npz), of a safetensors or a .npz file.
+
+    Args:
+      path: the file.
+      checked: as in `read_tensors`.
 
     Raises:
       ValueError: it is neither, or is damaged.
       OSError: it cannot be read.
     """
     if not _packed(path):
-        return read_tensors(path)
+        return read_tensors(path, checked=checked)
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # numpy would leave a bad one open
             arrays = {name: archive[name] for name in archive.files}
         if not all(isinstance(a, np.ndarray) for a in arrays.values()):  # other files in the archive come as bytes
             raise ValueError
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error):
+    except (ValueError, EOFError, OSError, OverflowError, MemoryError, zipfile.BadZipFile, zlib.error):
         raise ValueError(f"{path} is no .npz file of plain arrays, or is damaged; pickles (.bin, .pth) are not read") from None
     # numpy does not know bfloat16, and stores it as two bytes of anything
     return {name: a.view(jnp.bfloat16) if a.dtype == np.dtype("V2") else a for name, a in arrays.items()}, {}
@@ -79,20 +84,20 @@ def options(path: str | os.PathLike) -> dict[str, Any]:
     """
     if _packed(path):
         return {}
-    arrays, metadata = read(path)
+    arrays, metadata = read(path, checked=False)
     vit, _ = layouts.MARKS["transformers"]
     if layouts.layout_of(arrays, path) != "transformers" or not any(name.endswith(vit) for name in arrays):
         return {}
-    if spec := _description(metadata).get("model"):
+    if spec := _description(metadata, path).get("model"):
         return {"epsilon": by_name.parse(spec)[1].get("epsilon", _EPSILON)}
     beside = Path(path).parent / "config.json"
-    found = json.loads(beside.read_text()) if beside.is_file() else {}
+    found = read_json(beside, {"layer_norm_eps?": float}) if beside.is_file() else {}
     return {"epsilon": float(found.get("layer_norm_eps", 1e-12))}
 
 
 def scaling(path: str | os.PathLike) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and deviation by channel that inputs are normalised by, as a file that we wrote says; None for other files."""
-    found = {} if _packed(path) else _description(read(path)[1])
+    found = {} if _packed(path) else _description(read(path, checked=False)[1], path)
     if not {"mean", "std"} <= found.keys():
         return None
     mean, std = (tuple(np.atleast_1d(np.asarray(found[field], np.float64)).tolist()) for field in ("mean", "std"))
@@ -134,7 +139,8 @@ def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int,
     for key, place in wanted.items():
         array = np.asarray(arrays[key])
         if place.leaf == "params.positions" and array.shape != place.shape:
-            array = positions.fitted(array.astype(np.float32), place.shape, like, layout, image, _description(metadata), where)
+            seen = _description(metadata, path).get("input_shape", ())
+            array = positions.fitted(array.astype(np.float32), place.shape, like, layout, image, seen, where)
         target = found[place.leaf]
         target[place.at] = array.transpose(place.order).reshape(target[place.at].shape)
     whole = jax.tree.unflatten(jax.tree.structure(like), [found.get(leaf) for leaf in shapes])
@@ -183,7 +189,7 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
     """
     path = Path(path)
     layouts.written(net, "transformers")
-    if path.exists() and "model_type" not in json.loads(path.read_text()):
+    if path.exists() and "model_type" not in read_json(path, dict):
         raise ValueError(f"{path} lies where transformers looks for a model's configuration; choose another folder")
     options = by_name.parse(description["model"])[1]
     leaves = named(net)
@@ -251,9 +257,18 @@ def _packed(path: str | os.PathLike) -> bool:
         return file.read(2) == b"PK"
 
 
-def _description(metadata: Mapping[str, str]) -> dict[str, Any]:
+def _description(metadata: Mapping[str, str], path: str | os.PathLike) -> dict[str, Any]:
+    """What we wrote of the network into the file; empty for a file of others.
+
+    Raises:
+      ValueError: a field of it is of another form.
+    """
     try:
         found = json.loads(metadata.get("description", "{}"))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    numbers = (float, [float], type(None))
+    check(found, {"model?": str, "input_shape?": [int], "mean?": numbers, "std?": numbers}, f"the description of {path}")
+    return found

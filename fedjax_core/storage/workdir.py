@@ -32,6 +32,10 @@ _log = logging.getLogger("fedjax_core")
 CONFIG, ENVIRONMENT, RUN = "config.json", "environment.json", "run.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 _LOCK = ".lock"
+RECORDED = {  # the form of run.json, for `read_json`
+    "partition?": {"hash": str, "class_names?": [str], "label_table?": [[int]], "test_label_table?": [[int]]},
+    "plan?": {"chunk": int, "devices": int},
+}
 
 
 def _fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -123,7 +127,7 @@ class WorkDir:
             resumed = (path / CONFIG).exists()
             if resumed:
                 changed = cls._compare(path, asked, may_differ)
-                started = read_json(path / ENVIRONMENT)
+                started = read_json(path / ENVIRONMENT, {"resumed?": [dict]})
                 now = environment()
                 news = {key: value for key, value in now.items() if value != started.get(key) or key == "time"}
                 write_json(path / ENVIRONMENT, started | {"resumed": [*started.get("resumed", ()), news]})
@@ -151,10 +155,7 @@ class WorkDir:
     @staticmethod
     def _compare(path: Path, asked: Mapping[str, Any], may_differ: Sequence[str]) -> dict[str, str]:
         """Returns the differences that are allowed, raises for the others."""
-        there = read_json(path / CONFIG)
-        if not isinstance(there, dict):
-            raise ValueError(f"{path / CONFIG} holds a {type(there).__name__}, not a config; take another directory")
-        found = differences(there, asked)
+        found = differences(read_json(path / CONFIG, dict), asked)
         allowed = {
             name: text for name, text in found.items() if any(name == field or name.startswith(f"{field}.") for field in may_differ)
         }
@@ -195,7 +196,7 @@ class WorkDir:
         if self._kept is not None:
             return self._kept
         file = self.path / RUN
-        records = read_json(file) if file.exists() else {}
+        records = read_json(file, RECORDED) if file.exists() else {}
         if self.writer:
             self._kept = records
         return records

@@ -224,12 +224,91 @@ def test_what_cannot_be_saved(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path):
+def test_a_damaged_checkpoint_names_the_older_ones_and_the_way_back(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, np.arange(1000))
+    for number in (1, 4, 9):
+        checkpoints.save(number, np.full(1000, number), {"touched": [number]})
+    shutil.rmtree(tmp_path / "00000009" / "arrays")
+    way = f"; older: round 1, 4; to go back to round 4 rename {tmp_path}/00000009 to 00000009.damaged and call again"
+    with pytest.raises(OSError, match=f"the checkpoint of round 9 cannot be used .cannot read {tmp_path}/00000009: ") as error:
+        checkpoints.restore(9, np.arange(1000))
+    assert str(error.value).endswith(way)
+    assert "\n" not in str(error.value)
+    (tmp_path / "00000009").rename(tmp_path / "00000009.damaged")  # as it says
+    assert checkpoints.latest() == 4
+    assert checkpoints.restore(4, np.arange(1000))[0][0] == 4
+    checkpoints.save(9, np.full(1000, 9))
+    assert checkpoints.rounds() == [1, 4, 9]
     shutil.rmtree(tmp_path / "00000001" / "arrays")
-    with pytest.raises(OSError, match=f"cannot read {tmp_path}/00000001: ") as error:
+    with pytest.raises(OSError, match="there is no older one; start anew in another directory"):
         checkpoints.restore(1, np.arange(1000))
+
+
+def test_every_flipped_bit_is_recognised_or_harmless(tmp_path):
+    """A bit of every byte of the small files, and of some bytes of Orbax's: an error, or the arrays bit for bit."""
+    noise = np.random.default_rng(0)
+    state = {
+        "large": noise.standard_normal(5000).astype(np.float32),  # in a file of its own, which Orbax does not check
+        "coarse": jnp.asarray(noise.standard_normal((2, 3)), jnp.bfloat16),
+        "key": jax.random.key(3),
+        "round": 7,
+    }
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(2, state, {"touched": [3, 1]})
+    place = tmp_path / "00000002"
+    reasons = set()
+    for file in sorted(path for path in place.rglob("*") if path.is_file()):
+        whole = file.read_bytes()
+        for at in range(0, len(whole), 1 if file.parent == place else 1 + len(whole) // 8):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << (at % 8)
+            file.write_bytes(flipped)
+            said = ""
+            try:
+                restored, record = checkpoints.restore(2, state)
+            except (ValueError, OSError) as error:
+                said = str(error)
+            if said:
+                assert "\n" not in said
+                assert "the checkpoint of round 2 cannot be used" in said
+                reasons.add(said.split(" is not what was written")[0].rpartition("damaged: ")[2])
+            else:
+                assert_same(restored, state)
+                assert record == {"touched": [3, 1]}
+        file.write_bytes(whole)
+    assert {"leaf large", "it"} <= reasons  # the array's digest, and that of a file, were needed
+    assert_same(checkpoints.restore(2, state)[0], state)
+
+
+def test_a_checkpoint_without_digests_is_restored_aloud(tmp_path, caplog):
+    """As versions before digests wrote them."""
+    state = {"w": np.arange(5)}
+    Checkpoints(tmp_path).save(1, state)
+    Checkpoints(tmp_path).restore(1, state)
+    assert not caplog.records
+    (tmp_path / "00000001" / "digests.json").unlink()
+    restored, _ = Checkpoints(tmp_path).restore(1, state)
+    assert_same(restored, state)
+    assert "00000001 was written without digests" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("record.json", "[3]", r"record\.json is a list, expected an object"),
+        ("leaves.json", "{}", r"leaves\.json is an object, expected a list"),
+        ("leaves.json", '[{"path": "w", "dtype": 3}]', r"\[0\]\.dtype of .*leaves\.json is a whole number \(3\), expected text"),
+        ("leaves.json", "[" * 100_000, r"leaves\.json is nested more than 100 levels deep"),
+        ("digests.json", "[]", r"digests\.json is a list, expected an object"),
+    ],
+)
+def test_json_of_another_shape_is_told(tmp_path, file, content, said):
+    Checkpoints(tmp_path).save(1, {"w": np.arange(5)})
+    if file != "digests.json":
+        (tmp_path / "00000001" / "digests.json").unlink()  # of an earlier version, or the digest would tell
+    (tmp_path / "00000001" / file).write_text(content)
+    with pytest.raises(ValueError, match=said) as error:
+        Checkpoints(tmp_path).restore(1, {"w": np.arange(5)})
     assert "\n" not in str(error.value)
 
 

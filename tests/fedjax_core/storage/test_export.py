@@ -15,7 +15,7 @@ from fedjax_core.engine import federation, parallel, simulation
 from fedjax_core.learning import training
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage import export
-from fedjax_core.storage.tensors import read_tensors, write_tensors
+from fedjax_core.storage.tensors import write_tensors
 from fedjax_core.task import of_model
 from tests import toy
 
@@ -96,87 +96,6 @@ def test_the_loaded_model_computes_the_same(tmp_path):
     np.testing.assert_array_equal(loaded.apply(loaded_net, x)[0]["logits"], mine.apply(mine_net, x)[0]["logits"])
 
 
-ARRAYS = {
-    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "b": np.array(True),
-    "é.x": np.arange(3, dtype=np.int64),
-    "empty": np.zeros((0, 4), np.float16),
-    "swapped": np.arange(4, dtype=">i4"),
-    "view": np.arange(12, dtype=np.uint8).reshape(3, 4).T[1:],
-}
-
-
-def test_other_programs_read_and_write_the_same(tmp_path):
-    package = pytest.importorskip("safetensors.numpy")
-    path = tmp_path / "x.safetensors"
-    write_tensors(path, ARRAYS, {"who": "us"})
-    for name, found in package.load_file(path).items():
-        np.testing.assert_array_equal(found, ARRAYS[name])
-        assert found.dtype == ARRAYS[name].dtype.newbyteorder("<")
-    plain = {name: np.ascontiguousarray(a) for name, a in ARRAYS.items() if name != "swapped"}
-    package.save_file(plain, path, {"who": "them"})
-    found, metadata = read_tensors(path)
-    assert metadata == {"who": "them"}
-    assert found.keys() == plain.keys()
-    for name, array in plain.items():
-        np.testing.assert_array_equal(found[name], array)
-
-
-def test_bits_of_small_floats_as_other_programs_see_them(tmp_path):
-    package = pytest.importorskip("safetensors")
-    write_tensors(tmp_path / "x", {"w": jnp.asarray([1.5, -0.0, jnp.inf], jnp.bfloat16)}, {})
-    ((name, entry),) = package.deserialize((tmp_path / "x").read_bytes())
-    assert (name, entry["dtype"], entry["shape"]) == ("w", "BF16", [3])
-    assert bytes(entry["data"]) == np.array([0x3FC0, 0x8000, 0x7F80], "<u2").tobytes()
-
-
-def file(header, data: bytes = b"", size: int | None = None) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return (len(text) if size is None else size).to_bytes(8, "little") + text + data
-
-
-def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"1234567",
-        file({}, size=2**63),
-        file(b"{" * 100_000),
-        file(b"\xff\xfe"),
-        file([1]),
-        file({"a": 1}),
-        file({"a": entry("F31")}, b"1234"),
-        file({"a": entry(shape=(2,))}, b"1234"),
-        file({"a": entry(shape=(-1, -1))}, b"1234"),
-        file({"a": entry(shape=("x",))}, b"1234"),
-        file({"a": entry(offsets=(4, 8))}, b"12345678"),  # a gap
-        file({"a": entry(), "b": entry()}, b"1234"),  # an overlap
-        file({"a": entry(offsets=(-4, 0))}, b"1234"),
-        file({"a": entry()}, b"123"),
-        file({"a": entry()}, b"12345"),
-    ],
-)
-def test_damaged_files_are_refused(tmp_path, content):
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(str(path)) + " is no safetensors file"):
-        read_tensors(path)
-
-
-def test_every_cut_is_noticed(tmp_path):
-    path = tmp_path / "x.safetensors"
-    write_tensors(path, {"a": ARRAYS["a"]}, {})
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="is no safetensors file"):
-            read_tensors(path)
-
-
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
@@ -188,11 +107,17 @@ def test_every_cut_is_noticed(tmp_path):
         ({"description": json.dumps(DESCRIPTION | {"model": "resnet9"})}, "unknown model 'resnet9'; did you mean 'resnet"),
         ({"description": json.dumps(DESCRIPTION | {"model": "__import__('os')"})}, "is not of the form name(key=value, ...)"),
         ({"description": json.dumps(DESCRIPTION)}, "missing, in the model ["),
+        ({"description": "[" * 100_000}, "is no model that this program saved"),
+        ({"description": json.dumps(DESCRIPTION | {"model": 3})}, "x.safetensors is a whole number (3), expected text"),
+        ({"description": json.dumps(DESCRIPTION | {"classes": "3"})}, "is text ('3'), expected a whole number"),
+        ({"description": json.dumps(DESCRIPTION | {"class_names": 3})}, "class_names of the description of"),
+        ({"description": json.dumps(DESCRIPTION | {"input_shape": 8})}, "expected a list"),
+        ({"description": json.dumps(DESCRIPTION | {"mean": [[0.5]]})}, "mean[0] of the description of"),
     ],
 )
 def test_files_that_hold_no_model(tmp_path, metadata, said):
     path = tmp_path / "x.safetensors"
-    write_tensors(path, {"a": ARRAYS["a"]}, metadata)
+    write_tensors(path, {"a": np.zeros((2, 3), np.float32)}, metadata)
     with pytest.raises(ValueError, match=re.escape(said)) as caught:
         export.load_model(path)
     assert "\n" not in str(caught.value)
@@ -205,8 +130,6 @@ def test_networks_of_another_form_are_not_saved(tmp_path):
     more = net("mlp")._replace(stats={"mean": np.zeros(2)})
     with pytest.raises(ValueError, match=r"stats\.mean is \[2\], in the model missing"):
         export.save_model(path, more, described("mlp"))
-    with pytest.raises(TypeError, match="w is of complex64, which safetensors has not"):
-        write_tensors(path, {"w": np.zeros(2, np.complex64)}, {})
     assert not path.exists()
 
 

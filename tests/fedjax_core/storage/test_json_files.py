@@ -95,3 +95,27 @@ def test_lines_survive_a_kill(tmp_path):
     rounds = [record["round"] for record in read_jsonl(tmp_path / "x.jsonl")]
     assert rounds == list(range(len(rounds)))
     assert len(rounds) >= 20 + len([line for line in told if line])
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "[" * 500 + "]" * 500, "\xff", "", "1" * 5000])
+def test_no_text_ends_in_a_traceback(tmp_path, content):
+    for name, read in (("x.json", read_json), ("x.jsonl", read_jsonl)):
+        (tmp_path / name).write_text(content + "\n", encoding="latin-1")
+        with pytest.raises(ValueError, match=f"{tmp_path}/{name} is (not JSON|nested more than 100 levels deep)") as error:
+            read(tmp_path / name)
+        assert "\n" not in str(error.value)
+
+
+def test_lines_are_objects(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"round": 1}\n[2]\n')
+    with pytest.raises(ValueError, match=f"line 2 of {tmp_path}/x.jsonl is a list, expected an object; remove that line"):
+        read_jsonl(tmp_path / "x.jsonl")
+
+
+def test_a_form_is_checked_before_anything_is_read_from_it(tmp_path):
+    write_json(tmp_path / "x.json", {"rate": math.inf, "names": ["NaN"]})
+    assert read_json(tmp_path / "x.json", {"rate": float, "names": [str], "more?": int})["rate"] == math.inf
+    with pytest.raises(
+        ValueError, match=rf"names\[0\] of {tmp_path}/x.json is text \('NaN'\), expected a whole number; restore it"
+    ):
+        read_json(tmp_path / "x.json", {"names": [int]})

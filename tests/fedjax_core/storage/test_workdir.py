@@ -79,8 +79,8 @@ def test_the_same_config_resumes_and_the_environment_keeps_its_history(tmp_path)
         assert run.recorded("plan") == {"chunk": 4, "devices": 1}
         assert run.recorded("partition") == {"hash": "ab", "label_table": [[3, 0], [1, 2]]}
         assert run.recorded("nothing") is None
-        run.record("plan", {"chunk": 2})
-        assert run.recorded("plan") == {"chunk": 2}
+        run.record("plan", {"chunk": 2, "devices": 1})
+        assert run.recorded("plan") == {"chunk": 2, "devices": 1}
     environment = read_json(tmp_path / "environment.json")
     assert [set(resumption) for resumption in environment["resumed"]] == [{"time"}]
 
@@ -150,6 +150,32 @@ def test_a_broken_config_is_told(tmp_path):
         WorkDir.open(tmp_path, CONFIG)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", "[1]", r"config\.json is a list, expected an object"),
+        ("config.json", '{"a":' * 90 + "1" + "}" * 90, r"holds a run with another config"),
+        ("config.json", "[" * 100_000, r"config\.json is nested more than 100 levels deep"),
+        ("environment.json", "3", r"environment\.json is a whole number \(3\), expected an object"),
+        ("environment.json", '{"resumed": 3}', r"resumed of .*environment\.json is a whole number \(3\), expected"),
+        ("run.json", "[]", r"run\.json is a list, expected an object"),
+        ("run.json", '{"partition": 3}', r"partition of .*run\.json is a whole number \(3\), expected an object"),
+        ("run.json", '{"partition": {}}', r"partition of .*run\.json has no hash, expected text"),
+        (
+            "run.json",
+            '{"plan": {"chunk": "4", "devices": 1}}',
+            r"plan\.chunk of .*run\.json is text \('4'\), expected",
+        ),
+    ],
+)
+def test_json_of_another_shape_is_told(tmp_path, file, content, said):
+    WorkDir.open(tmp_path, CONFIG).close()
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=said) as error, WorkDir.open(tmp_path, CONFIG) as run:
+        run.recorded("plan")
+    assert "\n" not in str(error.value)
+
+
 def test_forbidden_directories(tmp_path):
     """Root may write anywhere, so the checks run as nobody."""
     code = """
@@ -213,8 +239,8 @@ def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
         assert follower.recorded("plan") is None
     assert not path.exists()
     with WorkDir.open(path, CONFIG) as first, WorkDir.open(path, CONFIG, writer=False) as follower:
-        first.record("plan", {"chunk": 3})
-        assert follower.recorded("plan") == {"chunk": 3}
+        first.record("plan", {"chunk": 3, "devices": 1})
+        assert follower.recorded("plan") == {"chunk": 3, "devices": 1}
     with pytest.raises(ValueError, match="seed: 0 in the directory, 1 asked"):
         WorkDir.open(path, CONFIG | {"seed": 1}, writer=False)
 
