@@ -34,6 +34,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _seeds(text: str) -> list[int]:
+    """Whole numbers with commas between.
+
+    Raises:
+      ValueError: something between is not one.
+    """
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds={text}: {text!r} must be whole numbers with commas between, such as 0,1,2") from None
+
+
 def main(arguments: Sequence[str]) -> int:
     """Parses, runs.
 
@@ -47,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         given = _parser().parse_args(arguments)
-        seeds = None if given.seeds is None else [int(seed) for seed in given.seeds.split(",")]
+        seeds = None if given.seeds is None else _seeds(given.seeds)
         if (given.table is None) == (given.name is None):
             raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
         definition = shipped.file("table", given.table if given.name is None else given.name)

@@ -1,9 +1,13 @@
 """Tables: what a definition may say, what is run and what is kept, and the numbers that come out. Most runs here are made up."""
 
+import contextlib
 import csv
 import dataclasses
 import functools
+import re
 import signal
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +21,7 @@ from configs.tables.base import Column, Measure, Paper, Row, Table
 from configs.tables.fedpft import all_methods as fedpft
 from fedjax_core import experiment
 from fedjax_core.commands import analyse, table, tables
+from fedjax_core.commands.tables import latex, measures, running, written
 from fedjax_core.reporting import report
 from fedjax_core.storage.workdir import read_json, read_jsonl
 from tests import test_configs
@@ -152,7 +157,8 @@ def test_only_and_seeds(tmp_path, fake):
 
 def test_the_time_left_is_told(tmp_path, fake, monkeypatch):
     times = iter(range(0, 10_000, 30))
-    monkeypatch.setattr(tables, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
+    monkeypatch.setattr(running, "_Heartbeat", lambda *_: contextlib.nullcontext())  # asks for the time, too
     _, said = run(tmp_path, seeds=[0])
     assert said[1] == "1/4  FedAvg / IID / seed 0"
     assert said[2] == "2/4  Uniform & co. / IID / seed 0  (about 1 min 30 s left)"
@@ -221,9 +227,94 @@ def test_statistics_and_few_seeds(tmp_path, fake):
     run(tmp_path, table, only=["fedavg/iid"], seeds=[0, 2])
     text = (tmp_path / "table.md").read_text()
     best, mean = text.split("## mean")
-    assert "| FedAvg | 81.00 ± 1.41 | 80.00 (n=1) |" in best
-    assert "| FedAvg | 70.50 ± 0.71 | 70.00 (n=1) |" in mean
+    assert "| FedAvg | **81.00** ± 1.41 | 80.00 (n=1) |" in best
+    assert "| FedAvg | **70.50** ± 0.71 | 70.00 (n=1) |" in mean
+    assert "All cells hold `test/global/accuracy`." in mean
     assert "best over rounds, selected on test data" in best
+
+
+def contents(values: dict[str, dict[int, float]], scores: dict[str, str], **changes) -> tables.Contents:
+    """One column, a row for each label: its values by seed, and the score that they are of."""
+    table = definition(
+        rows=tuple(Row(label, get_config) for label in values), columns=(Column("IID", {}),), seeds=(0, 1), **changes
+    )
+    every = tables.cells(table, "smoke")
+    label = table.measures[0].label
+    results = {
+        cell.name: tables.Result({label: values[cell.row][cell.seed]}, {label: scores[cell.row]}, {}, 1.0, 1.0, 0.0, 0.0)
+        for cell in every
+        if cell.seed in values[cell.row]
+    }
+    return tables.Contents(table, "smoke", every, results, {})
+
+
+def test_a_cell_says_which_of_the_scores_it_holds():
+    own = "test/personal/own/accuracy/mean"
+    measure = Measure("accuracy", (*GLOBAL.scores, own))
+    found = contents({"A": {0: 0.5}, "B": {0: 0.75}}, {"A": GLOBAL.scores[0], "B": own}, measures=(measure,))
+    text = tables.markdown(found)
+    assert "A cell's letter says which: (a) `test/global/accuracy`, (b) `test/personal/own/accuracy/mean`." in text
+    assert "| A | 50.00 (n=1) (a) |\n| B | **75.00** (n=1) (b) |" in text
+    tex = latex.latex(found)
+    assert r"B & \textbf{75.00} (n=1)$^{b}$ \\" in tex
+    assert r"(b) test/personal/own/accuracy/mean" in tex
+    assert [row["score"] for row in written.records(found)] == [GLOBAL.scores[0], own]
+
+
+def test_the_best_of_a_column_is_bold():
+    """Means that look alike are best together; where all do, none is. Of a loss the lowest is best, of a count none."""
+    values = {"A": {0: 0.9, 1: 0.7}, "B": {0: 0.800001, 1: 0.8}, "C": {0: 0.1, 1: 0.3}}
+    names = dict.fromkeys(values, GLOBAL.scores[0])
+    text = tables.markdown(contents(values, names))
+    assert "| A | **80.00** ± 14.14 |\n| B | **80.00** ± 0.00 |\n| C | 20.00 ± 14.14 |" in text
+    assert "mean ± sample standard deviation over seeds 0, 1" in text
+    assert "Bold: the highest mean of the column." in text
+    losses = Measure("loss", ("train/loss",))
+    text = tables.markdown(contents(values, names, measures=(losses,)))
+    assert "| C | **0.2** ± 0.1414 |" in text
+    assert text.count("**") == 2
+    assert "**" not in tables.markdown(contents({"A": {0: 0.5}, "B": {0: 0.5}}, names))
+    assert "**" not in tables.markdown(contents({"A": {0: 0.5}}, names))
+    for name, better in {"analysis:trained": "neither", "analysis:probe": "larger", "server/norm": "neither"}.items():
+        assert measures.better(Measure("x", (name,))) == better
+    assert measures.better(dataclasses.replace(losses, better="neither")) == "neither"
+    tex = latex.latex(contents(values, names))
+    assert r"A & \textbf{80.00} $\pm$ 14.14 \\" in tex
+    assert r"Mean $\pm$ sample standard deviation over seeds 0, 1." in tex
+
+
+def test_a_long_run_says_how_far_it_is(tmp_path, fake, monkeypatch):
+    """Without a terminal a run would be silent until its end."""
+    monkeypatch.setattr(running, "SILENCE", 0.01)
+    said: list[str] = []
+
+    def act(name):
+        del name
+        before = len(said)
+        start = time.monotonic()
+        while len(said) < before + 2 and time.monotonic() - start < 60:
+            time.sleep(0.005)
+
+    fake.act = act
+    tables.run(definition(), str(tmp_path), "smoke", only=["fedavg/iid", "uniform-co/iid"], seeds=[0], say=said.append)
+    first = next(line for line in said if line.startswith("1/2  FedAvg / IID / seed 0: "))
+    assert re.fullmatch(r"1/2  FedAvg / IID / seed 0: round 0/3 after 0 s", first)
+    second = next(line for line in said if line.startswith("2/2  Uniform & co. / IID / seed 0: "))
+    assert re.fullmatch(r"2/2  Uniform & co\. / IID / seed 0: round 0/3 after \d s  \(about \d s left\)", second)
+    assert not [thread for thread in threading.enumerate() if "_talk" in thread.name], "they end with their runs"
+
+
+def test_time_left_is_of_this_runs_pace_once_it_has_one(tmp_path, monkeypatch):
+    (first, second, *_) = tables.cells(definition(), "smoke", [0])
+    times = iter((0.0, 10.0, 20.0))
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    beat = running._Heartbeat(tmp_path, [first, second], "1/4", {}, None)
+    folder = tmp_path / "runs" / first.name
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("{}\n")
+    assert beat._line() == f"1/4  {first}: round 1/3 after 10 s"
+    (folder / "metrics.jsonl").write_text("{}\n{}\n")
+    assert beat._line() == f"1/4  {first}: round 2/3 after 20 s  (about 40 s left)"  # 10 s here, 30 s for the other
 
 
 def test_a_score_that_no_run_has_is_named(tmp_path, fake):
@@ -264,6 +355,7 @@ IID = {"IID": 1.0, "Skewed": 2.0}
         (dict(measures=(Measure("x", ("test/accuracy",)),)), "'test/accuracy' is no name of a score"),
         (dict(measures=(Measure("x", ("test/personal/all/accuracy/mean",)),)), "measure 'x' needs 'all' in evaluation.scopes"),
         (dict(measures=(Measure("x", ("analysis:prob",)),)), "unknown analysis 'prob'.*'probe'"),
+        (dict(measures=(Measure("x", GLOBAL.scores, better="higher"),)), "unknown better of measure 'x' 'higher'.*larger"),
         (dict(targets=(80,)), "target 80 is not an accuracy"),
         (dict(seeds=(0, 0)), "each once"),
     ],
@@ -287,7 +379,10 @@ def test_files_that_define_no_table(tmp_path, capsys, fake):
         assert len(lines) == 1
         assert lines[0].startswith("error: ")
         assert said in lines[0]
-    for flags, said in {(f"--table={FIRST}",): "--workdir", (f"--table={FIRST}", "--workdir=w", "--seeds=a"): "'a'"}.items():
+    for flags, said in {
+        (f"--table={FIRST}",): "--workdir",
+        (f"--table={FIRST}", "--workdir=w", "--seeds=a"): "--seeds=a: ",
+    }.items():
         assert table.main(list(flags)) == 2
         assert said in capsys.readouterr().err
     assert table.main([f"--table={FIRST}", f"--workdir={tmp_path / 'w'}", "--variant=huge"]) == 2

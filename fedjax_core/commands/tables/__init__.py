@@ -1,0 +1,23 @@
+"""Tables of methods over data: a definition (`configs/tables/base.py`) becomes runs, and the runs become Markdown, CSV and LaTeX.
+
+A cell and a seed are one ordinary run directory, named by the cell and by a hash of its resolved config:
+
+    DIR/runs/fedavg-samples--iid--seed0--1f0c77ab/
+    DIR/table.md, table.csv, table.tex
+
+So another setting of one method is another directory, and everything else is found finished. The tables are made from what lies in
+the directories alone, and written after every cell.
+
+  definition.py   read from a file, changed on the command line, checked      measures.py   what its numbers are
+  cells.py        the runs, with resolved configs                             running.py    runs what is missing
+  results.py      what finished runs put into cells                           texts.py      numbers as text
+  written.py      Markdown, CSV and the files                                 latex.py      LaTeX
+"""
+
+from fedjax_core.commands.tables.cells import Cell, cells, choose
+from fedjax_core.commands.tables.definition import changed, read
+from fedjax_core.commands.tables.results import Contents, Result
+from fedjax_core.commands.tables.running import Outcome, run
+from fedjax_core.commands.tables.written import markdown, write
+
+__all__ = ["Cell", "Contents", "Outcome", "Result", "cells", "changed", "choose", "markdown", "read", "run", "write"]

@@ -1,0 +1,167 @@
+"""The runs of a table: each cell's resolved config, checked, and the name of its directory."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from fedjax_core import by_name, experiment
+from fedjax_core.commands.tables.definition import Definition, check, slug, targets_of
+from fedjax_core.commands.tables.measures import ANALYSIS
+from fedjax_core.reporting import report
+from fedjax_core.run import MAY_DIFFER
+from fedjax_core.storage.json_files import plain
+
+SCOPES = {"own", "all", "post_local"}
+
+
+class Cell(NamedTuple):
+    """One run of a table.
+
+    Attributes:
+      row, column: labels.
+      seed: of training.
+      config: resolved.
+      name: of its directory.
+    """
+
+    row: str
+    column: str
+    seed: int
+    config: Any
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.row} / {self.column} / seed {self.seed}"
+
+
+def cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -> list[Cell]:
+    """The runs of a table, checked; one seed of everything before the next.
+
+    Args:
+      table: the definition.
+      variant: of the rows' configs.
+      seeds: in place of the table's.
+
+    Raises:
+      ValueError: the definition is wrong: a name twice, a method, setting, row or column that there is not, a number of the paper
+        that is missing; one line that names it.
+    """
+    check(table)
+    seeds = tuple(table.seeds if seeds is None else seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds {seeds} must be one or more, each once")
+    made = []
+    for seed in seeds:
+        for column in table.columns:
+            for row in table.rows:
+                try:
+                    config = _resolved(table, row, column, seed, variant)
+                    experiment.check(config)
+                    _check_scores(table, config)
+                except Exception as error:  # get_config is the user's code too
+                    raise ValueError(f"{row.label} / {column.label}: {report.one_line(error)}") from error
+                name = f"{slug(row.label)}--{slug(column.label)}--seed{seed}--{_hash(config)}"
+                made.append(Cell(row.label, column.label, seed, config, name))
+    return made
+
+
+def _check_scores(table: Definition, config: Any) -> None:
+    """Whether a run can have each measure, as far as its scopes tell."""
+    for measure in table.measures:
+        needed = []
+        for score in measure.scores:
+            parts = score.split("/")
+            if score.startswith(ANALYSIS) or parts[0] in ("train", "server"):
+                break
+            scope = "global" if len(parts) == 3 and parts[1] == "global" else parts[2] if len(parts) == 5 else None
+            if parts[0] != "test" or scope not in SCOPES | {"global"}:
+                raise ValueError(f"measure {measure.label!r}: {score!r} is no name of a score, such as test/global/accuracy")
+            if scope in config.evaluation.scopes:
+                break
+            needed.append(scope)
+        else:
+            raise ValueError(
+                f"measure {measure.label!r} needs {' or '.join(map(repr, dict.fromkeys(needed)))} in evaluation.scopes, "
+                f"found {tuple(config.evaluation.scopes)}"
+            )
+
+
+def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str) -> Any:
+    config = row.config(variant)
+    for changes in (table.changes, column.changes, row.changes, table.cells.get((row.label, column.label), {})):
+        for field, value in changes.items():
+            _change(config, field, value)
+    config.seed = seed
+    if table.new_partitions:
+        config.data.seed += seed
+    config.evaluation.targets = tuple(targets_of(table, column.label))
+    return config
+
+
+def _change(config: Any, field: str, value: Any) -> None:
+    """Sets a dotted field that is there, or an option of the method."""
+    *above, last = field.split(".")
+    place: Any = config
+    for name in above:
+        place = place.get(name) if isinstance(place, ConfigDict) else None
+    known = list(place) if isinstance(place, ConfigDict) else []
+    if last not in known and not (above == ["method"] and known):
+        raise ValueError(f"the config has no field {field}.{by_name.did_you_mean(field, _fields(config))}")
+    try:
+        with place.unlocked():
+            place[last] = value
+    except TypeError as error:
+        raise ValueError(f"{field}={value!r}: {report.one_line(error)}") from None
+
+
+def _fields(config: ConfigDict, prefix: str = "") -> list[str]:
+    found = []
+    for name, value in config.items():
+        found += [f"{prefix}{name}", *(_fields(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else ())]
+    return found
+
+
+def _hash(config: Any) -> str:
+    """Of what makes a run what it is: not how it is spread over devices, saved or summarised, and no field that is not given, so
+    that new fields of configs leave it as it was."""
+
+    def given(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in left_out}
+        return {key: given(value, f"{prefix}{key}.") if isinstance(value, dict) else value for key, value in kept.items()}
+
+    left_out = set(MAY_DIFFER) - {"rounds"}
+    fields = given(plain(config.to_dict()))
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def choose(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
+    """The cells that "ROW" and "ROW/COLUMN" name, by label or by the name that their directories have; all of them for none.
+
+    Raises:
+      ValueError: a name is not one of the table's.
+    """
+    only = list(only)
+    if not only:
+        return list(all_cells)
+    chosen = set()
+    for text in only:
+        found = {
+            c.name
+            for c in all_cells
+            if text in _names(c.row) or text in {f"{r}/{k}" for r in _names(c.row) for k in _names(c.column)}
+        }
+        if not found:
+            rows = [slug(row) for row in dict.fromkeys(c.row for c in all_cells)]
+            columns = [slug(column) for column in dict.fromkeys(c.column for c in all_cells)]
+            row, slash, column = text.partition("/")
+            by_name.choose("row", slug(row), rows)
+            by_name.choose("column", slug(column) if slash else "", columns)
+        chosen |= found
+    return [c for c in all_cells if c.name in chosen]
+
+
+def _names(label: str) -> set[str]:
+    return {label, slug(label)}

@@ -1,0 +1,77 @@
+"""What a measure is, and how its numbers are read: in per cent or as counts, in which unit, and which of two is the better one."""
+
+import math
+from typing import Any
+
+from fedjax_core import by_name
+from fedjax_core.commands import analyse
+from fedjax_core.reporting import report
+
+# a measure's: as `report.summarise` calls it
+STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k"}
+BETTER = ("larger", "smaller", "neither")
+ANALYSIS = "analysis:"
+
+
+def check(measure: Any) -> None:
+    """Whether a measure holds together.
+
+    Raises:
+      ValueError: it does not; the message has its label.
+    """
+    what = f"measure {measure.label!r}"
+    by_name.choose(f"statistic of {what}", measure.statistic, STATISTICS)
+    scores = measure.scores
+    if isinstance(scores, str) or not scores:
+        raise ValueError(f"{what}: scores must be a tuple of one or more names, found {scores!r}")
+    if any(score.startswith(ANALYSIS) for score in scores):
+        if len(scores) > 1:
+            raise ValueError(f"{what}: an analysis stands alone, found {scores!r}")
+        analyse.number(scores[0].removeprefix(ANALYSIS))
+    if measure.unit != 1 and is_percent(measure):
+        raise ValueError(f"{what}: unit={measure.unit} of what is shown in per cent; leave one of them out")
+    if measure.better is not None:
+        by_name.choose(f"better of {what}", measure.better, BETTER)
+
+
+def is_analysis(measure: Any) -> bool:
+    """Whether it is a number of the last state, not a score of the run."""
+    return measure.scores[0].startswith(ANALYSIS)
+
+
+def is_count(measure: Any) -> bool:
+    """Whether it is known from shapes, without training."""
+    return is_analysis(measure) and analyse.is_size(measure.scores[0].removeprefix(ANALYSIS))
+
+
+def is_percent(measure: Any) -> bool:
+    """Whether its numbers are shown times 100."""
+    if measure.percent is not None:
+        return measure.percent
+    return report.is_accuracy(measure.scores[0]) or (is_analysis(measure) and not is_count(measure))
+
+
+def better(measure: Any) -> str:
+    """Which of two numbers is the better one, of `BETTER`: as the definition says, else the larger accuracy, ROUGE or analysis and
+    the smaller loss; of a count, or a score that is neither, none is."""
+    if measure.better is not None:
+        return measure.better
+    parts = measure.scores[0].split("/")
+    if is_analysis(measure):
+        return "neither" if is_count(measure) else "larger"
+    if report.is_accuracy(measure.scores[0]) or any(part.startswith("rouge") for part in parts):
+        return "larger"
+    return "smaller" if "loss" in parts else "neither"
+
+
+def form(measure: Any) -> str:
+    """How its numbers are written, as a format."""
+    return f",.{measure.digits}f" if measure.digits is not None else ".2f" if is_percent(measure) else ".4g"
+
+
+def unit(measure: Any) -> str:
+    """What its numbers are in, as the end of a sentence; empty if that goes without saying."""
+    if is_percent(measure):
+        return ", in %"
+    power = math.log2(measure.unit)
+    return "" if measure.unit == 1 else f", in units of 2^{power:g}" if power.is_integer() else f", in units of {measure.unit:g}"

@@ -1,0 +1,167 @@
+"""What finished runs put into their cells: read from their directories, and taken together over seeds."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_core import experiment
+from fedjax_core.commands import analyse
+from fedjax_core.commands.tables import measures
+from fedjax_core.commands.tables.cells import Cell
+from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
+from fedjax_core.data.federated import FederatedData
+from fedjax_core.reporting import report
+from fedjax_core.storage.workdir import METRICS, read_json, read_jsonl
+
+
+class Result(NamedTuple):
+    """What a finished run puts into its cell.
+
+    Attributes:
+      values: by measure's label.
+      scores: by measure's label, the name of the score that the value is of.
+      reached: by target, the first round with that accuracy; None: never.
+      seconds: of all rounds, compiling included; 0 of a table of counts.
+      seconds_per_round: compiling left out; NaN if there are none.
+      down, up: bytes per client and round.
+    """
+
+    values: dict[str, float]
+    scores: dict[str, str]
+    reached: dict[float, int | None]
+    seconds: float
+    seconds_per_round: float
+    down: float
+    up: float
+
+
+class Summary(NamedTuple):
+    """A cell over its seeds, in the measure's unit.
+
+    Attributes:
+      n: seeds that are finished.
+      mean: NaN if none is.
+      std: the sample standard deviation, NaN of fewer than two.
+      paper: the published (value, standard deviation, source), or None.
+      by_seed: the numbers.
+      scores: names of the scores that they are of.
+      failed: whether a run of it failed.
+    """
+
+    n: int
+    mean: float
+    std: float
+    paper: tuple[float, float | None, str] | None
+    by_seed: dict[int, float]
+    scores: tuple[str, ...]
+    failed: bool
+
+    @property
+    def difference(self) -> float:
+        """Ours minus the paper's; NaN without either."""
+        return self.mean - self.paper[0] if self.paper and self.n else math.nan
+
+
+class Costs(NamedTuple):
+    """Rounds to accuracies (by target, of each seed), seconds a round and bytes per client and round: means over a cell's seeds."""
+
+    reached: dict[float, list[int | None]]
+    seconds: float
+    down: float
+    up: float
+
+
+class Contents(NamedTuple):
+    """All that a table is written from.
+
+    Attributes:
+      table: the definition.
+      variant: of the rows' configs.
+      every: all of the table's cells.
+      results: of finished cells, by their names.
+      failures: why cells failed, by their names.
+    """
+
+    table: Definition
+    variant: str
+    every: Sequence[Cell]
+    results: Mapping[str, Result]
+    failures: Mapping[str, str]
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(dict.fromkeys(cell.seed for cell in self.every))
+
+    def summary(self, row: str, column: str, measure: Any) -> Summary:
+        """A cell over its seeds."""
+        mine = [cell for cell in self.every if (cell.row, cell.column) == (row, column)]
+        scale = 100.0 if measures.is_percent(measure) else 1 / measure.unit
+        there = [(cell.seed, self.results[cell.name]) for cell in mine if cell.name in self.results]
+        by_seed = {seed: scale * result.values[measure.label] for seed, result in there}
+        scores = tuple(dict.fromkeys(result.scores[measure.label] for _, result in there))
+        found = list(by_seed.values())
+        mean = statistics.fmean(found) if found else math.nan
+        std = statistics.stdev(found) if len(found) > 1 and all(map(math.isfinite, found)) else math.nan
+        paper = paper_of(self.table, row, column, measure.label)
+        return Summary(len(found), mean, std, paper, by_seed, scores, any(cell.name in self.failures for cell in mine))
+
+    def costs(self, row: str, column: str) -> Costs | None:
+        """What a cell's runs took; None if none is finished."""
+        found = [self.results[c.name] for c in self.every if (c.row, c.column) == (row, column) and c.name in self.results]
+        if not found:
+            return None
+        return Costs(
+            {target: [r.reached[target] for r in found] for target in found[0].reached},
+            statistics.fmean(r.seconds_per_round for r in found),
+            statistics.fmean(r.down for r in found),
+            statistics.fmean(r.up for r in found),
+        )
+
+
+def collect(table: Definition, folder: Path, every: Sequence[Cell]) -> dict[str, Result]:
+    """The results of all runs that lie finished in a folder, by their cells' names."""
+    return {cell.name: result_of(table, folder, cell) for cell in every if _finished(folder, cell)}
+
+
+def _finished(folder: Path, cell: Cell) -> bool:
+    summary = folder / "runs" / cell.name / report.SUMMARY
+    return summary.exists() and read_json(summary)["rounds"] == cell.config.rounds
+
+
+def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData | None = None) -> Result:
+    """Reads a finished run.
+
+    Raises:
+      ValueError: it has none of the scores that a measure names.
+    """
+    place = folder / "runs" / cell.name
+    facts = read_json(place / report.SUMMARY)["facts"]
+    targets = targets_of(table, cell.column)
+    summary = report.summarise(read_jsonl(place / METRICS), targets, cell.config.evaluation.last_k)
+    there, values, scores, reached = summary["metrics"], {}, {}, {}
+    for measure in table.measures:
+        if measures.is_analysis(measure):
+            scores[measure.label] = measure.scores[0]
+            values[measure.label] = analyse.number(measure.scores[0].removeprefix(measures.ANALYSIS))(place, data)
+            continue
+        score = next((name for name in measure.scores if name in there), None)
+        statistic = measures.STATISTICS[measure.statistic]
+        if score is None or statistic not in there[score]:
+            tested = ", ".join(name for name in there if name.startswith("test/"))
+            raise ValueError(f"the run has no {measure.statistic} of {' or '.join(measure.scores)}; it has {tested}")
+        scores[measure.label], values[measure.label] = score, there[score][statistic]
+        if measure is table.measures[0] and "rounds_to" in there[score]:
+            reached = {target: there[score]["rounds_to"][str(target)] for target in targets}
+    speed = summary["speed"]
+    per_round = 1 / speed["rounds_per_second"] if "rounds_per_second" in speed else math.nan
+    return Result(values, scores, reached, speed.get("seconds", 0.0), per_round, facts["bytes_down"], facts["bytes_up"])
+
+
+def counted(table: Definition, cell: Cell, data: FederatedData) -> Result:
+    """What a run would put into a cell of counts."""
+    simulation = experiment.build(cell.config, data, shapes_only=True)
+    values = {m.label: analyse.size(m.scores[0].removeprefix(measures.ANALYSIS), simulation) for m in table.measures}
+    scores = {measure.label: measure.scores[0] for measure in table.measures}
+    return Result(values, scores, {}, 0.0, math.nan, simulation.shapes.down, simulation.shapes.up)

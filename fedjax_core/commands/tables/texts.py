@@ -1,0 +1,146 @@
+"""The numbers of a table as text, for Markdown and LaTeX alike."""
+
+import math
+import statistics
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_core.commands.tables import measures
+from fedjax_core.commands.tables.definition import all_targets
+from fedjax_core.commands.tables.results import Contents, Summary
+from fedjax_core.reporting import report
+
+SHOWN = {
+    "last": "last round",
+    "first": "first evaluation",
+    "best": "best over rounds, selected on test data",
+    "mean_of_last": "mean of the last evaluations",
+}
+
+
+class Style(NamedTuple):
+    """How marks are written.
+
+    Attributes:
+      plus_minus: the sign between a mean and its deviation.
+      bold: of a text, such as "**{}**".
+      mark: of a letter that names a score, such as " ({})".
+    """
+
+    plus_minus: str
+    bold: str
+    mark: str
+
+
+class Grid(NamedTuple):
+    """The cells of one measure, with what belongs to all of them.
+
+    Attributes:
+      summaries: by (row, column).
+      best: those that are the best of their column.
+      letters: by name of a score, where the cells hold several; empty where all hold one.
+    """
+
+    summaries: Mapping[tuple[str, str], Summary]
+    best: frozenset[tuple[str, str]]
+    letters: Mapping[str, str]
+
+
+def grid(contents: Contents, measure: Any) -> Grid:
+    """The cells of one measure."""
+    table = contents.table
+    found = {(r.label, c.label): contents.summary(r.label, c.label, measure) for r in table.rows for c in table.columns}
+    best = frozenset(place for c in table.columns for place in _best(measure, {k: s for k, s in found.items() if k[1] == c.label}))
+    held = {score for summary in found.values() for score in summary.scores}
+    several = [score for score in measure.scores if score in held] if len(held) > 1 else []
+    return Grid(found, best, dict(zip(several, string.ascii_lowercase, strict=False)))
+
+
+def _best(measure: Any, column: Mapping[tuple[str, str], Summary]) -> list[tuple[str, str]]:
+    """The best of a column, several if they look alike; none where nothing is better than something else."""
+    way = measures.better(measure)
+    means = {
+        place: float(f"{s.mean:{measures.form(measure)}}".replace(",", "")) for place, s in column.items() if math.isfinite(s.mean)
+    }
+    if way == "neither" or len(set(means.values())) < 2:
+        return []
+    first = max(means.values()) if way == "larger" else min(means.values())
+    return [place for place, mean in means.items() if mean == first]
+
+
+def caption(measure: Any, cells: Grid) -> list[str]:
+    """What the cells of a measure hold: a sentence for each thing that is to be known."""
+    held = list(dict.fromkeys(score for summary in cells.summaries.values() for score in summary.scores))
+    names = " or ".join(f"`{score}`" for score in measure.scores)
+    when = "" if measures.is_analysis(measure) else f", {SHOWN[measure.statistic]}"
+    said = [f"{names}{when}{measures.unit(measure)}."]
+    if cells.letters:
+        said.append(f"A cell's letter says which: {', '.join(f'({letter}) `{name}`' for name, letter in cells.letters.items())}.")
+    elif len(measure.scores) > 1 and held:
+        said.append(f"All cells hold `{held[0]}`.")
+    if cells.best:
+        said.append(f"Bold: the {'highest' if measures.better(measure) == 'larger' else 'lowest'} mean of the column.")
+    return said
+
+
+def over_seeds(seeds: Sequence[int]) -> str:
+    """What numbers are over, and what stands behind the sign ±."""
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    return f"mean ± sample standard deviation over seeds {', '.join(map(str, seeds))}"
+
+
+def shown(cells: Grid, place: tuple[str, str], measure: Any, seeds: int, style: Style) -> str:
+    """The mean with its deviation; empty if nothing has run."""
+    summary, form = cells.summaries[place], measures.form(measure)
+    if not summary.n:
+        return "failed" if summary.failed else ""
+    text = number(summary.mean, form)
+    if place in cells.best:
+        text = style.bold.format(text)
+    if math.isfinite(summary.std):
+        text += f" {style.plus_minus} {number(summary.std, form)}"
+    if summary.n < seeds:
+        text += f" (n={summary.n})"
+    marks = [cells.letters[score] for score in summary.scores if score in cells.letters]
+    return text + (style.mark.format(",".join(marks)) if marks else "")
+
+
+def published(summary: Summary, measure: Any, style: Style) -> str:
+    """The paper's value, and ours minus it; empty if there is none."""
+    if summary.paper is None:
+        return ""
+    form = measures.form(measure)
+    value, std, _ = summary.paper
+    text = number(value, form) + (f" {style.plus_minus} {number(std, form)}" if std is not None else "")
+    if not summary.n:
+        return text
+    return f"{text}, {'+' if summary.difference >= 0 else '-'}{number(abs(summary.difference), form)}"
+
+
+def number(value: float, form: str) -> str:
+    """A number in a format; of what is not finite, its name."""
+    return ("nan" if math.isnan(value) else "inf") if not math.isfinite(value) else f"{value:{form}}"
+
+
+def rounds(reached: Sequence[int | None]) -> str:
+    """The mean of the rounds, and how many runs came so far if not all did."""
+    there = [r for r in reached if r is not None]
+    if not there:
+        return "never"
+    return f"{statistics.fmean(there):.3g}" + (f" ({len(there)} of {len(reached)})" if len(there) < len(reached) else "")
+
+
+def costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
+    """(row, column, [rounds to each target, seconds a round, down, up]) of each cell that has a finished run."""
+    found = []
+    for row in contents.table.rows:
+        for column in contents.table.columns:
+            cell = contents.costs(row.label, column.label)
+            if cell is not None:
+                reached = [rounds(cell.reached[t]) if t in cell.reached else "" for t in all_targets(contents.table)]
+                sizes = [report.readable_size(cell.down), report.readable_size(cell.up)]
+                seconds = "" if math.isnan(cell.seconds) else f"{cell.seconds:.3g}"
+                found.append((row.label, column.label, [*reached, seconds, *sizes]))
+    return found
