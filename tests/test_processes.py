@@ -34,11 +34,13 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
-def together(launcher: Launcher, *flags: str, processes: int = 2) -> list[Ended]:
+def together(launcher: Launcher, *flags: str, processes: int = 2, of_second: tuple[str, ...] = ()) -> list[Ended]:
     """The same command in several processes. All but the first fail if they write a byte to any file, standard error included."""
     flags = *flags, f"--coordinator=127.0.0.1:{free_port()}", f"--processes={processes}"
     started = [
-        launcher.start(*flags, f"--process={i}", largest_file=0 if i else None, environment={"XLA_FLAGS": ""})
+        launcher.start(
+            *flags, *(of_second if i else ()), f"--process={i}", largest_file=0 if i else None, environment={"XLA_FLAGS": ""}
+        )
         for i in range(processes)
     ]
     return [process.wait() for process in started]
@@ -62,6 +64,15 @@ def test_two_processes_agree_with_one(launcher, place, name, stops):
         assert mine.keys() == theirs.keys()
         np.testing.assert_allclose(list(mine.values()), list(theirs.values()), atol=1e-4, rtol=1e-4)
     assert leaves(both, ROUNDS).keys() == leaves(one, ROUNDS).keys()
+
+
+def test_a_cold_process_beside_a_warm_one(launcher, place):
+    """The first waits for the second's compiling, so by their clocks they would not do the same number of rounds at once."""
+    directory, rounds = place / "cold", 7
+    flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}", f"--config.rounds={rounds}"
+    first, second = together(launcher, *flags, f"--config.evaluation.every={rounds}", of_second=("--compilation_cache=",))
+    assert (first.status, second.status) == (0, 0), first.err
+    assert [record["round"] for record in metrics(directory)] == list(range(1, rounds + 1))
 
 
 def test_an_error_of_one_process_ends_both(launcher, place):

@@ -177,6 +177,9 @@ def too_large(compiled: jax.stages.Compiled, limit: int) -> str | None:
 def with_smaller_chunks(attempt: Callable[[Plan], Result], plan: Plan) -> tuple[Result, Plan]:
     """Runs `attempt`; on lack of memory says so, halves the chunk and tries again.
 
+    On several processes a device's lack of memory, which the others do not see, ends the run: they would wait for a round that
+    never comes. A MemoryError is known to all of them.
+
     Args:
       attempt: plan -> result; must leave its inputs alive when it fails.
       plan: the first to try.
@@ -191,8 +194,12 @@ def with_smaller_chunks(attempt: Callable[[Plan], Result], plan: Plan) -> tuple[
         try:
             return attempt(plan), plan
         except (jax.errors.JaxRuntimeError, MemoryError) as error:
-            if plan.chunk == 1 or not (isinstance(error, MemoryError) or out_of_memory(error)):
+            known = isinstance(error, MemoryError)
+            if plan.chunk == 1 or not (known or out_of_memory(error)):
                 raise
+            if jax.process_count() > 1 and not known:
+                text = f"{plan.chunk} clients at once do not fit a device of process {jax.process_index()}; set plan.chunk lower"
+                raise ValueError(f"{text} ({str(error).splitlines()[0]})") from None
             smaller = plan._replace(chunk=-(-plan.chunk // 2))
             log.warning("%d clients at once do not fit (%s); trying %d", plan.chunk, str(error).splitlines()[0], smaller.chunk)
             plan = smaller

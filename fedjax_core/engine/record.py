@@ -4,24 +4,17 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine import scores
-
-
-class Diverged(FloatingPointError):
-    """A client's training loss was not finite."""
+from fedjax_core.engine import faults, scores
 
 
 def flat(record: PyTree, round: int) -> dict[str, float]:  # noqa: A002
     """What one round says of itself.
 
     Raises:
-      Diverged: a client's training loss was not finite; says which client.
+      Diverged: something was not finite; says what, and of which clients.
     """
-    if record["diverged"] >= 0:
-        raise Diverged(
-            f"round {round}: the training loss of client {int(record['diverged'])} is not finite; try a lower learning rate, "
-            "or clip gradients"
-        )
+    ids = np.asarray(record["ids"])
+    faults.refuse(ids, record["seen"], bool(record["turned"]), round)
     said: dict[str, float] = {"round": round, "cohort": int(record["cohort"])}
     for part in ("train", "server"):
         for name, pair in record[part].items():
@@ -29,9 +22,14 @@ def flat(record: PyTree, round: int) -> dict[str, float]:  # noqa: A002
     if "loss" in record["train"]:
         said["train/examples"] = float(record["train"]["loss"][1])
     joined: dict[str, list] = {}
+    behind = 0
     for group in record.get("post_local", ()):
+        here = ids[behind : behind + len(jax.tree.leaves(group)[0])] if group else ids[:0]
+        faults.scores(group, here, "its own test rows right after training", round)
+        behind += len(here)
         for name, score in group.items():
             joined.setdefault(name, []).append(score)
-    for name, found in joined.items():
-        said |= scores.statistics(f"test/{name}/post_local", jax.tree.map(lambda *x: np.concatenate(x), *found))
+    after = {name: jax.tree.map(lambda *x: np.concatenate(x), *found) for name, found in joined.items()}
+    for name, found in after.items():
+        said |= scores.statistics(f"test/{name}/post_local", found)
     return said

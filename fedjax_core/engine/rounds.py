@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
 from fedjax_core.engine import cohort as cohorts
-from fedjax_core.engine import parallel, scores, states
+from fedjax_core.engine import faults, parallel, scores, states
 from fedjax_core.engine.federation import Federation, Held, State, key
 
 Drawn = list[tuple[Cohort, Array]]  # per group: the cohort in the order of the plan, and its clients' places in the group's store
@@ -112,7 +112,9 @@ def train(fed: Federation, held: Held, state: State, drawn: Drawn, rows, scored:
         "train": sums,
         "server": said or {},
         "cohort": jnp.sum(everyone.examples > 0),
-        "diverged": jnp.max(jnp.concatenate([stacked[1] for _, stacked in outputs])),
+        "ids": jnp.where(everyone.examples > 0, everyone.ids, -1),
+        "seen": jax.tree.map(lambda *x: jnp.concatenate(x), *(stacked[1] for _, stacked in outputs)),
+        "turned": faults.turned(server, state.server),
     }
     if scored:
         record["post_local"] = [stacked[2] for _, stacked in outputs]
@@ -120,7 +122,7 @@ def train(fed: Federation, held: Held, state: State, drawn: Drawn, rows, scored:
 
 
 def one_client(fed: Federation, g: int, scored: bool, shared, entry):
-    """One client's round: ((lifted sums, metrics), (lifted stacks, state, diverged id, post-local scores))."""
+    """One client's round: ((lifted sums, metrics), (lifted stacks, state, faults, post-local scores))."""
     (held, server, round, of_run, initial), (client, state, touched) = shared, entry  # noqa: A001
     algorithm = fed.algorithm(g, held, round)
     there = client.examples > 0
@@ -139,8 +141,7 @@ def one_client(fed: Federation, g: int, scored: bool, shared, entry):
         return jax.tree.map(lambda n, o: jnp.where(there, n, o), new, old)
 
     adds, said = only_if_there((adds, out.metrics), jax.tree.map(jnp.zeros_like, (adds, out.metrics)))
-    finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(s)) for s in jax.tree.leaves(said)], jnp.bool(True))
-    stacked = stacks, only_if_there(out.state, state), jnp.where(finite, -1, i)
+    stacked = stacks, only_if_there(out.state, state), faults.of_client(out, parts, state, there)
     if scored:
         local = (sent, out.state) if out.local is None else out.local
         stacked += (scores.of_own_rows(fed, g, held, i, there, scores.predictors(algorithm, local, local)),)

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,9 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree
 from fedjax_core.data.federated import FederatedData, pooled
-from fedjax_core.engine import check, parallel, rounds, scores, states, view
+from fedjax_core.engine import check, faults, parallel, rounds, scores, states, together, view
 from fedjax_core.engine import cohort as cohorts
+from fedjax_core.engine.faults import Diverged
 from fedjax_core.engine.federation import (
     Build,
     Evaluation,
@@ -34,7 +35,7 @@ from fedjax_core.engine.federation import (
     held_arrays,
     one_group,
 )
-from fedjax_core.engine.record import Diverged, flat
+from fedjax_core.engine.record import flat
 from fedjax_core.engine.view import View
 from fedjax_core.learning.episodes import Episodes
 
@@ -102,6 +103,7 @@ class Simulation:
         self._kept: states.OnHost | None = None
         self.shapes = check.shapes(self._of, self._held_on_host)
         self._fits: set[str] = set()
+        self._outliers: set[int] = set()
         self.use(plan)
 
     def use(self, plan: parallel.Plan) -> None:
@@ -180,7 +182,7 @@ class Simulation:
           (state, one flat record per round).
 
         Raises:
-          Diverged: a client's training loss was not finite; says which client, in which round.
+          Diverged: something was not finite; says what, of which clients or of the server, in which round.
         """
         records: list[dict[str, float]] = []
         while len(records) < n:
@@ -196,8 +198,9 @@ class Simulation:
                 state, stacked = self._dispatch("_many", state, count)
                 raw = [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)]
             done = int(jax.device_get(state.round))
-            for j, record in enumerate(raw):
-                records.append(flat(record, done - len(raw) + 1 + j))
+            for number, record in enumerate(raw, done - len(raw) + 1):
+                records.append(flat(record, number))
+                faults.warn(faults.outliers(record["ids"], record["seen"]), number, self._outliers)
         return state, records
 
     def _dispatch(self, name: str, state: State, count: int):
@@ -208,15 +211,20 @@ class Simulation:
 
         def first():
             program, arguments = getattr(self, name), (self.held, state, self.put(np.int32(count)))
-            limit = parallel.memory_limit(self.mesh) if self.plan.chunk > 1 else None
-            if limit and (excess := parallel.too_large(program.lower(*arguments).compile(), limit)):
-                raise MemoryError(excess)
+            excess = self._excess(program, arguments) if self.plan.chunk > 1 else None
+            if self.plan.chunk > 1 and together.anywhere(excess is not None):
+                raise MemoryError(excess or "nor on another process's devices")
             new, record = program(self.held, jax.tree.map(jnp.copy, state), arguments[2])
             return new, jax.device_get(record)
 
         result = self._fitting(first)
         self._fits.add(name)
         return result
+
+    def _excess(self, program: Any, arguments: tuple) -> str | None:
+        """Why a program will not fit this process's devices; None if it will, or if they do not tell."""
+        limit = parallel.memory_limit(self.mesh)
+        return parallel.too_large(program.lower(*arguments).compile(), limit) if limit else None
 
     def _fitting(self, work: Callable[[], Result]) -> Result:
         """Does `work`, in smaller chunks if a device cannot hold it; its inputs must survive a failure."""
@@ -317,13 +325,20 @@ class Simulation:
         return jax.tree.map(lambda *x: np.concatenate(x)[order], *alike)
 
     def evaluate(self, state: State) -> dict[str, float]:
-        """All scores of the configured scopes but "post_local"; names as in `Evaluation`."""
-        found: dict[str, float] = {}
+        """All scores of the configured scopes but "post_local"; names as in `Evaluation`.
+
+        Raises:
+          Diverged: a loss is not finite; says whose.
+        """
+        found, number = {}, int(jax.device_get(state.round))
         if "global" in self.evaluation.scopes and "global" in self._algorithm(0, self._held_on_host, 0).predict:
             for name, pair in jax.device_get(self._global(self.held, state.server, state.round)).items():
                 found[f"test/global/{name}"] = float(pair[0] / pair[1])
+            if not math.isfinite(found.get("test/global/loss", 0.0)):
+                raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {faults.ADVICE}")
         if {"own", "all"} & set(self.evaluation.scopes):
             for scope, models in self.client_scores(state).items():
+                faults.scores(models, self.scored_clients(), "its own test rows" if scope == "own" else "the test set", number)
                 for model, score in models.items():
                     found |= scores.statistics(f"test/{model}/{scope}", score)
         return found

@@ -115,7 +115,7 @@ def run(
         _forget()
         files = write(contents, folder)
         if stopped:
-            raise KeyboardInterrupt(f"stopped after {cell}; the same command goes on from there")
+            raise KeyboardInterrupt(f"after {cell}; the same command goes on from there")
     say(f"{len(failures)} of {len(left)} runs failed" if failures else f"all {len(chosen)} runs are finished")
     say(f"tables   {folder / 'table.md'}")
     return Outcome(results, failures, files)

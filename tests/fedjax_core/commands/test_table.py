@@ -140,7 +140,7 @@ def test_an_interruption_leaves_the_table_of_what_is_finished(tmp_path, fake):
         run(tmp_path)
     assert "2 of 12 runs are finished" in (tmp_path / "table.md").read_text()
     fake.act = lambda name: name == "uniform-co--skewed--seed0"  # asked to stop, but finished before it could
-    with pytest.raises(KeyboardInterrupt, match=r"stopped after Uniform & co\. / Skewed / seed 0"):
+    with pytest.raises(KeyboardInterrupt, match=r"after Uniform & co\. / Skewed / seed 0"):
         run(tmp_path)
     assert fake.done[2:] == ["fedavg--skewed--seed0", "fedavg--skewed--seed0", "uniform-co--skewed--seed0"]
     assert "4 of 12 runs are finished" in (tmp_path / "table.md").read_text()
@@ -656,7 +656,7 @@ def test_an_interrupted_notebook_cell_leaves_a_run_that_goes_on(tmp_path):
     config = get_config("smoke")
     config.plan.devices, config.evaluation.every = 1, 1
     interrupts = lambda text: signal.raise_signal(signal.SIGINT) if text.startswith("digits") else None
-    with pytest.raises(KeyboardInterrupt, match="stopped after round 1; the same command resumes"):
+    with pytest.raises(KeyboardInterrupt, match="after round 1; the same command resumes"):
         experiment.execute(config, str(tmp_path / "a"), False, console=interrupts)
     said: list[str] = []
     resumed = experiment.execute(config, str(tmp_path / "a"), False, console=said.append)

@@ -1,0 +1,127 @@
+"""What is not finite, or out of all proportion: seen inside the round, told on the host.
+
+Each client's part of the round gives a few numbers: whether its metrics, its uplink and its new state are finite, and the largest
+magnitude in each part of its uplink. Both come from one reduction over what the client has just computed, which costs little beside
+one training step, and nothing that is trained depends on them. Integers are never looked at, and an element of a state that was not
+finite before the round may stay so: a method may keep an infinity on purpose.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.algorithm import Array, ClientOutput, PyTree
+
+METRICS, UPLINK, STATE = 1, 2, 4
+NAMES = {METRICS: "training loss", UPLINK: "uplink", STATE: "state"}
+OUTLIER = 1000.0  # times the cohort's median
+ADVICE = "try a lower learning rate, or clip gradients"
+log = logging.getLogger("fedjax_core")
+
+
+class Diverged(FloatingPointError):
+    """Something that a round left behind was not finite."""
+
+
+class Seen(NamedTuple):
+    """Leaves [] in the client loop, [C] behind it.
+
+    Attributes:
+      faults: a sum of `METRICS`, `UPLINK`, `STATE`: what is not finite; 0 for a client that is absent.
+      sizes: [parts] the largest magnitude in each part of the uplink.
+    """
+
+    faults: Array
+    sizes: Array
+
+
+def of_client(out: ClientOutput, parts: Sequence[PyTree], before: PyTree, there: Array) -> Seen:
+    """What one client's round left behind; `parts` of its uplink, its state `before`, and whether it is `there`."""
+    sizes = jnp.stack([jnp.zeros(()), *(_magnitude(part) for part in parts)])[1:]
+    faults = METRICS * ~_finite(out.metrics) + UPLINK * ~jnp.all(jnp.isfinite(sizes)) + STATE * turned(out.state, before)
+    return jax.tree.map(lambda x: jnp.where(there, x, 0), Seen(jnp.asarray(faults, jnp.int32), sizes))
+
+
+def turned(new: PyTree, old: PyTree) -> Array:
+    """[] whether an element that was finite is not any more."""
+    pairs = zip(_floating(new), _floating(old), strict=True)
+    return jnp.any(jnp.stack([jnp.bool(False), *(jnp.any(~jnp.isfinite(n) & jnp.isfinite(o)) for n, o in pairs)]))
+
+
+def _finite(tree: PyTree) -> Array:
+    return jnp.all(jnp.stack([jnp.bool(True), *(jnp.all(jnp.isfinite(x)) for x in _floating(tree))]))
+
+
+def _magnitude(tree: PyTree) -> Array:
+    """[] the largest one; not finite if any element is not."""
+    found = [jnp.max(jnp.abs(x), initial=0).astype(jnp.float32) for x in _floating(tree)]
+    return jnp.max(jnp.stack([jnp.zeros(()), *found]))
+
+
+def _floating(tree: PyTree) -> list[Array]:
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
+    return [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+
+def refuse(ids: np.ndarray, seen: Seen, server: bool, round: int) -> None:  # noqa: A002
+    """Raises Diverged if anything of a round was not finite, and says what is known of it.
+
+    Args:
+      ids: [C] of the cohort's clients; -1 for those that are absent.
+      seen: of them.
+      server: whether the server's state has turned.
+      round: from 1.
+    """
+    faults = np.asarray(seen.faults)
+    if faults.any():
+        what = [name for bit, name in NAMES.items() if (faults & bit).any()]
+        bad, there = np.sort(ids[faults > 0]), int((ids >= 0).sum())
+        if len(bad) == 1:
+            who, hint = f"of client {bad[0]}", ADVICE
+        else:
+            some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+            who, hint = f"of {len(bad)} of {there} clients ({some})", ADVICE
+        if len(bad) == there > 1:
+            who, hint = (
+                f"of all {there} clients of the cohort",
+                f"the cause may be what they share, the data or the model sent; {ADVICE}",
+            )
+        is_, the = "is" if len(what) == 1 else "are", " and the ".join([", the ".join(what[:-1]), what[-1]] if what[1:] else what)
+        raise Diverged(f"round {round}: the {the} {who} {is_} not finite; {hint}")
+    if server:
+        raise Diverged(
+            f"round {round}: the server's new state is not finite, though all that clients sent is; lower the learning rate of the "
+            "server"
+        )
+
+
+def scores(found: Mapping[str, Mapping[str, tuple]], ids: np.ndarray, where: str, round: int) -> None:  # noqa: A002
+    """Raises Diverged if a loss of the clients `ids` is not finite. `found`: by model, by metric, (sums, weights)."""
+    for model, pairs in found.items():
+        bad = ids[~np.isfinite(np.asarray(pairs["loss"][0])) & (ids >= 0)] if "loss" in pairs else ids[:0]
+        if len(bad):
+            some = f"client {bad[0]}" + (f" and of {len(bad) - 1} more" if len(bad) > 1 else "")
+            raise Diverged(f"round {round}: the loss of the {model} model of {some} on {where} is not finite; {ADVICE}")
+
+
+def outliers(ids: np.ndarray, seen: Seen) -> dict[int, float]:
+    """Clients that sent something more than `OUTLIER` times as large as the cohort's median, and how many times."""
+    sizes = np.asarray(seen.sizes, np.float64)[ids >= 0]
+    if len(sizes) < 3:
+        return {}
+    median = np.median(sizes, 0)
+    ratios = np.max(sizes / np.where(median > 0, median, np.inf), 1, initial=0)
+    return {int(i): float(ratio) for i, ratio in zip(ids[ids >= 0], ratios, strict=True) if ratio > OUTLIER}
+
+
+def warn(found: Mapping[int, float], round: int, known: set[int]) -> None:  # noqa: A002
+    """Says once of each client that it is an outlier, in process 0; `known`: those of whom it was said."""
+    for client, ratio in found.items():
+        if client not in known and jax.process_index() == 0:
+            text = "round %d: what client %d sent is %.3g times as large as the cohort's median; look at its data, or clip"
+            log.warning(text, round, client, ratio)
+        known.add(client)

@@ -1,0 +1,132 @@
+"""Callbacks: objects that a run tells what happens, and that may ask it to stop.
+
+A callback has any of these methods, and is called in process 0 only:
+
+    start(started: Started)                   before the first round of this start
+    round(record) -> None | bool | str        after each round, with its flat record (names in `report.py`)
+    evaluation(record) -> None | bool | str   after `round`, where the record has scores of an evaluation
+    end(ended: Ended)                         at the end, however it comes
+
+True, or a text that says why, asks the run to stop: it does so after the rounds that were computed together (at most two seconds'
+worth), leaves a checkpoint, and the same command goes on from there. A callback sees no state and changes no number.
+
+    class Patience:
+        def __init__(self, rounds: int = 10):
+            self.rounds, self.best, self.at = rounds, 0.0, 0
+
+        def evaluation(self, record):
+            if record["test/global/accuracy"] > self.best:
+                self.best, self.at = record["test/global/accuracy"], record["round"]
+            return record["round"] - self.at >= self.rounds and f"no better accuracy in {self.rounds} rounds"
+
+Given as `run(..., callbacks=[Patience(20)])`, or in a config as `callbacks = ("my_package.stopping:Patience(rounds=20)",)`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+METHODS = ("start", "round", "evaluation", "end")
+
+
+class Started(NamedTuple):
+    """What a callback is told at the start.
+
+    Attributes:
+      directory: of the run.
+      config: as plain values.
+      rounds: how many the run has in all.
+      done: how many of them were done before this start.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    rounds: int
+    done: int
+
+
+class Ended(NamedTuple):
+    """What a callback is told at the end.
+
+    Attributes:
+      status: "finished"; "stopped", after a signal or by a callback: to be gone on with; or "failed".
+      done: rounds that were done.
+      why: what stopped it, or the error; "" if it is finished.
+      summary: as in summary.json; empty unless it is finished or a callback stopped it.
+    """
+
+    status: str
+    done: int
+    why: str
+    summary: Mapping[str, Any]
+
+
+class CallbackFailed(RuntimeError):
+    """A callback raised; the run has left a checkpoint."""
+
+
+class Callbacks:
+    """All callbacks of one run.
+
+    Attributes:
+      asked: who asked to stop, and why; "" while nobody has.
+      failed: which of them raised, and what; None while none has.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], writer: bool = True):
+        """`writer`: whether this process calls them.
+
+        Raises:
+          TypeError: one of them has none of the methods.
+        """
+        for place, callback in enumerate(callbacks):
+            if not any(callable(getattr(callback, name, None)) for name in METHODS) or isinstance(callback, type):
+                raise TypeError(
+                    f"callbacks[{place}]={callback!r:.80} is no object with one of the methods {', '.join(METHODS)}; "
+                    "see fedjax_core/run/callbacks.py"
+                )
+        self._callbacks = tuple(callbacks) if writer else ()
+        self.asked, self.failed = "", None
+
+    def _tell(self, callback: Any, method: str, argument: Any) -> None:
+        function, name = getattr(callback, method, None), named(callback)
+        if function is None:
+            return
+        try:
+            answer = function(argument)
+        except Exception as error:  # somebody else's code: whatever it raises, the run ends with its name
+            self.failed = CallbackFailed(f"callback {name} failed in {method}(): {type(error).__name__}: {error}")
+            self.failed.__cause__ = error
+            return
+        if method not in ("round", "evaluation") or answer is None or answer is False:
+            return
+        if isinstance(answer, str) or answer is True:
+            self.asked = self.asked or (name if answer is True else f"{name}: {answer}")
+        else:
+            text = f"callback {name}: {method}() gave {answer!r:.80}; it may give None, True, or a text that says why to stop"
+            self.failed = CallbackFailed(text)
+
+    def start(self, started: Started) -> None:
+        """Raises CallbackFailed if one of them raised: nothing has been computed yet."""
+        for callback in self._callbacks:
+            self._tell(callback, "start", started)
+            if self.failed is not None:
+                raise self.failed
+
+    def rounds(self, records: Sequence[Mapping[str, Any]], evaluated: bool) -> None:
+        """After the rounds of `records`, the last of which was evaluated or not; see `asked` and `failed`."""
+        told = [("round", record) for record in records] + [("evaluation", record) for record in records[-1:] if evaluated]
+        for method, record in told:
+            for callback in self._callbacks:
+                if self.failed is None:
+                    self._tell(callback, method, record)
+
+    def end(self, ended: Ended) -> None:
+        """Tells all of them, even if one has raised; what they raise now is in `failed`."""
+        for callback in self._callbacks:
+            self._tell(callback, "end", ended)
+
+
+def named(callback: Any) -> str:
+    """What messages call it."""
+    return type(callback).__name__

@@ -1,0 +1,84 @@
+"""What a run's directory says of earlier starts: taken up again, or refused. Process 0 reads; the others are told."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_core.engine import parallel, together
+from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.reporting import report
+from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.workdir import WorkDir
+
+MAY_DIFFER = ("rounds", "plan", "checkpoint", "evaluation.targets", "evaluation.last_k", "profile", "callbacks")  # on resume
+
+
+def opened(directory: str | Path, config: Mapping[str, Any]) -> WorkDir:
+    """The directory, by process 0 first."""
+    if jax.process_index() == 0:
+        workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER)
+        together.wait("run directory")
+        return workdir
+    together.wait("run directory")
+    return WorkDir.open(directory, config, may_differ=MAY_DIFFER)
+
+
+def same_data(simulation: Simulation, workdir: WorkDir) -> None:
+    """Raises ValueError if the directory, or another process, has other data."""
+    data = simulation.data
+    together.alike("the data", data.partition_hash)
+    before = together.said(workdir.recorded("partition"))
+    if before is None:
+        workdir.record(
+            "partition",
+            {
+                "hash": data.partition_hash,
+                "class_names": list(data.class_names),
+                "label_table": data.label_table.tolist(),
+                "test_label_table": data.test_label_table.tolist(),
+            },
+        )
+    elif before["hash"] != data.partition_hash:
+        found, wanted = before["hash"][:12], data.partition_hash[:12]
+        raise ValueError(f"{workdir.path} holds a run on other data: its partition hash is {found}, this one's {wanted}")
+
+
+def same_settings(workdir: WorkDir, record: Mapping[str, Any]) -> None:
+    """Raises ValueError if the directory has recorded something else."""
+    for name, value in record.items():
+        before = together.said(workdir.recorded(name))
+        if before is None:
+            workdir.record(name, value)
+        elif before != value:
+            raise ValueError(f"{workdir.path} holds a run with {name} {before}, this one has {value}")
+
+
+def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporter: report.Reporter) -> None:
+    """Gives the simulation the plan that the directory has, unless the user has chosen one or there are too few devices."""
+    before = together.said(workdir.recorded("plan"))
+    if before is None:
+        record_plan(simulation, workdir)
+        return
+    plan = parallel.Plan(before["chunk"], before["devices"])
+    if plan == simulation.plan:
+        return
+    if chosen or plan.devices > jax.device_count():
+        why = "as asked" if chosen else f"there are {jax.device_count()} devices"
+        reporter.say(f"the client loop's plan was {plan}, it is {simulation.plan} now ({why}); results agree to rounding")
+    else:
+        simulation.use(plan)
+
+
+def record_plan(simulation: Simulation, workdir: WorkDir) -> None:
+    """Writes down the plan, if it is a new one."""
+    if workdir.writer and workdir.recorded("plan") != simulation.plan._asdict():
+        workdir.record("plan", simulation.plan._asdict())
+
+
+def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> State:
+    """The state of a simulation after the round `done`, from the checkpoint that `run` left."""
+    touched = checkpoints.record(done)["touched"]
+    saved, _ = checkpoints.restore(done, simulation.like(touched))
+    return simulation.restore(saved)

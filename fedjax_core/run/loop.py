@@ -1,0 +1,255 @@
+"""The loop of a run: rounds by the dispatch, and between them scores, records, callbacks and checkpoints."""
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_core.data import federated
+from fedjax_core.engine import together
+from fedjax_core.engine.simulation import Diverged, Simulation, State
+from fedjax_core.reporting import plots, report
+from fedjax_core.run import directory as directories
+from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
+from fedjax_core.run.stopping import Stop, lenient_console
+from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, WorkDir, read_jsonl
+
+PROFILE = "profile"
+DISPATCH_SECONDS = 2.0  # how long Ctrl-C may have to wait
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop by a signal, and left a checkpoint."""
+
+
+class Finished(NamedTuple):
+    """What `run` returns.
+
+    Attributes:
+      state: after the last round.
+      summary: of all records (`report.summarise`), also in summary.json.
+      plots: paths of the files drawn.
+      history: each score over the rounds, ready to plot: `axes.plot(*history["test/global/accuracy"])`.
+      stopped: whether a signal asked it to stop while it did the last rounds; whoever starts another run must stop.
+      asked: which callback asked it to stop before the last round, and why; "" if none did. The same call goes on from there.
+    """
+
+    state: State
+    summary: dict[str, Any]
+    plots: list
+    history: dict[str, report.Series]
+    stopped: bool
+    asked: str = ""
+
+
+def run(
+    simulation: Simulation,
+    directory: str,
+    config: Mapping[str, Any],
+    *,
+    seed: int,
+    rounds: int,
+    every: int,
+    targets: tuple[float, ...] = (),
+    last_k: int = 10,
+    checkpoint_seconds: float = 30.0,
+    keep: int = 3,
+    record: Mapping[str, Any] | None = None,
+    chosen_plan: bool = False,
+    profile: bool = False,
+    callbacks: Sequence[Any] = (),
+    progress: bool | None = None,
+    console: Callable[[str], None] | None = None,
+) -> Finished:
+    """Runs a simulation to its last round, resuming what the directory holds.
+
+    Killed at any moment and called again, it ends bit for bit as if it had not been: the plan is written down and taken up again.
+
+    Args:
+      simulation: what to run.
+      directory: a new one, or one that holds this very run.
+      config: everything that defines the run, as plain values; another one is refused there, but for `MAY_DIFFER`.
+      seed: of initialisation, sampling and training.
+      rounds: T.
+      every: rounds between evaluations.
+      targets: accuracies whose first round the summary gives.
+      last_k: the summary's means are over so many last evaluations.
+      checkpoint_seconds: least time between checkpoints; there is always one at the end.
+      keep: checkpoints to keep.
+      record: more to write into run.json, such as convolution forms; must be the same on resume.
+      chosen_plan: the simulation's plan was set by the user, so it is kept even if the directory has another.
+      profile: writes a jax.profiler trace of one round into `profile/`: the second of those run, for the first one compiles.
+      callbacks: objects that are told what happens, and may ask to stop: see `fedjax_core/run/callbacks.py`.
+      progress: see `report.Reporter`.
+      console: see `report.Reporter`.
+
+    Returns:
+      The final state, the summary, the plots and the history.
+
+    Raises:
+      ValueError: a setting is out of range; the directory holds something else, or this run on other data.
+      OSError: the directory cannot be written.
+      Diverged: something was not finite; earlier checkpoints are intact.
+      Interrupted: after SIGINT, SIGTERM or SIGHUP, when a checkpoint was written.
+      CallbackFailed: a callback raised; a checkpoint was written, if a round was done.
+    """
+    for name, value in {"rounds": rounds, "evaluation.every": every, "evaluation.last_k": last_k, "checkpoint.keep": keep}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+    hooks = Callbacks(callbacks, writer=jax.process_index() == 0)
+    checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, keep)
+    before = together.said(checkpoints.latest())
+    if before is not None and before > rounds:  # said before anything in the directory changes
+        raise ValueError(f"rounds={rounds}, but {directory} holds a run of {before} rounds already")
+    with lenient_console(), directories.opened(directory, config) as workdir:
+        reporter = report.Reporter(workdir, rounds, progress=progress, targets=targets, last_k=last_k, console=console)
+        directories.same_data(simulation, workdir)
+        directories.take_up_plan(simulation, workdir, chosen_plan, reporter)
+        directories.same_settings(workdir, record or {})
+        with reporter, Stop() as stop:
+            reporter.note(bytes_down=simulation.shapes.down, bytes_up=simulation.shapes.up)
+            latest = together.said(checkpoints.latest())
+            if latest is None:
+                reporter.say(federated.summary(simulation.data))
+                state = simulation.init(seed)
+            else:
+                reporter.say(f"resuming {directory} after round {latest}")
+                state = directories.restored(simulation, checkpoints, latest)
+            going = _Going(simulation, workdir, checkpoints, reporter, hooks, state, latest or 0)
+            reporter.resume(going.done)
+            try:
+                hooks.start(Started(workdir.path, dict(config), rounds, going.done))
+                stopped = going.on(stop, rounds, every, checkpoint_seconds, going.done + 1 if profile else None)
+            except BaseException as error:
+                status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                hooks.end(Ended(status, going.done, str(error), {}))
+                raise
+            asked = together.said(hooks.asked) if going.done < rounds else ""
+            reporter.note(peak_memory_bytes=_peak_memory(simulation))
+            summary, drawn, history = reporter.close(), [], {}
+            if workdir.writer:
+                drawn, history = plots.run_plots(workdir.path), report.history(read_jsonl(workdir.path / METRICS))
+                reporter.say(report.table(summary))
+                reporter.say(f"plots    {drawn[0].parent}")
+            if asked:
+                reporter.say(f"stopped after round {going.done}, as callback {asked} asked; the same command resumes from there")
+            hooks.end(Ended("stopped" if asked else "finished", going.done, asked, summary))
+            if hooks.failed is not None:
+                raise CallbackFailed(f"{hooks.failed} (the run itself is complete)") from hooks.failed.__cause__
+            return Finished(going.state, summary, drawn, history, stopped, asked)
+
+
+class _Going:
+    """A run on its way.
+
+    Attributes:
+      state: after the last round.
+      done: rounds done.
+      saved: the round of the last checkpoint; 0 if there is none.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        workdir: WorkDir,
+        checkpoints: Checkpoints,
+        reporter: report.Reporter,
+        hooks: Callbacks,
+        state: State,
+        done: int,
+    ):
+        self.simulation, self.workdir, self.checkpoints = simulation, workdir, checkpoints
+        self.reporter, self.hooks = reporter, hooks
+        self.state, self.done, self.saved = state, done, done
+
+    def on(self, stop: Stop, rounds: int, every: int, checkpoint_seconds: float, trace_after: int | None) -> bool:
+        """To the last round, or until a callback asks to stop.
+
+        Args:
+          stop: whether a signal asks so.
+          rounds: the last one.
+          every: rounds between evaluations.
+          checkpoint_seconds: least time between checkpoints.
+          trace_after: the round after which one is profiled, if there is one left; None: none is.
+
+        Returns:
+          Whether a signal came during the last rounds.
+        """
+        trace_at = -1 if trace_after is None else min(trace_after, rounds - 1)
+        stopping, most, at = False, 1, time.monotonic()  # one round first: nobody knows yet how long it takes
+        while self.done < rounds:
+            boundary = min(rounds, (self.done // every + 1) * every)
+            tracing = self.done == trace_at
+            n = 1 if tracing else min(boundary - self.done, most)
+            evaluated = self.done + n == boundary
+            pace, records = self._rounds(n, evaluated, tracing)
+            directories.record_plan(self.simulation, self.workdir)
+            self.reporter.log(*records)
+            self.hooks.rounds(records, evaluated)
+            due = time.monotonic() - at >= checkpoint_seconds
+            failed, enough = self.hooks.failed is not None, bool(self.hooks.asked)
+            fits = min(max(int(DISPATCH_SECONDS / pace), 1), 2**30)
+            facts = together.seen(
+                [stop.asked, failed, enough, due, fits]
+            )  # signals come to any process, the rest is up to the first
+            stopping = bool(facts[:, 0].any())
+            failed, enough, due, most = (int(fact) for fact in facts[0, 1:])
+            if self.done == rounds or stopping or failed or enough or due:
+                self.checkpoints.save(self.done, self.simulation.snapshot(self.state), {"touched": self.simulation.touched()})
+                self.saved, at = self.done, time.monotonic()
+            if failed:
+                error = self.hooks.failed or CallbackFailed("a callback failed in process 0")
+                raise CallbackFailed(f"{error} ({self._left()})") from error.__cause__
+            if stopping and self.done < rounds:
+                raise Interrupted(f"after round {self.done}; the same command resumes from there")
+            if enough:
+                break
+        return stopping
+
+    def _rounds(self, n: int, evaluated: bool, tracing: bool) -> tuple[float, list[dict[str, float]]]:
+        """Does n rounds, under the profiler or not, and scores the last: (seconds a round without compiling, their records)."""
+        compiled, start = _Compiling.seconds, time.monotonic()
+        try:
+            scored = evaluated and "post_local" in self.simulation.evaluation.scopes
+            with jax.profiler.trace(self.workdir.path / PROFILE) if tracing else contextlib.nullcontext():
+                self.state, records = self.simulation.rounds(self.state, n, scored)
+            seconds, compiling = time.monotonic() - start, _Compiling.seconds - compiled
+            for entry in records:
+                entry |= {"seconds": seconds / n, "compile_seconds": compiling / n}
+            if evaluated:
+                records[-1] |= self.simulation.evaluate(self.state)
+        except Diverged as error:
+            raise Diverged(f"{error} ({self._left()})") from None
+        self.done += n
+        return max(seconds - compiling, 1e-6) / n, records
+
+    def _left(self) -> str:
+        return f"the last checkpoint is of round {self.saved}" if self.saved else "there is no checkpoint yet"
+
+
+def _peak_memory(simulation: Simulation) -> int:
+    """Bytes, of the device if it tells, else of this process."""
+    stats = simulation.mesh.local_devices[0].memory_stats() or {}
+    scale = 1 if sys.platform == "darwin" else 1024
+    return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+class _Compiling:
+    """Seconds that this process has spent tracing and compiling."""
+
+    seconds = 0.0
+
+    @classmethod
+    def listen(cls, event: str, duration_secs: float, **kwargs: Any) -> None:
+        del kwargs
+        if event.startswith("/jax/core/compile/"):
+            cls.seconds += duration_secs
+
+
+jax.monitoring.register_event_duration_secs_listener(_Compiling.listen)
