@@ -1,7 +1,6 @@
 """What reaches a run from outside: signals that ask it to stop, and a console that may be gone."""
 
 import contextlib
-import io
 import signal
 import sys
 import threading
@@ -35,7 +34,7 @@ class Stop:
             signal.signal(s, handler)
 
 
-class _Lenient(io.TextIOBase):
+class _Lenient:
     """A stream that goes silent when nobody can read it any more."""
 
     def __init__(self, stream: Any):

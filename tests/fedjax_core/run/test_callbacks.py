@@ -1,0 +1,133 @@
+"""Callbacks: what they are told, and how they stop a run. One compiled round for all."""
+
+import functools
+
+import chex
+import jax
+import pytest
+
+from fedjax_core import run as runs
+from fedjax_core.run.callbacks import Callbacks, Ended, Started
+from fedjax_core.storage.checkpoint import Checkpoints
+from tests import toy
+
+SETTINGS = {"seed": 0, "rounds": 4, "every": 2, "progress": False}
+
+
+class Listener:
+    """Writes down what it is told, and answers as it is told to."""
+
+    def __init__(self, **answers):
+        self.heard, self.answers = [], answers
+
+    def _told(self, what, number):
+        self.heard.append((what, number))
+        answer = self.answers.get(f"{what}{number}")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def start(self, started: Started):
+        return self._told("start", started.done)
+
+    def round(self, record):
+        return self._told("round", record["round"])
+
+    def evaluation(self, record):
+        assert "test/global/accuracy" in record
+        return self._told("evaluation", record["round"])
+
+    def end(self, ended: Ended):
+        self.ended = ended
+        return self._told(ended.status, ended.done)
+
+
+@functools.cache
+def simulation():
+    return toy.simulate("fedavg")
+
+
+def go(directory, *callbacks):
+    said = []
+    done = runs.run(simulation(), str(directory), {}, callbacks=callbacks, console=said.append, **SETTINGS)
+    return done, "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A run that nobody stops: (its callback, what it returned)."""
+    listener = Listener()
+    return listener, go(tmp_path_factory.mktemp("alone") / "run", listener)[0]
+
+
+def test_a_run_tells_its_callbacks_everything(alone):
+    listener, done = alone
+    assert listener.heard == [
+        ("start", 0),
+        ("round", 1),
+        ("round", 2),
+        ("evaluation", 2),
+        ("round", 3),
+        ("round", 4),
+        ("evaluation", 4),
+        ("finished", 4),
+    ]
+    assert listener.ended.summary["rounds"] == 4
+    assert (done.stopped, done.asked) == (False, "")
+
+
+def test_one_that_asks_stops_the_run_which_goes_on_when_called_again(alone, tmp_path):
+    listener, other = Listener(evaluation2="good enough"), Listener()
+    done, said = go(tmp_path / "run", listener, other)
+    assert (int(done.state.round), done.stopped, done.asked) == (2, False, "Listener: good enough")
+    assert "stopped after round 2, as callback Listener: good enough asked; the same command resumes from there" in said
+    assert listener.heard[-1] == other.heard[-1] == ("stopped", 2)
+    assert listener.ended.why == "Listener: good enough"
+    again = Listener()
+    done, said = go(tmp_path / "run", again)
+    assert "after round 2" in said
+    assert again.heard[0] == ("start", 2)
+    assert again.heard[-1] == ("finished", 4)
+    chex.assert_trees_all_equal(jax.device_get(done.state), jax.device_get(alone[1].state))
+
+
+def test_one_that_fails_ends_the_run_by_name_and_leaves_a_checkpoint(tmp_path):
+    listener, other = Listener(round1=KeyError("x")), Listener()
+    with pytest.raises(
+        runs.CallbackFailed, match=r"^callback Listener failed in round\(\): KeyError: 'x' \(the last checkpoint is of round 1\)$"
+    ) as raised:
+        go(tmp_path / "run", listener, other)
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert Checkpoints(tmp_path / "run" / "checkpoints").latest() == 1
+    assert listener.heard[-1] == other.heard[-1] == ("failed", 1)
+    with pytest.raises(runs.CallbackFailed, match=r"failed in start\(\)"):
+        go(tmp_path / "run", Listener(start1=ValueError("no server")))
+    with pytest.raises(
+        runs.CallbackFailed, match=r"failed in finished|failed in end\(\): OSError: gone \(the run itself is complete\)"
+    ):
+        go(tmp_path / "run", Listener(finished4=OSError("gone")))
+    assert Checkpoints(tmp_path / "run" / "checkpoints").latest() == 4
+
+
+def test_what_is_no_callback_is_refused():
+    for wrong in (print, Listener, object(), "wandb"):
+        with pytest.raises(
+            TypeError, match=r"callbacks\[0\]=.* is no object with one of the methods start, round, evaluation, end"
+        ):
+            Callbacks([wrong])
+
+
+def test_an_answer_is_none_true_or_a_text():
+    for answer, asked in ((None, ""), (False, ""), (True, "Listener"), ("why", "Listener: why")):
+        hooks = Callbacks([Listener(round1=answer)])
+        hooks.rounds([{"round": 1}], False)
+        assert (hooks.asked, hooks.failed) == (asked, None)
+    hooks = Callbacks([Listener(round1=0.3)])
+    hooks.rounds([{"round": 1}], False)
+    assert "round() gave 0.3; it may give None, True, or a text" in str(hooks.failed)
+
+
+def test_other_processes_call_none():
+    listener = Listener()
+    Callbacks([listener], writer=False).rounds([{"round": 1}], False)
+    assert not listener.heard

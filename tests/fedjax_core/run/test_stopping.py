@@ -1,0 +1,63 @@
+"""Signals, and a console that is gone."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from fedjax_core.reporting.report import say
+from fedjax_core.run.stopping import SIGNALS, Stop, lenient_console
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_a_request(number):
+    before = signal.getsignal(number)
+    with Stop() as stop:
+        assert not stop.asked
+        os.kill(os.getpid(), number)
+        assert stop.asked
+        if number == getattr(signal, "SIGHUP", None):
+            os.kill(os.getpid(), number)  # a closing terminal may send two
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this platform has no SIGHUP")
+def test_nohup_is_heeded():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+class Gone:
+    """A terminal that was closed."""
+
+    encoding = "utf-8"
+
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def flush(self):
+        raise ValueError("I/O operation on closed file")
+
+    isatty = flush
+
+
+@pytest.mark.parametrize("stream", [Gone(), None], ids=["closed", "never there"])
+def test_a_closed_console_ends_nothing(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    with lenient_console():
+        sys.stderr.write("nobody reads this")
+        sys.stderr.flush()
+        terminal = sys.stderr.isatty()
+        say("nor this")
+    assert sys.stderr is stream
+    monkeypatch.undo()
+    assert terminal is False
