@@ -112,7 +112,7 @@ class Simulation:
         self._of = of = dataclasses.replace(self._of, plan=plan, mesh=self.mesh)
         everywhere, spread, each = parallel.replicated(self.mesh), parallel.spread(self.mesh), range(len(of.groups))
 
-        def program(function, *fixed, out=everywhere, scored=None, **options):
+        def program(function, *fixed, out: Any = everywhere, scored: bool | None = None, **options):
             given = {} if scored is None else {"scored": scored}
             return jax.jit(functools.partial(function, of, *fixed, **given), out_shardings=out, **options)
 
