@@ -36,6 +36,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import draws, federated, partition
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.sources.splits import SPLIT_SEED
+from fedjax_core.storage.forms import check
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 OPTIONS = "OPTIONS:"
@@ -93,10 +94,13 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
             continue
         try:
             row = json.loads(line)
+            check(row, dict, f"line {number} of {path}")
             if split is None or row["split"] == split:
                 found.append(_instance(row))
         except json.JSONDecodeError as error:
             raise ValueError(f"line {number} of {path} is not JSON ({error})") from None
+        except RecursionError:
+            raise ValueError(f"line {number} of {path} is nested too deeply, expected an object of texts") from None
         except (KeyError, TypeError) as error:
             needed = "task, dataset, instruction (or input) and output (or target), each a text"
             raise ValueError(f"line {number} of {path} lacks {error}; a line must have {needed}") from None

@@ -45,8 +45,8 @@ def load(
         a file is damaged; the message names it.
       OSError: a file is not there, or cannot be read.
     """
-    where = Path(folder)
-    config = read_json(where / CONFIG, {"model_type": str})
+    where, nested = Path(folder), (dict, type(None))
+    config = read_json(where / CONFIG, {"model_type": str, "rope_parameters?": nested, "rope_scaling?": nested})
     family = FAMILIES[by_name.choose(f"model_type in {where / CONFIG}", config.get("model_type"), FAMILIES)]
     params = family.from_tensors(config, tensors(where), dtype)
     return family.build(config, dtype, remat), params

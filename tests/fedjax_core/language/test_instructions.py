@@ -80,7 +80,8 @@ def test_fewer_rows_of_each_data_set():
         ('{"task": "a", "dataset": "b", "output": "c"}', "line 2 of .* lacks 'input'"),
         ('{"task": "a", "dataset": "b", "instruction": "c", "output": 3}', "line 2 of .* lacks a text in 'output'"),
         ('{"task": "a", "dataset": "b", "input": "c", "target": "d", "options": "e"}', "line 2 of .* lacks a list of texts"),
-        ("[]", "line 2 of .* lacks"),
+        ("[]", "line 2 of .* is a list, expected an object"),
+        ("[" * 100_000, "line 2 of .* is nested too deeply"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, line, says):

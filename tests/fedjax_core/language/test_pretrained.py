@@ -120,6 +120,26 @@ def test_answers_keep_their_text(tmp_path):
         assert whole.endswith(tokenizer.decode([cut])[0].removeprefix("### Instruction:\n"))
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        (pretrained.CONFIG, "[]", "config.json is a list, expected an object"),
+        (pretrained.CONFIG, "{}", "config.json has no model_type, expected text"),
+        (pretrained.CONFIG, '{"model_type": ["llama"]}', "model_type of .*config.json is a list, expected text"),
+        (pretrained.CONFIG, '{"model_type": "llama", "rope_scaling": 3}', "rope_scaling of .*config.json is a whole number"),
+        (pretrained.CONFIG, '{"a":' * 100_000, "config.json is nested more than 100 levels deep"),
+        (pretrained.INDEX, "3", "index.json is a whole number .3., expected an object"),
+        (pretrained.INDEX, '{"weight_map": {"a": 3}}', "weight_map.a of .*index.json is a whole number .3., expected text"),
+    ],
+)
+def test_json_of_another_shape_is_told(tmp_path, file, content, said):
+    (tmp_path / pretrained.CONFIG).write_text(json.dumps(test_llama.PLAIN))
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=said) as error:
+        pretrained.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A decoder in two files."""

@@ -467,6 +467,39 @@ def test_tensors_are_read_where_they_lie(tmp_path):
     assert all(leaf.flags.owndata and leaf.flags.writeable for leaf in jax.tree.leaves(net))
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("3", "config.json is a whole number .3., expected an object"),
+        ('{"layer_norm_eps": [1e-6]}', "layer_norm_eps of .*config.json is a list, expected a number"),
+        ("[" * 100_000, "config.json is nested more than 100 levels deep"),
+    ],
+)
+def test_a_config_of_another_shape_is_told(tmp_path, content, said):
+    write_tensors(tmp_path / "m", {"embeddings.patch_embeddings.projection.weight": np.zeros(1, np.float32)}, {"format": "pt"})
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=said):
+        weights.options(tmp_path / "m")
+
+
+@pytest.mark.parametrize("field", ["model", "input_shape", "mean"])
+def test_a_description_of_another_shape_is_told(tmp_path, field):
+    path = tmp_path / "m"
+    tensors = {"embeddings.patch_embeddings.projection.weight": np.zeros(1, np.float32)}
+    write_tensors(path, tensors, {"description": json.dumps({"mean": 0.5, "std": 0.5} | {field: {"a": 3}})})
+    for read in (weights.options, weights.scaling):
+        with pytest.raises(ValueError, match=f"{field} of the description of {path} is an object, expected"):
+            read(path)
+
+
+def test_an_npz_that_claims_64_terabytes_is_told(tmp_path):
+    header = {"descr": "<f4", "fortran_order": False, "shape": (2**44,)}
+    with zipfile.ZipFile(tmp_path / "m.npz", "w") as archive, archive.open("embedding/kernel.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+    with pytest.raises(ValueError, match=r"m\.npz is no \.npz file of plain arrays, or is damaged"):
+        weights.read(tmp_path / "m.npz")
+
+
 def test_every_tensor_lands_somewhere_else():
     """Of all layouts: places cover our leaves exactly once."""
     for model in (vit(), resnet(bottleneck=True)):
