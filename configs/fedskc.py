@@ -6,7 +6,9 @@ Variants: small (the default); smoke (seconds); paper: CIFAR-10, Dirichlet(0.2),
           batches of 64, SGD 0.01, 200 rounds.
 
 --config.method.variant=printed takes the formulas as they stand in the paper, "released" those of the authors' code; its data
-preparation is --config.optimizer.lr=0.1 --config.augment="crop(padding=4) | flip". An option that is None is the variant's.
+preparation is --config.optimizer.lr=0.1 --config.augment="crop(padding=4) | flip". By default the discrepancies of GDA are means
+over the classes that a client holds; --config.method.gda.distance=sum takes the printed sums, --config.method.gda.form=relu weights
+without a scale (configs/tables/fedskc/readings.py compares them). An option that is None is the variant's.
 """
 
 from ml_collections.config_dict import placeholder
@@ -31,8 +33,15 @@ def get_config(variant: str = "small"):
             ramp=placeholder(int),
         ),
         knowledge=dict(of="logits", neighbours=1, silu=placeholder(bool), source=placeholder(str), keep=placeholder(bool)),
-        gda=dict(on=placeholder(bool), size=placeholder(str)),
-        gpr=dict(on=True, form=placeholder(str), beta=placeholder(float), ddof=placeholder(int), entries=placeholder(str)),
+        gda=dict(on=placeholder(bool), size=placeholder(str), distance=placeholder(str), form=placeholder(str)),
+        gpr=dict(
+            on=True,
+            form=placeholder(str),
+            beta=placeholder(float),
+            ddof=placeholder(int),
+            over=placeholder(str),
+            entries=placeholder(str),
+        ),
     )
     if variant == "paper":
         base.as_in_fedskc(config)

@@ -22,24 +22,31 @@ FedIT. `variant` presets a reading, whose options can also be set:
   fresh        False       .           True         each client draws its own beginning of it; else the common one
   update       epochs      step        epochs       of phi_g: K epochs, or one step by the gradient of all local data (line 10),
                                                     which is added up over minibatches
+  shared       0           .           0.5          part of phi_g in what a personal model predicts with
 
 The parameters that a network trains are the adapter: `lora.adapted`, `task.part_of`, or all of it. `server` averages by FedAdam and
 the like (methods/fedopt.py).
 
+The paper deploys phi_e. The released evaluation adds half of the update of phi_g and half of that of phi_e to the base (`shared`;
+of parameters without an adapter it is their mean); exports and written answers have phi_e alone. The release cuts the end of texts
+that are too long, so that answer and end mark are lost; here they are refused, or cut at the beginning (`long='cut'`).
+
 Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout, no augmentation), and so is computed once a round.
-Where D = 0 its gradient is taken as zero. K counts passes, as the experiments do; Algorithm 1 counts steps. Our reading of
-"released" has R_e as one mean over the minibatch (over all tokens of its answers), although D is taken by `micro` rows.
+Where both features are equal up to rounding (`losses.rounding`), as at the first step, D and its gradient are zero. K counts
+passes, as the experiments do; Algorithm 1 counts steps. Our reading of "released" has R_e as one mean over the minibatch (over all
+tokens of its answers), although D is taken by `micro` rows.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net, PyTree
-from fedjax_core.learning import losses, training
+from fedjax_core.learning import lora, losses, training
 from fedjax_core.learning.metrics import Pair, mean_of
 from fedjax_core.task import Model, Task
 from methods.ditto import beside
@@ -55,37 +62,46 @@ class Reading(NamedTuple):
     begin: int = 0
     fresh: bool = False
     update: str = "epochs"
+    shared: float = 0.0
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "printed": {"update": "step"},
-    "released": {"reduction": "frobenius", "begin": 1, "fresh": True},
+    "released": {"reduction": "frobenius", "begin": 1, "fresh": True, "shared": 0.5},
 }
 REDUCTIONS, UPDATES = ("mean", "frobenius"), ("epochs", "step")
 
 
-def _pearson(e: Array, g: Array) -> Array:
-    centred = lambda f: f - jnp.mean(f, -1, keepdims=True)
-    return _cosine(centred(e), centred(g))
+def _pearson(e: Array, g: Array, tolerance: float) -> Array:
+    def centred(f):
+        mean = jnp.broadcast_to(jnp.mean(f, -1, keepdims=True), f.shape)
+        varies = losses.distances(f, mean, tolerance) > 0  # features that are all equal have no direction
+        return jnp.where(varies[..., None], f - mean, 0)
+
+    return _cosine(centred(e), centred(g), tolerance)
 
 
-def _cosine(e: Array, g: Array) -> Array:
+def _cosine(e: Array, g: Array, tolerance: float) -> Array:
+    del tolerance  # smooth where both are equal: rounding stays as small as it is
     return 1 - jnp.sum(losses.unit(e) * losses.unit(g), -1)
 
 
-DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
-    "l2": lambda e, g: losses.lengths(e - g),
+DISTANCES: dict[str, Callable[[Array, Array, float], Array]] = {
+    "l2": losses.distances,
     "cosine": _cosine,
     "pearson": _pearson,
 }
 
 
-def frobenius(e: Array, g: Array, mask: Array, micro: int) -> Array:
+def frobenius(e: Array, g: Array, mask: Array, micro: int, tolerance: float) -> Array:
     """Euclidean norm of all differences of `e` and `g` [B, D] in `micro` rows after the other, those in `mask`; their mean."""
-    groups = lambda x: jnp.pad(x, (0, -len(x) % micro)).reshape(-1, micro)
-    square = groups(jnp.where(mask, jnp.sum((e - g) ** 2, -1), 0))
-    return losses.masked_mean(jnp.sqrt(jnp.maximum(jnp.sum(square, 1), losses.TINY)), jnp.any(groups(mask), 1))
+
+    def groups(x):
+        padded = jnp.pad(jnp.where(mask[:, None], x, 0), ((0, -len(x) % micro), (0, 0)))
+        return padded.reshape(-1, micro * x.shape[1])
+
+    return losses.masked_mean(losses.distances(groups(e), groups(g), tolerance), jnp.any(groups(mask[:, None]), 1))
 
 
 def reader(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, Array], PyTree]]:
@@ -162,6 +178,8 @@ def fedoa(
     by_name.choose("reading.update", read.update, UPDATES)
     if not (lam >= 0 and own >= 0 and read.begin >= 0):
         raise ValueError(f"lam={lam}, personal_epochs={own}, reading.begin={read.begin} must not be negative")
+    if not 0 <= read.shared <= 1:
+        raise ValueError(f"reading.shared={read.shared} must lie in [0, 1]")
     if read.micro < 1:
         raise ValueError(f"reading.micro={read.micro} must be at least 1")
     if read.reduction == "frobenius" and distance != "l2":
@@ -169,15 +187,15 @@ def fedoa(
     model = task.model
     phi = reader(model, features)
 
-    def penalty(e, g, mask):
+    def penalty(e, g, mask, tolerance):
         if read.reduction == "frobenius":
-            return frobenius(e, g, mask, read.micro)
-        return losses.masked_mean(DISTANCES[distance](e, g), mask)
+            return frobenius(e, g, mask, read.micro, tolerance)
+        return losses.masked_mean(DISTANCES[distance](e, g, tolerance), mask)
 
     def loss(net, batch, key):
         e, outputs, stats = phi(net, batch.x, key, train=True, mask=batch.mask)
         risk, sums = training.risk(outputs, batch)
-        d = penalty(e, batch.beside, batch.mask)
+        d = penalty(e, batch.beside, batch.mask, losses.rounding(task.frozen, net, outputs))
         rows = jnp.sum(batch.mask, dtype=d.dtype)
         return risk + lam * d, training.Aux(stats, {"personal_loss": sums["loss"], "distance": (d * rows, rows)})  # Eq. 3
 
@@ -196,4 +214,16 @@ def fedoa(
     settings: dict[str, Any] = {"optimizer": optimizer, "weights": weights, "epochs": epochs, "batch": batch}
     base = fedavg(task, **settings) if server is None else fedopt(task, server=server, server_lr=server_lr, **settings)
     base = base._replace(client_update=stepped) if read.update == "step" else base
-    return beside(task, base, train, begin=read.begin, fresh=read.fresh)
+    made = beside(task, base, train, begin=read.begin, fresh=read.fresh)
+    if not read.shared:
+        return made
+    personal = lambda w, v_e, x: model.apply(both(w, v_e, read.shared), x)[0]
+    return made._replace(predict=made.predict | {"personal": personal})
+
+
+def both(w: Net, v_e: Net, share: float) -> Net:
+    """The update of `share` of the global adapter and 1 - `share` of a personal one; of all other entries the mean so weighed."""
+    mean = lambda one, other: jax.tree.map(lambda a, b: share * a + (1 - share) * b, one, other)
+    mix = lambda name: lora.mixed if name == lora.ENTRY else lambda one, other, _: mean(one, other)
+    params = {name: mix(name)(entry, v_e.params[name], share) for name, entry in w.params.items()}
+    return Net(params, mean(w.stats, v_e.stats))

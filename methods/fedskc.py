@@ -27,15 +27,22 @@ the options, each of which can also be set:
   knowledge.keep      True            .           False        a class that nobody holds in a round keeps its knowledge
   gda.on              True            .           False        else weights by samples or uniform (`weights`)
   gda.size            fraction        count       .            what stands for the size in the sigmoid: N_k / N, or N_k
+  gda.distance        mean            sum         .            d_k: mean or sum over the classes that client k holds
+  gda.form            sigmoid         .           .            `aggregators.by_discrepancy`
   gpr.form            interpolate     printed     printed      `aggregators.period_review`
   gpr.beta            0.95            .           0.99
   gpr.ddof            0               .           1            of the variances
+  gpr.over            both            .           own          classes of their sums: known in both rounds, or in each
   gpr.entries         params          .           all          whether normalisation statistics are reviewed as well
+
+Why d_k is a mean by default: the paper wants less weight for knowledge that is unusual and more for more data. A sum grows with the
+number of classes that a client holds, and a_k d_k with its square, beside which 2 b_k is at most 2: whoever holds few classes then
+gets most of the weight, whatever its size. "relu" balances the two without a scale of the logits.
 
 Departures: a class that a client has no example of has no knowledge (masks instead of zeros), so the means run over its holders;
 in the first round, when nothing is known, the loss is CE. U is a constant for the gradient. CE is a mean over the batch like LCL
 (Algorithm 1 prints a sum). "released" leaves the released code's data preparation to the config (learning rate 0.1, crops, flips,
-equal client sizes), and starts from no knowledge where that reads uninitialised memory, to which its ramp gives the weight 0.
+equal client sizes). Its ramp counts rounds from 1; it starts from no knowledge, where that reads uninitialised memory.
 """
 
 from collections.abc import Mapping
@@ -79,6 +86,8 @@ class Gda(NamedTuple):
 
     on: bool = True
     size: str = "fraction"
+    distance: str = "mean"
+    form: str = "sigmoid"
 
 
 class Gpr(NamedTuple):
@@ -88,17 +97,18 @@ class Gpr(NamedTuple):
     form: str = "interpolate"
     beta: float = 0.95
     ddof: int = 0
+    over: str = "both"
     entries: str = "params"
 
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "default": {},
-    "printed": {"lcl": {"scale": "epoch"}, "gda": {"size": "count"}, "gpr": {"form": "printed"}},
+    "printed": {"lcl": {"scale": "epoch"}, "gda": {"size": "count", "distance": "sum"}, "gpr": {"form": "printed"}},
     "released": {
         "lcl": {"scale": "none", "twice": True, "own": True, "ramp": 100},
         "knowledge": {"silu": False, "source": "training", "keep": False},
         "gda": {"on": False},
-        "gpr": {"form": "printed", "beta": 0.99, "ddof": 1, "entries": "all"},
+        "gpr": {"form": "printed", "beta": 0.99, "ddof": 1, "over": "own", "entries": "all"},
     },
 }
 _CHOICES = {
@@ -106,7 +116,10 @@ _CHOICES = {
     "knowledge.of": ("logits", "features"),
     "knowledge.source": ("final", "training"),
     "gda.size": aggregators.DISCREPANCY_SIZES,
+    "gda.distance": aggregators.DISCREPANCY_DISTANCES,
+    "gda.form": aggregators.DISCREPANCY_FORMS,
     "gpr.form": aggregators.REVIEW_FORMS,
+    "gpr.over": aggregators.REVIEW_SUMS,
     "gpr.entries": ("params", "all"),
 }
 
@@ -223,15 +236,15 @@ def fedskc(
         if found < 0:
             raise ValueError(f"{name}={found} must not be negative")
     model, classes = task.model, task.classes
-    strength = jnp.minimum(1.0, task.round / local.ramp) if local.ramp else 1.0
+    strength = jnp.minimum(1.0, (task.round + 1) / local.ramp) if local.ramp else 1.0
     review = optax.identity()
     if period.on:
-        review = aggregators.period_review(classes, period.beta, period.form, period.ddof)
+        review = aggregators.period_review(classes, period.beta, period.form, period.ddof, period.over)
         if period.entries == "params":
             review = optax.masked(review, Net(params=True, stats=False))
     aggregator = aggregators.aggregate(
         aggregators.stack if discrepancy.on else aggregators.mean(aggregators.weights(weights)),
-        aggregators.by_discrepancy(discrepancy.size) if discrepancy.on else None,
+        aggregators.by_discrepancy(*discrepancy[1:]) if discrepancy.on else None,
         review,
     )
 

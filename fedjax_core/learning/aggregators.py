@@ -220,34 +220,53 @@ def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[A
     return jax.vmap(of_class, 1)(values, held), jnp.any(held, 0)
 
 
-DISCREPANCY_SIZES = ("fraction", "count")
+DISCREPANCY_SIZES, DISCREPANCY_DISTANCES, DISCREPANCY_FORMS = ("fraction", "count"), ("mean", "sum"), ("sigmoid", "relu")
 
 
-def by_discrepancy(size: str = "fraction") -> Callable[..., Array]:
+def by_discrepancy(size: str = "fraction", distance: str = "mean", form: str = "sigmoid") -> Callable[..., Array]:
     """Weights of FedSKC's global discrepancy aggregation (Eq. 4): more for clients with more examples and usual knowledge.
 
-        d_k = sum_j |c_k^j - c^j|   over the classes that k holds;   a_k = d_k / sum d,   b_k = N_k / sum N
-        e_k ~ sigmoid(size_k - a_k d_k + b_k)
+        "sum":      d_k = sum_j |c_k^j - c^j|   over the classes that k holds, as printed
+        "mean":     d_k = the mean of these, so that it does not grow with the number of classes
+        a_k = d_k / sum d,   b_k = N_k / sum N
+        "sigmoid":  e_k ~ sigmoid(size_k - a_k d_k + b_k), as printed
+        "relu":     e_k ~ max(b_k - a_k / 2 + 0.1, 0), which has no scale: the form of FedDisco (Ye et al., ICML 2023)
+
+    Knowledge that equals the merged one up to rounding is at distance 0. All d_k = 0: a_k = 0. By "relu" somebody's weight is
+    positive, since they sum to 1 - 1/2 + 0.1 C or more.
 
     Args:
-      size: size_k: "count", N_k itself, as printed: the sigmoid is then 1 for all but tiny clients; or "fraction", b_k.
+      size: size_k: "count", N_k itself, as printed: the sigmoid is then 1 for all but tiny clients; or "fraction", b_k. By "relu"
+        always b_k.
+      distance: "mean" or "sum".
+      form: "sigmoid" or "relu".
 
     Returns:
       (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for `aggregate(stack, weigh=...)`.
 
     Raises:
-      ValueError: another size.
+      ValueError: another size, distance or form; "relu" with size "count".
     """
-    if size not in DISCREPANCY_SIZES:
-        raise ValueError(f"size={size!r} is not one of {', '.join(map(repr, DISCREPANCY_SIZES))}")
+    for name, found, allowed in (
+        ("size", size, DISCREPANCY_SIZES),
+        ("distance", distance, DISCREPANCY_DISTANCES),
+        ("form", form, DISCREPANCY_FORMS),
+    ):
+        if found not in allowed:
+            raise ValueError(f"{name}={found!r} is not one of {', '.join(map(repr, allowed))}")
+    if form == "relu" and size == "count":
+        raise ValueError("size='count' has no form='relu', in which the size is b_k; form='sigmoid' has")
 
     def weigh(cohort: Cohort, *, values: Array, held: Array, merged: Array, **_: PyTree) -> Array:
         there = cohort.examples > 0
         n = cohort.examples.astype(values.dtype)
-        apart = jnp.where(held, losses.lengths(values - merged[None]), 0)
+        apart = jnp.where(held, losses.distances(values, merged[None], losses.rounding(values)), 0)
         d = jnp.where(there, jnp.sum(apart, 1), 0)
+        d = d / jnp.maximum(jnp.sum(held, 1), 1) if distance == "mean" else d
         a = d / jnp.maximum(jnp.sum(d), TINY)
         b = n / jnp.maximum(jnp.sum(n), 1)
+        if form == "relu":
+            return jnp.where(there, jnp.maximum(b - a / 2 + 0.1, 0), 0)
         e = jax.nn.log_sigmoid((n if size == "count" else b) - a * d + b)
         return jnp.where(there, jnp.exp(e - jnp.max(jnp.where(there, e, -jnp.inf))), 0)  # to a common factor
 
@@ -261,15 +280,15 @@ class PeriodReview(NamedTuple):
     known: Array
 
 
-REVIEW_FORMS = ("interpolate", "printed")
+REVIEW_FORMS, REVIEW_SUMS = ("interpolate", "printed"), ("both", "own")
 
 
 def period_review(
-    classes: int, beta: float = 0.95, form: str = "interpolate", ddof: int = 0
+    classes: int, beta: float = 0.95, form: str = "interpolate", ddof: int = 0, over: str = "both"
 ) -> optax.GradientTransformationExtraArgs:
     """FedSKC's global period review (Eq. 5), of the mean delta w - w_prev; from the second round on.
 
-        ratio = sum_j (s2_j - s2_j of the round before) / sum_j s2_j of the round before,   j: classes known in both
+        ratio = (sum_j s2_j - sum_j s2_j of the round before) / sum_j s2_j of the round before
         "interpolate":   w <- w + (1 - beta) ratio (w_prev - w)
         "printed":       w <- beta w + (1 - beta) ratio (w_prev - w)
 
@@ -281,17 +300,20 @@ def period_review(
       beta: momentum of the review.
       form: one of the two.
       ddof: of the variance over the entries of a class's knowledge: 0, or 1 as in the released code.
+      over: classes of the sums: "both": those known in both rounds; "own": those known in each, as in the released code.
 
     Returns:
       A transformation whose update also takes knowledge [K, D] and known [K], those after this round's merge.
 
     Raises:
-      ValueError: beta is outside [0, 1]; another form; ddof is not 0 or 1.
+      ValueError: beta is outside [0, 1]; another form or `over`; ddof is not 0 or 1.
     """
     if not 0 <= beta <= 1:
         raise ValueError(f"beta={beta} must lie in [0, 1]")
     if form not in REVIEW_FORMS:
         raise ValueError(f"form={form!r} is not one of {', '.join(map(repr, REVIEW_FORMS))}")
+    if over not in REVIEW_SUMS:
+        raise ValueError(f"over={over!r} is not one of {', '.join(map(repr, REVIEW_SUMS))}")
     if ddof not in (0, 1):
         raise ValueError(f"ddof={ddof} is not 0 or 1")
 
@@ -302,9 +324,13 @@ def period_review(
     def update(updates, state, params=None, **context):
         knowledge, known = context["knowledge"], context["known"]
         variance = jnp.where(known, jnp.var(knowledge, -1, ddof=ddof), 0)
-        both = known & state.known
-        before = jnp.sum(jnp.where(both, state.variance, 0))
-        change = jnp.sum(jnp.where(both, variance - state.variance, 0))
+        if over == "both":
+            both = known & state.known
+            before = jnp.sum(jnp.where(both, state.variance, 0))
+            change = jnp.sum(jnp.where(both, variance - state.variance, 0))
+        else:
+            before = jnp.sum(state.variance)
+            change = jnp.sum(variance) - before
         pull = (1 - beta) * jnp.where(before > 0, change / jnp.maximum(before, TINY), 0)
         second = jnp.any(state.known)
         if form == "printed":  # beta w + pull (w_prev - w) - w_prev = (beta - pull) delta - (1 - beta) w_prev

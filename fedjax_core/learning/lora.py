@@ -240,6 +240,14 @@ def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
     return Adapter(init, wrap, merged)
 
 
+def mixed(one: PyTree, other: PyTree, weight: float) -> PyTree:
+    """The adapter whose update is `weight` of one's and 1 - `weight` of another's; nested as they are, of both ranks together."""
+    if one.keys() == {"a", "b"}:
+        b = jnp.concatenate([weight * one["b"], (1 - weight) * other["b"]], -2)
+        return {"a": jnp.concatenate([one["a"], other["a"]], -1), "b": b}
+    return {name: mixed(part, other[name], weight) for name, part in one.items()}
+
+
 def _get(tree: PyTree, path: Sequence[str]) -> Any:
     return functools.reduce(lambda node, name: node[name], path, tree)
 

@@ -3,9 +3,24 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_core.algorithm import Array
+from fedjax_core.algorithm import Array, PyTree
 
 TINY = 1e-24  # squared length below which a vector counts as zero
+
+
+def rounding(*of: PyTree) -> float:
+    """How far rounding may take apart what two programs compute of the same numbers, relative to its length: 4 eps + 80 eps32.
+
+    eps is that of the coarsest floating dtype among the leaves of `of` (features as they come, the weights that made them), eps32
+    that of float32, in which sums are formed whatever the leaves are. A number that is stored is off by 0.2 eps (root mean square).
+    Two programs may store at different places: with k stores on the way they end sqrt(2 k) 0.2 eps apart, which is 2.3 eps for 32
+    blocks with two stores each. A sum of n terms in another order is off by another sqrt(n) 0.2 eps32: of 4096 terms, 32 times on
+    the way, 72 eps32. The rule lies just above both, at 1e-5 in float32 and 0.03 in bfloat16. Measured on vision transformers of 6
+    blocks, by two programs on a CPU: 5e-7 and 0.014.
+    """
+    eps = [jnp.finfo(x.dtype).eps for x in jax.tree.leaves(of) if jnp.issubdtype(x.dtype, jnp.floating)]
+    single = float(jnp.finfo(jnp.float32).eps)
+    return 4 * max(map(float, eps), default=single) + 80 * single
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
@@ -38,14 +53,30 @@ def squared_error(values: Array, targets: Array, mask: Array) -> Array:
 
 
 def absolute_error(values: Array, targets: Array, mask: Array) -> Array:
-    """Mean absolute difference of `values` and `targets` [B, D], over the rows in `mask`; no gradient where they agree."""
+    """Mean absolute difference of `values` and `targets` [B, D], over the rows in `mask`.
+
+    Entries that are equal up to `rounding`, relative to their row, count as 0: their gradient would be the sign of the rounding.
+    """
     apart = values - targets
-    return masked_mean(jnp.mean(apart * jax.lax.stop_gradient(jnp.sign(apart)), axis=-1), mask)  # jax takes abs'(0) for 1
+    size = jnp.sqrt(jnp.mean(targets * targets, -1, keepdims=True))
+    sign = jnp.where(jnp.abs(apart) > rounding(values, targets) * size, jnp.sign(apart), 0)
+    return masked_mean(jnp.mean(apart * jax.lax.stop_gradient(sign), axis=-1), mask)
 
 
 def lengths(x: Array) -> Array:
     """Euclidean lengths along the last axis, [..., D] -> [...]; of zeros it is (nearly) zero, with a zero gradient."""
     return jnp.sqrt(jnp.maximum(jnp.sum(x * x, -1), TINY))
+
+
+def distances(a: Array, b: Array, tolerance: float) -> Array:
+    """Euclidean distances of `a` and `b` along the last axis, [..., D] -> [...]; 0, with a zero gradient, up to `tolerance` |b|.
+
+    For what two programs computed the tolerance is `rounding`. The gradient of a distance has length 1 however small that is: where
+    both are the same but for rounding it would be the rounding's direction.
+    """
+    square = jnp.sum((a - b) ** 2, -1)
+    far = square > jnp.maximum(tolerance**2 * jnp.sum(b * b, -1), TINY)
+    return jnp.where(far, jnp.sqrt(jnp.where(far, square, 1)), 0)
 
 
 def unit(x: Array) -> Array:

@@ -1,5 +1,6 @@
 """FedOA in loops, with features and their distances written out, and its limits."""
 
+import dataclasses
 import functools
 
 import chex
@@ -127,8 +128,8 @@ class FedOATest(chex.TestCase):
 
     def test_where_nothing_is_apart_there_is_no_gradient(self):
         z = jax.random.normal(jax.random.key(0), (4, 6))
-        for distance in (*DISTANCES.values(), lambda e, g: frobenius(e, g, jnp.ones(4, bool), 2)):
-            value, slope = jax.value_and_grad(lambda e, distance=distance: jnp.sum(distance(e, z)))(z)
+        for distance in (*DISTANCES.values(), lambda e, g, tolerance: frobenius(e, g, jnp.ones(4, bool), 2, tolerance)):
+            value, slope = jax.value_and_grad(lambda e, distance=distance: jnp.sum(distance(e, z, 1e-5)))(z)
             self.assertAlmostEqual(float(value), 0, places=5)
             np.testing.assert_allclose(slope, np.zeros((4, 6)), atol=1e-5)
 
@@ -136,7 +137,14 @@ class FedOATest(chex.TestCase):
         e, g = (jax.random.normal(jax.random.key(k), (7, 3)) for k in (0, 1))
         padded = jnp.pad(e, ((0, 3), (0, 0)), constant_values=9.0), jnp.pad(g, ((0, 3), (0, 0)))
         want = np.mean([np.linalg.norm(e[i : i + 3] - g[i : i + 3]) for i in (0, 3, 6)])
-        np.testing.assert_allclose(frobenius(*padded, jnp.arange(10) < 7, 3), want, rtol=1e-6)
+        np.testing.assert_allclose(frobenius(*padded, jnp.arange(10) < 7, 3, 1e-5), want, rtol=1e-6)
+
+    def test_features_that_are_all_equal_have_no_correlation(self):
+        """Centred they are rounding alone."""
+        e = 0.3 * jnp.ones((2, 7)) + 1e-8 * jax.random.normal(jax.random.key(0), (2, 7))
+        g = jax.random.normal(jax.random.key(1), (2, 7))
+        slope = jax.grad(lambda e: jnp.sum(DISTANCES["pearson"](e, g, 1e-5)))(e)
+        np.testing.assert_array_equal(slope, np.zeros((2, 7)))
 
     def test_released_personal_models_begin_in_the_second_round(self):
         sim = simulate(made(fedoa, lam=0.7, variant="released"))
@@ -153,6 +161,39 @@ class FedOATest(chex.TestCase):
         came = naive.cohort(0, 1, toy.CLIENTS, 5)
         moved = np.abs(jax.device_get(state.clients[0]).params["head"]["bias"] - begin.params["head"]["bias"]).max(1)
         self.assertEqual({i for i in range(8) if moved[i] > 0}, set(came))
+
+    @parameterized.parameters("float32", "bfloat16")
+    def test_equal_adapters_feel_no_distance(self, dtype):
+        """The first step, where the pass that trains rounds each entry by one bit otherwise than the one that made Phi(phi_g)."""
+        model = toy.model(statistics=False)
+
+        def apply(net, x, key=None, train=False, **more):
+            outputs, stats = model.apply(net, x, key, train, **more)
+            features = outputs["features"].astype(dtype)
+            features *= 1 + jnp.finfo(dtype).eps if train else 1
+            return outputs | {"features": features}, stats
+
+        task = dataclasses.replace(toy.task(statistics=False), network=lambda frozen: model._replace(apply=apply))
+        v, settings = model.init(jax.random.key(1)), dict(optimizer=training.sgd(0.1), epochs=1, batch=16)
+        options = (dict(lam=0.0), dict(lam=5.0), dict(lam=5.0, reading={"reduction": "frobenius"}))
+        ends = [jax.jit(fedoa(task, **settings, **o).client_update)(v, v, data_of(0), jax.random.key(5)).state for o in options]
+        for end in ends[1:]:
+            chex.assert_trees_all_close(end, ends[0], atol=1e-7)
+
+    def test_the_released_evaluation_has_half_of_either_adapter(self):
+        """Of each, the update of the base's kernels; of a head the parameters."""
+        task, data = adapted("vit")
+        draw = lambda key: lambda leaf: leaf + 0.5 * jax.random.normal(jax.random.fold_in(key, leaf.size), leaf.shape)
+        w, v = (jax.tree.map(draw(jax.random.key(k)), task.model.init(jax.random.key(k))) for k in (1, 2))
+        found, alone = (
+            fedoa(task, optimizer=training.sgd(0.1), variant=variant).predict["personal"](w, v, data.arrays.x)["logits"]
+            for variant in ("released", "default")
+        )
+        net = jax.tree.map(lambda a, b: (a + b) / 2, *(task.model.whole(net) for net in (w, v)))  # what is frozen is the same
+        model = build("vit", toy.CLASSES, (8, 8, 1), patch=4, width=8, depth=2, heads=2)
+        np.testing.assert_allclose(found, model.apply(net, data.arrays.x)[0]["logits"], atol=1e-5)
+        np.testing.assert_array_equal(alone, task.model.apply(v, data.arrays.x)[0]["logits"])
+        self.assertGreater(np.abs(found - alone).max(), 1e-2)
 
     @parameterized.parameters(64, toy.BATCH)
     def test_printed_the_global_model_makes_one_full_step(self, batch):
@@ -219,6 +260,7 @@ class FedOATest(chex.TestCase):
             fedoa(toy.task(), optimizer=training.sgd(0.1), **arguments)
         for reading, message in (
             ({"micro": 0}, "reading.micro=0 must be at least 1"),
+            ({"shared": 1.5}, r"reading.shared=1.5 must lie in \[0, 1\]"),
             ({"reduction": "sum"}, "unknown reading.reduction 'sum'; allowed: mean, frobenius"),
             ({"start": 1}, "unknown option of reading 'start'"),
         ):

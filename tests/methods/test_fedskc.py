@@ -93,14 +93,17 @@ def merge(cs, neighbours=1):
     return merged
 
 
-def discrepancy_weights(cs, merged, sizes, kind):
+def discrepancy_weights(cs, merged, sizes, kind, distance, form):
     """e_k of Eq. 4, in float64."""
     d = [sum(np.linalg.norm(c[j] - merged[j]) for j in c) for c in cs]
+    if distance == "mean":
+        d = [total / len(c) for total, c in zip(d, cs, strict=True)]
     e = []
     for k in range(len(cs)):
         a = d[k] / sum(d) if sum(d) else 0.0
         b = sizes[k] / sum(sizes)
-        e.append(1 / (1 + math.exp(-((sizes[k] if kind == "count" else b) - a * d[k] + b))))
+        relu = max(b - a / 2 + 0.1, 0)
+        e.append(relu if form == "relu" else 1 / (1 + math.exp(-((sizes[k] if kind == "count" else b) - a * d[k] + b))))
     return [value / sum(e) for value in e]
 
 
@@ -109,9 +112,15 @@ def variances(knowledge, ddof=0):
 
 
 def ratio(now, before):
+    """Of the variances of the classes that are in both."""
     both = now.keys() & before.keys()
-    total = sum(before[j] for j in both)
-    return sum(now[j] - before[j] for j in both) / total if total else 0.0
+    return own_ratio({j: now[j] for j in both}, {j: before[j] for j in both})
+
+
+def own_ratio(now, before):
+    """Of the variances of each round's classes."""
+    total = sum(before.values())
+    return (sum(now.values()) - total) / total if total else 0.0
 
 
 def arrays(knowledge):
@@ -122,7 +131,19 @@ def arrays(knowledge):
     return jnp.asarray(values), jnp.asarray([j in knowledge for j in range(K)])
 
 
-def oracle(seed, rounds, *, scale="batch", size="fraction", form="interpolate", neighbours=1, cohort=5, dropout=0.0):
+def oracle(
+    seed,
+    rounds,
+    *,
+    scale="batch",
+    size="fraction",
+    distance="mean",
+    weigh="sigmoid",
+    form="interpolate",
+    neighbours=1,
+    cohort=5,
+    dropout=0.0,
+):
     """(params, stats, {class: knowledge}), with the classes that somebody sent in each round."""
     clients = naive.rows(toy.data())
     params, stats = MODEL.init(naive.stream(seed, naive.INIT))
@@ -149,7 +170,7 @@ def oracle(seed, rounds, *, scale="batch", size="fraction", form="interpolate", 
         if cs:
             merged = merge(cs, neighbours)
             knowledge = {**knowledge, **merged}
-            w, s = naive.mean(nets, discrepancy_weights(cs, merged, sizes, size))
+            w, s = naive.mean(nets, discrepancy_weights(cs, merged, sizes, size, distance, weigh))
             now = variances(knowledge)
             if before is not None:
                 pull = 0.05 * ratio(now, before)
@@ -166,30 +187,33 @@ def forward(params, stats, x):
     return MODEL.apply(net, x, train=True)[0]["logits"]
 
 
-def released(seed, rounds, ramp):
+def released(seed, rounds, ramp, dropout):
     """The released rules: no silu, no U, knowledge of the last epoch's logits, of this round's classes alone; samples decide."""
     clients = naive.rows(toy.data())
     params, stats = MODEL.init(naive.stream(seed, naive.INIT))
-    knowledge, before = {}, None
+    knowledge, before, changes = {}, None, 0
     for r in range(rounds):
         nets, cs, sizes = [], [], []
-        for i in naive.cohort(seed, r, len(clients), 5):
+        for i in naive.cohort(seed, r, len(clients), 5, dropout):
             (x, y), key = clients[i], naive.client_key(seed, r, i)
-            given = (*arrays(knowledge), jnp.float32(min(1, r / ramp)))
+            given = (*arrays(knowledge), jnp.float32(min(1, (r + 1) / ramp)))
             trained = naive.train(
                 MODEL, params, stats, x, y, key, epochs=2, batch=toy.BATCH, lr=0.1, term=released_lcl, given=given
             )
             cs.append(means(trained.seen[-len(y) :]))
             nets.append((trained.params, trained.stats))
             sizes.append(len(y))
+        if not cs:
+            continue
         knowledge = merge(cs)
         w = naive.mean(nets, sizes)
         now = variances(knowledge, ddof=1)
         if before is not None:
-            pull = (1 - 0.99) * ratio(now, before)
+            changes += now.keys() != before.keys()
+            pull = (1 - 0.99) * own_ratio(now, before)
             w = jax.tree.map(lambda new, old, pull=pull: 0.99 * new + pull * (old - new), w, (params, stats))
         (params, stats), before = w, now
-    return params, stats, knowledge
+    return params, stats, knowledge, changes
 
 
 def simulate(rounds, seed=0, *, cohort=5, dropout=0.0, **options):
@@ -229,8 +253,10 @@ def close(server, expected, atol=2e-5):
 class FedSkcTest(chex.TestCase):
     @parameterized.named_parameters(
         ("default", {}, {}),
-        ("printed", {"variant": "printed"}, {"scale": "epoch", "size": "count", "form": "printed"}),
-        ("count", {"gda": {"size": "count"}}, {"size": "count"}),
+        ("printed", {"variant": "printed"}, {"scale": "epoch", "size": "count", "distance": "sum", "form": "printed"}),
+        ("sum", {"gda": {"distance": "sum"}}, {"distance": "sum"}),
+        ("mean_relu", {"gda": {"form": "relu"}}, {"weigh": "relu"}),
+        ("sum_relu", {"gda": {"distance": "sum", "form": "relu"}}, {"distance": "sum", "weigh": "relu"}),
         ("two_neighbours", {"knowledge": {"neighbours": 2}}, {"neighbours": 2}),
     )
     def test_equals_the_loops(self, options, switches):
@@ -245,7 +271,10 @@ class FedSkcTest(chex.TestCase):
         close(simulate(5, seed=2, dropout=0.75), expected)
 
     def test_released_equals_its_rules(self):
-        close(simulate(4, variant="released", lcl={"ramp": 2}), released(0, 4, ramp=2))
+        """Where a round's classes are not always those of the round before, and the ramp ends in the third of five."""
+        *expected, changes = released(2, 5, ramp=3, dropout=0.75)
+        self.assertGreater(changes, 0)
+        close(simulate(5, seed=2, dropout=0.75, variant="released", lcl={"ramp": 3}), expected)
 
     def test_without_its_parts_it_is_fedavg(self):
         for weights, name in (("uniform", "fedavg_uniform"), ("samples", "fedavg")):
@@ -285,7 +314,10 @@ class FedSkcTest(chex.TestCase):
         self.assertGreater(np.abs(a - b).max(), 1e-4)
 
     def test_the_ramp_ends(self):
-        chex.assert_trees_all_equal(client().uplink, client(at=9, lcl={"ramp": 4}).uplink)
+        """In its last round; the first has the weight 1 / 4."""
+        chex.assert_trees_all_equal(client().uplink, client(at=3, lcl={"ramp": 4}).uplink)
+        first, without = client(at=0, lcl={"ramp": 4}), client(lcl={"on": False})
+        self.assertGreater(np.abs(first.uplink[0].params["head"]["bias"] - without.uplink[0].params["head"]["bias"]).max(), 1e-4)
 
     def test_knowledge_is_of_the_final_model(self):
         out = client(knowledge={"silu": False})
@@ -351,6 +383,10 @@ class FedSkcTest(chex.TestCase):
         ({"lcl": {"tau": 0.0}}, "lcl.tau=0.0 must be positive"),
         ({"lcl": {"ramp": -1}}, "lcl.ramp=-1 must not be negative"),
         ({"gda": {"size": "rows"}}, "unknown gda.size 'rows'; allowed: fraction, count"),
+        ({"gda": {"distance": "max"}}, "unknown gda.distance 'max'; allowed: mean, sum"),
+        ({"gda": {"form": "linear"}}, "unknown gda.form 'linear'; allowed: sigmoid, relu"),
+        ({"gda": {"form": "relu"}, "variant": "printed"}, "size='count' has no form='relu'"),
+        ({"gpr": {"over": "all"}}, "unknown gpr.over 'all'; allowed: both, own"),
         ({"gpr": {"beta": 1.5}}, r"beta=1.5 must lie in \[0, 1\]"),
         ({"gpr": {"form": "other"}}, "unknown gpr.form 'other'"),
         ({"knowledge": {"neighbours": -1}}, "knowledge.neighbours=-1 must not be negative"),

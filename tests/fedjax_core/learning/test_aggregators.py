@@ -1,5 +1,7 @@
 """What means must satisfy, whatever the values, weights and absences."""
 
+import itertools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -254,23 +256,34 @@ class KnowledgeTest(chex.TestCase):
         np.testing.assert_array_equal(known, held[0])
         np.testing.assert_allclose(alone, np.where(held[0][:, None], values[0], 0), atol=1e-7)
 
-    @parameterized.parameters("fraction", "count")
+    @parameterized.parameters(
+        ("fraction", "mean", "sigmoid"),
+        ("fraction", "sum", "sigmoid"),
+        ("count", "sum", "sigmoid"),
+        ("fraction", "mean", "relu"),
+        ("fraction", "sum", "relu"),
+    )
     @often
     @given(cases)
-    def test_discrepancy_equals_the_loops(self, size, rng):
+    def test_discrepancy_equals_the_loops(self, size, distance, form, rng):
         values, held = knowledge(rng)
         examples = rng.integers(0, 7, len(values)).astype(np.int32)
         examples[0] = 3
         held &= examples[:, None] > 0
         merged, _ = aggregators.merge_neighbours(values, held)
-        e = aggregators.by_discrepancy(size)(Cohort(np.arange(5), examples), values=values, held=held, merged=merged)
+        weigh = aggregators.by_discrepancy(size, distance, form)
+        e = weigh(Cohort(np.arange(5), examples), values=values, held=held, merged=merged)
         there = np.flatnonzero(examples)
         d = {k: sum(np.linalg.norm(values[k, j] - merged[j]) for j in np.flatnonzero(held[k])) for k in there}
+        if distance == "mean":
+            d = {k: d[k] / max(held[k].sum(), 1) for k in there}
         expected = {}
         for k in there:
             a = d[k] / sum(d.values()) if sum(d.values()) else 0
             b = examples[k] / examples.sum()
             expected[k] = 1 / (1 + np.exp(-((examples[k] if size == "count" else b) - a * d[k] + b)))
+            if form == "relu":
+                expected[k] = max(b - 0.5 * a + 0.1, 0)
         np.testing.assert_array_equal(e[examples == 0], 0)
         total = sum(expected.values())
         np.testing.assert_allclose(e[there] / e.sum(), [expected[k] / total for k in there], atol=1e-5)
@@ -286,6 +299,38 @@ class KnowledgeTest(chex.TestCase):
         np.testing.assert_allclose(count / count.sum(), np.full(3, 1 / 3), atol=1e-6)
         self.assertLess(fraction[2] / fraction.sum(), 0.1)
 
+    @parameterized.parameters("sigmoid", "relu")
+    def test_the_mean_does_not_count_classes(self, form):
+        """Two clients of a size, equally far from the knowledge in each class, one with one class, the other with all four."""
+        held = np.asarray([[True, False, False, False], [True] * 4, [True] * 4])
+        merged = np.zeros((4, 2), np.float32)
+        values = np.where(held[..., None], np.float32([3, 4]) * np.float32([1, 1, 2])[:, None, None], np.nan)
+        cohort = Cohort(np.arange(3), np.full(3, 50, np.int32))
+        mean, total = (
+            aggregators.by_discrepancy("fraction", d, form)(cohort, values=values, held=held, merged=merged)
+            for d in ("mean", "sum")
+        )
+        self.assertAlmostEqual(float(mean[0] / mean[1]), 1, places=6)
+        self.assertGreater(float(mean[1]), float(mean[2]))
+        self.assertGreater(float(total[0]), 1.2 * float(total[1]))
+
+    @parameterized.parameters(*itertools.product(("mean", "sum"), ("sigmoid", "relu")))
+    def test_equal_knowledge_has_no_discrepancy(self, distance, form):
+        """But for rounding, of which a_k = d_k / sum d would make anything: sizes decide alone, and one client has all."""
+        rng = np.random.default_rng(0)
+        merged = rng.normal(size=(3, 4)).astype(np.float32)
+        values = (merged[None] * (1 + 1e-7 * rng.integers(0, 3, (2, 3, 4)))).astype(np.float32)
+        cohort, held = Cohort(np.arange(2), np.asarray([30, 10], np.int32)), np.ones((2, 3), bool)
+        e = aggregators.by_discrepancy(distance=distance, form=form)(cohort, values=values, held=held, merged=merged)
+        b = np.asarray([0.75, 0.25])
+        want = b + 0.1 if form == "relu" else 1 / (1 + np.exp(-2 * b))
+        np.testing.assert_allclose(e / e.sum(), want / want.sum(), rtol=1e-5)
+        alone = Cohort(np.arange(2), np.asarray([0, 10], np.int32))
+        e = aggregators.by_discrepancy(distance=distance, form=form)(
+            alone, values=values, held=held & [[False], [True]], merged=merged
+        )
+        np.testing.assert_array_equal(e > 0, [False, True])
+
     def test_far_apart_all_weights_are_still_finite(self):
         """Each sigmoid underflows to 0; their ratios do not."""
         values = np.asarray([[[0.0]], [[5000.0]], [[20000.0]]], np.float32)
@@ -296,11 +341,11 @@ class KnowledgeTest(chex.TestCase):
         self.assertTrue(np.isfinite(e).all())
         self.assertGreater(e.sum(), 0)
 
-    @parameterized.parameters(("interpolate", 0), ("printed", 0), ("printed", 1))
+    @parameterized.parameters(("interpolate", 0, "both"), ("printed", 0, "both"), ("printed", 1, "own"))
     @often
     @given(cases)
-    def test_review_equals_the_formula(self, form, ddof, rng):
-        review = aggregators.period_review(3, 0.9, form, ddof)
+    def test_review_equals_the_formula(self, form, ddof, over, rng):
+        review = aggregators.period_review(3, 0.9, form, ddof, over)
         w = {"a": rng.normal(size=4).astype(np.float32)}
         state, before = review.init(w), None
         for known in ([True, True, False], [True, True, True], [False, True, True]):
@@ -312,7 +357,8 @@ class KnowledgeTest(chex.TestCase):
             new = w["a"] + delta
             if before is not None:
                 both = now.keys() & before.keys()
-                ratio = sum(now[j] - before[j] for j in both) / sum(before[j] for j in both)
+                here, there = (now, before) if over == "own" else ({j: v[j] for j in both} for v in (now, before))
+                ratio = (sum(here.values()) - sum(there.values())) / sum(there.values())
                 new = (0.9 if form == "printed" else 1) * new + (1 - 0.9) * ratio * (w["a"] - new)
             w = {"a": w["a"] + np.asarray(updates["a"])}
             np.testing.assert_allclose(w["a"], new, rtol=1e-4, atol=1e-5)
@@ -328,6 +374,10 @@ class KnowledgeTest(chex.TestCase):
 
     @parameterized.parameters(
         (lambda: aggregators.by_discrepancy("rows"), "size='rows' is not one of 'fraction', 'count'"),
+        (lambda: aggregators.by_discrepancy(distance="max"), "distance='max' is not one of 'mean', 'sum'"),
+        (lambda: aggregators.by_discrepancy(form="x"), "form='x' is not one of 'sigmoid', 'relu'"),
+        (lambda: aggregators.by_discrepancy("count", form="relu"), "size='count' has no form='relu'"),
+        (lambda: aggregators.period_review(3, over="all"), "over='all' is not one of 'both', 'own'"),
         (lambda: aggregators.period_review(3, -0.1), r"beta=-0.1 must lie in \[0, 1\]"),
         (lambda: aggregators.period_review(3, form="x"), "form='x' is not one of 'interpolate', 'printed'"),
         (lambda: aggregators.period_review(3, ddof=2), "ddof=2 is not 0 or 1"),

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_core.learning import losses
 
@@ -35,6 +36,53 @@ def test_absolute_error_is_a_mean_over_all_entries():
     np.testing.assert_allclose(losses.absolute_error(LOGITS, TARGETS, MASK), np.mean(entries), rtol=1e-5)
     gradient = jax.grad(lambda o: losses.absolute_error(o, TARGETS, MASK))(jnp.asarray(TARGETS))
     np.testing.assert_array_equal(gradient, np.zeros((5, 3)))
+
+
+def test_a_distance_is_the_norm_and_its_gradient_a_unit_vector():
+    a, b = jnp.asarray(LOGITS), jnp.asarray(TARGETS)
+    np.testing.assert_allclose(losses.distances(a, b, 1e-5), np.linalg.norm(LOGITS - TARGETS, axis=1), rtol=1e-6)
+    slope = jax.grad(lambda a: jnp.sum(losses.distances(a, b, 1e-5)))(a)
+    np.testing.assert_allclose(slope, (LOGITS - TARGETS) / np.linalg.norm(LOGITS - TARGETS, axis=1, keepdims=True), rtol=1e-5)
+    nothing = jax.value_and_grad(lambda a: losses.distances(a, jnp.zeros(3), 1e-5))(jnp.zeros(3))
+    np.testing.assert_array_equal(jnp.append(*nothing), np.zeros(4))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_two_programs_make_of_the_same_is_not_apart(dtype):
+    """Two layers, rounded after each; and by another program, which sums from the other end and rounds once."""
+    kernels = jax.random.normal(jax.random.key(0), (2, 64, 64)).astype(dtype) / 8
+    x = jax.random.normal(jax.random.key(1), (5, 64)).astype(dtype)
+
+    def network(x):
+        for kernel in kernels:
+            x = jnp.tanh(x @ kernel)
+        return x
+
+    def other(x):
+        x = x.astype("float32")
+        for kernel in kernels:
+            x = jnp.tanh(x[:, ::-1] @ kernel[::-1].astype("float32"))
+        return x.astype(dtype)
+
+    g, e = jax.jit(network)(x).astype("float32"), jax.jit(other)(x).astype("float32")
+    assert np.abs(e - g).max() > 0
+    tolerance = losses.rounding(kernels)
+    assert tolerance == pytest.approx({"float32": 1.0e-5, "bfloat16": 0.03126}[dtype], rel=0.01)
+    everywhere = jnp.ones(5, bool)
+    for loss in (
+        lambda e: jnp.sum(losses.distances(e, g, tolerance)),
+        lambda e: losses.absolute_error(e.astype(dtype), g.astype(dtype), everywhere),
+    ):
+        value, slope = jax.value_and_grad(loss)(e)
+        assert float(value) == 0
+        np.testing.assert_array_equal(slope, np.zeros(g.shape))
+    assert (losses.distances(e + 2 * tolerance * g, g, tolerance) > 0).all()
+
+
+def test_rounding_is_that_of_the_coarsest():
+    whole = {"kernel": jnp.ones(2, "bfloat16"), "tokens": jnp.arange(3)}
+    assert losses.rounding(jnp.ones(2), whole) == losses.rounding(whole) > 1000 * losses.rounding(jnp.ones(2))
+    assert losses.rounding(()) == losses.rounding(jnp.ones(2))
 
 
 def test_the_mean_over_nothing_is_zero_with_zero_gradient():
