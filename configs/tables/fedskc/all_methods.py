@@ -5,9 +5,10 @@ Expect:   see configs/RESULTS.md.
 Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 10,000 of its training images, ResNet-8 with a quarter of the channels, 2
           local epochs, 30 rounds, learning rate 0.05; smoke (two rounds on digits, seconds); paper: the published setting.
 
-The paper's are `table1.py` to `table5.py` and `figure3*.py`; `readings.py` compares readings of GDA. In one --workdir they share the runs that they
-have in common. FedSKC stands there as it is by default and as printed; the other methods have their authors' coefficients. The
-paper does not name the member of FedOPT: it is FedAdam here. CIFAR-10 as a prepared tfds set: --set=data.source=tfds:cifar10.
+The paper's are `table1.py` to `table5.py` and `figure3*.py`; `readings.py` compares readings of GDA. In one --workdir they share
+the runs that they have in common. FedSKC stands there as it is by default and as printed; the other methods have their authors'
+coefficients. The paper does not name the member of FedOPT: it is FedAdam here. CIFAR-10 as a prepared tfds set:
+--set=data.source=tfds:cifar10.
 
 Figures 4a to 4c are `fedjax-core analyse RUN ... --what=knowledge` of runs of FedSKC, FedAvg, and FedSKC with M = 0 (without
 Eq. 1; `figure3ab.py`); Figure 1b is `--what=landscape`.
