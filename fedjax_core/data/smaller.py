@@ -4,33 +4,38 @@ import numpy as np
 from PIL import Image
 
 from fedjax_core.algorithm import Examples
+from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.sources.splits import stratified
 
 
-def smaller(dataset: Dataset, size: int | None = None, examples: int | None = None) -> Dataset:
+def smaller(dataset: Dataset, size: int | None = None, examples: int | None = None, field: str = "data.") -> Dataset:
     """Resizes images, and keeps some of the training examples.
 
     Args:
       dataset: with uint8 images, if they are to be resized.
       size: images become size x size, each pixel the mean of what it covers (larger ones: the nearest pixel); None: as they are.
       examples: of training, with the classes' shares kept, always the same ones; None: all. The test set is kept whole.
+      field: of the config, with which messages name an option.
 
     Raises:
-      ValueError: size or examples is out of range, or there are no images to resize.
+      ValueError: size or examples is out of range, there are no images to resize, or larger ones would not fit into memory.
     """
     train, test = dataset.train, dataset.test
     kept = np.arange(len(train.y))
     if examples is not None:
-        if not 1 <= examples <= len(kept):
-            raise ValueError(f"data.examples={examples} must lie between 1 and the {len(kept)} training examples")
+        if not _whole(examples) or not 1 <= examples <= len(kept):
+            raise ValueError(f"{field}examples={examples!r} must be a whole number from 1 to the {len(kept)} training examples")
         kept = np.flatnonzero(stratified(train.y, examples))
     x, test_x = train.x[kept], test.x
     if size is not None:
-        if size < 1 or x.ndim != 4 or x.dtype != np.uint8:
+        if not _whole(size) or size < 1 or x.ndim != 4 or x.dtype != np.uint8:
             raise ValueError(
-                f"data.size={size} must be positive, and there must be images of bytes: found {x.dtype}{list(x.shape)}"
+                f"{field}size={size!r} must be a whole number >= 1, of images of bytes: found {x.dtype}{list(x.shape)}"
             )
+        check_fits(
+            f"{field}size={size} for {len(x) + len(test_x)} images", (len(x) + len(test_x), size, size, x.shape[-1]), np.uint8
+        )
         x, test_x = (_resized(part, size, size) for part in (x, test_x))
     return dataset._replace(
         train=Examples(x, train.y[kept]),
@@ -56,6 +61,10 @@ def adapted(examples: Examples, like: Examples) -> Examples:
     if x.shape[-1] != wanted[-1]:
         x = np.repeat(np.round(x.mean(-1, keepdims=True)).astype(np.uint8), wanted[-1], -1)
     return examples._replace(x=x)
+
+
+def _whole(number: object) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 def _resized(images: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -40,8 +40,9 @@ from fedjax_core.data.sources.images import folder
 from fedjax_core.data.sources.made import blank, digits
 from fedjax_core.data.sources.matlab import svhn
 from fedjax_core.data.sources.prepared import tfds
+from fedjax_core.data.sources.table import from_table
 
-__all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "from_arrays", "load"]
+__all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "from_arrays", "from_table", "load"]
 
 READERS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,

@@ -1,18 +1,22 @@
 """Arrays or encoded images in one .npz file."""
 
 import itertools
+import math
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 
+from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources import files, images
 from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
 from fedjax_core.data.sources.splits import stratified_fraction
 
-NPZ_COLUMNS = ("images", "bytes", "offsets", "labels", "domains", "clients")
-NPZ_SHARED = ("is_test", "class_names", "domain_names")
+OF_ROWS = ("images", "features", "bytes", "offsets", "labels", "domains", "clients")
+SHARED = ("is_test", "class_names", "domain_names")
+DAMAGED = (OSError, EOFError, ValueError, SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError)
 
 
 def npz(data_dir: Path, path: str, channels: int = 3, size: int | None = None, test_fraction: float | None = None) -> Dataset:
@@ -20,6 +24,7 @@ def npz(data_dir: Path, path: str, channels: int = 3, size: int | None = None, t
 
     Either both parts, `train_` and `test_` in front of each key, or one with `is_test` [rows] bool and bare keys:
       images                 [rows, H, W] or [rows, H, W, C], uint8 or floats
+      features               instead of images: [rows, ...], numbers of any shape and type, as `from_arrays` takes them
       bytes, offsets         instead of images: encoded files one after another, file i is bytes[offsets[i]:offsets[i + 1]]
       labels                 [rows] integers
       domains, clients       [rows] integers, optional
@@ -27,45 +32,51 @@ def npz(data_dir: Path, path: str, channels: int = 3, size: int | None = None, t
 
     Args:
       data_dir: where relative paths start.
-      path: the file.
+      path: the file; its ending .npz may be left out.
       channels: 3 or 1, what encoded images are converted to.
-      size: resize encoded images to size x size; needed where they differ.
+      size: resize encoded images to size x size pixels; needed where they differ.
       test_fraction: for a file in one part: our own split, stratified by class (and domain), in place of `is_test`.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is damaged, lacks a key, or its arrays do not fit together; the message has the file and the key.
     """
     where = data_dir / Path(path).expanduser()
     candidates = [where] if where.suffix == ".npz" else [where, where.with_name(where.name + ".npz")]
     where = files.find(f"npz:{path}", data_dir, candidates, "put the file there, or give its full path")
-    columns = _npz_columns(where)
+    try:
+        return _dataset(where.stem, _columns(where), channels, size, test_fraction)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int | None, test_fraction: float | None) -> Dataset:
     names = {key: [str(name) for name in columns.pop(key)] for key in ("class_names", "domain_names") if key in columns}
-    parts = {"train": {}, "test": {}}
     if "labels" in columns:
-        labels = columns["labels"]
-        rows = {key: columns[key] for key in NPZ_COLUMNS if key in columns}
+        rows = _rows(columns, "", channels, size)
+        labels = rows["labels"]
         if test_fraction is not None:
             is_test = stratified_fraction([labels, rows["domains"]] if "domains" in rows else [labels], test_fraction)
         elif "is_test" in columns:
-            is_test = columns["is_test"].astype(bool)
+            is_test = columns["is_test"]
+            if len(is_test) != len(labels) or is_test.dtype.kind not in "bui" or not np.isin(is_test, (0, 1)).all():
+                found = f"{len(is_test)} values of {is_test.dtype}"
+                raise ValueError(f"`is_test` has {found}: must be {len(labels)} times True or False, one for each label.")
         else:
-            raise ValueError(f"{where}: has neither `is_test` nor a test part; pass test_fraction, such as 0.2.")
-        rows |= {"images": _npz_images(where, rows, "", channels, size)}
-        for part, chosen in (("train", ~is_test), ("test", is_test)):
-            parts[part] = {key: values[chosen] for key, values in rows.items() if key not in ("bytes", "offsets")}
+            raise ValueError("has neither `is_test` nor a test part; pass test_fraction, such as 0.2.")
+        is_test = is_test.astype(bool)
+        train, test = ({key: values[chosen] for key, values in rows.items()} for chosen in (~is_test, is_test))
     elif test_fraction is not None:
-        raise ValueError(f"{where}: test_fraction={test_fraction}, but the file has a test part of its own.")
+        raise ValueError(f"test_fraction={test_fraction}, but the file has a test part of its own.")
     else:
-        for part in parts:
-            rows = {key: columns[f"{part}_{key}"] for key in NPZ_COLUMNS if f"{part}_{key}" in columns}
-            if "labels" not in rows:
-                raise ValueError(f"{where}: has no `{part}_labels` (found: {', '.join(columns)}).")
-            parts[part] = rows | {"images": _npz_images(where, rows, f"{part}_", channels, size)}
-    train, test = parts["train"], parts["test"]
+        train, test = (_rows(columns, prefix, channels, size) for prefix in ("train_", "test_"))
     return from_arrays(
-        train["images"],
+        train["x"],
         train["labels"],
-        test["images"],
+        test["x"],
         test["labels"],
         names.get("class_names"),
-        name=where.stem,
+        name=name,
         train_domains=train.get("domains"),
         test_domains=test.get("domains"),
         domain_names=names.get("domain_names", ()),
@@ -74,37 +85,77 @@ def npz(data_dir: Path, path: str, channels: int = 3, size: int | None = None, t
     )
 
 
-def _npz_columns(where: Path) -> dict[str, np.ndarray]:
+def _rows(columns: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> dict[str, np.ndarray]:
+    """The columns of one part: "x", "labels", and "domains", "clients" if there are; checked to be equally long."""
+    rows = {key: columns[prefix + key] for key in OF_ROWS if prefix + key in columns}
+    if "labels" not in rows:
+        raise ValueError(f"has no `{prefix}labels` (found: {', '.join(columns)}).")
+    count = len(rows["labels"])
+    for key, values in rows.items():
+        if key not in ("bytes", "offsets") and len(values) != count:
+            raise ValueError(f"`{prefix}{key}` has {len(values)} rows for {count} `{prefix}labels`: must be equally many.")
+    held = {key: rows[key] for key in ("labels", "domains", "clients") if key in rows}
+    return {"x": _inputs(rows, prefix, channels, size), **held}
+
+
+def _inputs(rows: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> np.ndarray:
+    array = next((key for key in ("images", "features") if key in rows), None)
+    if array is not None:
+        if size is not None:
+            raise ValueError(f"size={size}: only encoded images are resized, `{prefix}{array}` is an array.")
+        return grey(rows[array]) if array == "images" else rows[array]
+    if "bytes" not in rows or "offsets" not in rows:
+        raise ValueError(f"has neither `{prefix}images` nor `{prefix}features` nor `{prefix}bytes` with `{prefix}offsets`.")
+    blob, offsets, count = rows["bytes"].tobytes(), rows["offsets"], len(rows["labels"])
+    whole = len(offsets) == count + 1 and np.issubdtype(offsets.dtype, np.integer)
+    if not whole or offsets[0] != 0 or offsets[-1] != len(blob) or np.any(offsets[1:] < offsets[:-1]):
+        raise ValueError(
+            f"`{prefix}offsets` must be {count + 1} increasing numbers from 0 to {len(blob)}, one more than there are labels."
+        )
+    blobs = (blob[a:b] for a, b in itertools.pairwise(offsets.tolist()))
+    return images.decode(lambda i: f"image {i} of `{prefix}bytes`", blobs, count, channels, size)
+
+
+def _columns(where: Path) -> dict[str, np.ndarray]:
     """The arrays of the file that have a known key."""
     if not zipfile.is_zipfile(where):
-        raise ValueError(f"{where}: is not a .npz archive, or is truncated.")
+        raise ValueError("is not a .npz archive, or is truncated.")
     columns = {}
-    with np.load(where, allow_pickle=False) as file:
-        for key in file.files:
-            if key.removeprefix("train_").removeprefix("test_") in NPZ_COLUMNS or key in NPZ_SHARED:
-                try:
-                    columns[key] = file[key]
-                except ValueError:
-                    raise ValueError(f"{where}: `{key}` holds pickled objects, which are never loaded.") from None
-                except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                    raise ValueError(f"{where}: `{key}` is damaged ({error}); get the file again.") from error
-        if not columns:
-            raise ValueError(f"{where}: has none of the known keys; found {', '.join(file.files) or 'nothing'}.")
+    with zipfile.ZipFile(where) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        for key, info in members.items():
+            if key.removeprefix("train_").removeprefix("test_") in OF_ROWS or key in SHARED:
+                columns[key] = _array(archive, info, key)
+    if not columns:
+        raise ValueError(f"has none of the known keys; found {', '.join(members) or 'nothing'}.")
     return columns
 
 
-def _npz_images(where: Path, rows: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> np.ndarray:
-    if "images" in rows:
-        if size is not None:
-            raise ValueError(f"{where}: size={size}: only encoded images are resized, `{prefix}images` is an array.")
-        return grey(rows["images"])
-    if "bytes" not in rows or "offsets" not in rows:
-        raise ValueError(f"{where}: has neither `{prefix}images` nor `{prefix}bytes` with `{prefix}offsets`.")
-    blob, offsets, count = rows["bytes"].tobytes(), rows["offsets"], len(rows["labels"])
-    if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != len(blob) or np.any(np.diff(offsets) < 0):
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str) -> np.ndarray:
+    """One array, whose header is read first: it must claim as many bytes as there are, and they must fit into memory."""
+    try:
+        with archive.open(info) as file:
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = read[np.lib.format.read_magic(file)](file)
+            start = file.tell()
+    except (*DAMAGED, KeyError) as error:
+        raise ValueError(f"`{key}` is no array, or is damaged ({_line(error)}); get the file again.") from error
+    if dtype.hasobject:
+        raise ValueError(f"`{key}` holds pickled objects, which are never loaded.")
+    if key.removeprefix("train_").removeprefix("test_") not in ("images", "features") and len(shape) != 1:
+        raise ValueError(f"`{key}` has shape {shape}: must have one axis.")
+    check_fits(f"`{key}`", shape, dtype)
+    if (claimed := math.prod(shape) * dtype.itemsize) != info.file_size - start:
         raise ValueError(
-            f"{where}: `{prefix}offsets` must be {count + 1} increasing numbers from 0 to {len(blob)}, one more than there are "
-            "labels."
+            f"`{key}` has {info.file_size - start} bytes, its header says {shape} of {dtype}, which are {claimed}: truncated or "
+            "damaged; get the file again."
         )
-    files = (blob[a:b] for a, b in itertools.pairwise(offsets))
-    return images.decode(f"{where} {prefix}bytes", files, count, channels, size)
+    try:
+        with archive.open(info) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except DAMAGED as error:
+        raise ValueError(f"`{key}` is damaged ({_line(error)}); get the file again.") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -7,13 +7,16 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples
 
+UNNAMED = 1000  # classes that there may be without names, however many of them are missing
+
 
 class Dataset(NamedTuple):
-    """A labelled image set on the host, with its official test set.
+    """A labelled set on the host, with its official test set.
 
     Attributes:
       name: what tables call it.
-      train: Examples(x [rows, H, W, C] uint8 in 0..255, or float32; y [rows] int32 in [0, K)).
+      train: Examples(x, y [rows] int32 in [0, K)), where x is [rows, H, W, C] uint8 in 0..255 (images), [rows, ...] float32, or
+        [rows, ...] int32 (such as token ids).
       test: Examples of the same kind.
       class_names: K names.
       train_domains: [rows] int32 in [0, len(domain_names)), or None.
@@ -57,7 +60,10 @@ def from_arrays(
     ((6, 8, 8, 1), [0, 1, 2, 0, 1, 2], ('cat', 'dog', 'owl'))
 
     Args:
-      train_x: [rows, H, W, C] uint8, or floats (kept as float32); other features are [rows, D].
+      train_x: [rows, ...], one array of numbers. Images are [rows, H, W, C], uint8 or floats; features [rows, D], series
+        [rows, T, D], volumes and others have any shape. Floats become float32, truth values 0.0 and 1.0. uint8 is 0..255, which
+        networks divide by 255. All other integers become int32, are never normalised, and reach the network as they are: token
+        ids [rows, T], for a network that embeds them.
       train_y: [rows] integer labels in [0, K).
       test_x: as `train_x`, with the same shape of a row.
       test_y: [test rows].
@@ -73,7 +79,7 @@ def from_arrays(
       ValueError: a wrong shape, type or range; the message names the array, what it found and what is allowed.
     """
     parts = {"train": (train_x, train_y), "test": (test_x, test_y)}
-    examples = {part: Examples(_pixels(f"{part}_x", x), _integers(f"{part}_y", y)) for part, (x, y) in parts.items()}
+    examples = {part: Examples(_inputs(f"{part}_x", x), _integers(f"{part}_y", y)) for part, (x, y) in parts.items()}
     train, test = examples["train"], examples["test"]
     if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
         found = " and ".join(f"{x.shape} {x.dtype}" for x in (train.x, test.x))
@@ -105,22 +111,38 @@ def grey(images: np.ndarray) -> np.ndarray:
     return images[..., None] if images.ndim == 3 else images
 
 
-def _pixels(what: str, values: Any) -> np.ndarray:
-    values = np.asarray(values)
-    if values.ndim not in (2, 4):
-        hint = f"; pass {what}[..., None] for grey images" if values.ndim == 3 else ""
-        raise ValueError(f"{what} has shape {values.shape}: must be [rows, H, W, C] images or [rows, D] features{hint}.")
-    if np.issubdtype(values.dtype, np.floating):
-        values = values.astype(np.float32, copy=False)
+def _array(what: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{what} has rows of different shapes: must be one array; pad or cut them first.") from None
+
+
+def _inputs(what: str, values: Any) -> np.ndarray:
+    values = _array(what, values)
+    if values.ndim < 2 or 0 in values.shape[1:]:
+        hint = f"; pass {what}[:, None] for one number per row" if values.ndim == 1 else ""
+        raise ValueError(f"{what} has shape {values.shape}: must be [rows, ...] with no empty axis{hint}.")
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype == np.bool_ or np.issubdtype(values.dtype, np.floating):
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32, copy=False)
         if not np.isfinite(values).all():
-            raise ValueError(f"{what} has {int((~np.isfinite(values)).sum())} values that are NaN or infinite: must be finite.")
-    elif values.dtype != np.uint8:
-        raise ValueError(f"{what} has type {values.dtype}: must be uint8 (0..255) or floats.")
-    return values
+            raise ValueError(
+                f"{what} has {int((~np.isfinite(values)).sum())} values that are NaN or infinite (as float32): must be finite."
+            )
+        return values
+    if not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"{what} has type {values.dtype}: must be uint8 (0..255), floats or integers.")
+    limits = np.iinfo(np.int32)
+    if values.size and (values.min() < limits.min or values.max() > limits.max):
+        raise ValueError(f"{what} has values from {values.min()} to {values.max()}: integers must fit 32 bits.")
+    return values.astype(np.int32, copy=False)
 
 
 def _integers(what: str, values: Any) -> np.ndarray:
-    values = np.asarray(values)
+    values = _array(what, values)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be integers of shape [rows].")
     if len(values) and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
@@ -132,6 +154,13 @@ def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> t
     """The names of the values 0 ... of the columns, by default the numbers themselves; checks that there are enough."""
     top = {column: int(values.max()) for column, values in columns.items()}
     if names is None:
+        column, largest = max(top.items(), key=lambda item: item[1])
+        different = len(np.unique(np.concatenate([*columns.values()])))
+        if largest >= max(UNNAMED, 10 * different):
+            raise ValueError(
+                f"{column} has the value {largest}, and all columns together {different} different ones: must count from 0 without "
+                f"large gaps; or pass {what}, {largest + 1} of them."
+            )
         return tuple(str(i) for i in range(max(top.values()) + 1))
     for column, largest in top.items():
         if largest >= len(names):

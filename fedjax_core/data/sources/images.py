@@ -1,11 +1,12 @@
 """Encoded images, and folders of them."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
+from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.splits import stratified_fraction
 
@@ -23,15 +24,20 @@ def folder(
     """A folder of images: `train/CLASS/*` and `test/CLASS/*`, or `CLASS/*` with `test_fraction`.
 
     With `domains`, a level above the classes: `train/DOMAIN/CLASS/*` and `test/...`, or `DOMAIN/CLASS/*` with `test_fraction`.
-    Classes, domains and files come in alphabetical order.
+    Classes, domains and files come in alphabetical order; images are the files that end in one of `IMAGE_ENDINGS`.
 
     Args:
       data_dir: where relative paths start.
       path: the folder.
       domains: whether there is a level of domains.
       channels: 3 or 1, what images are converted to.
-      size: resize all images to size x size; needed where they differ.
+      size: resize all images to size x size pixels; needed where they differ.
       test_fraction: part of each class (and domain) that becomes the test set, where the folder has none; fixed seed.
+
+    Raises:
+      FileNotFoundError: there is no such folder.
+      ValueError: it has no images or no test set, an image is broken, too large or of another size, or a file that is called
+        like an image is none (a pipe, a broken link); the message has its path.
     """
     root = data_dir / Path(path).expanduser()
     if not root.is_dir():
@@ -48,7 +54,8 @@ def folder(
     domain_names = sorted({domain for domain, _, _ in listed})
     arrays = []
     for half in files:
-        x = decode(str(root), (file.read_bytes() for _, _, file in half), len(half), channels, size)
+        names = [str(file) for _, _, file in half]
+        x = decode(names.__getitem__, (file.read_bytes() for _, _, file in half), len(half), channels, size)
         y = np.array([class_names.index(class_name) for _, class_name, _ in half], np.int32)
         arrays.append((x, y, np.array([domain_names.index(domain) for domain, _, _ in half], np.int32)))
     if test_fraction is not None:
@@ -71,6 +78,8 @@ def _image_files(root: Path, domains: bool) -> list[tuple[str, str, Path]]:
         for class_folder in folders(domain):
             for file in sorted(class_folder.iterdir()):
                 if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith("."):
+                    if not file.is_file():  # to read a pipe would wait for ever
+                        raise ValueError(f"{file}: is no regular file (a folder, a pipe, or a link to nothing); take it out.")
                     found.append((domain.name if domains else "", class_folder.name, file))
     if not found:
         layout = "DOMAIN/CLASS/*" if domains else "CLASS/*"
@@ -78,30 +87,51 @@ def _image_files(root: Path, domains: bool) -> list[tuple[str, str, Path]]:
     return found
 
 
-def decode(where: str, blobs: Iterable[bytes], count: int, channels: int, size: int | None) -> np.ndarray:
-    """Decodes encoded images into one array [count, H, W, channels] uint8."""
-    from PIL import Image
+def decode(where: Callable[[int], str], blobs: Iterable[bytes], count: int, channels: int, size: int | None) -> np.ndarray:
+    """Decodes encoded images into one array [count, H, W, channels] uint8.
+
+    Args:
+      where: what messages call image i, such as its path.
+      blobs: the encoded images.
+      count: how many there are.
+      channels: 1 (grey) or 3 (colour), what they are converted to.
+      size: they are resized to size x size pixels, bilinearly; None: all must have the size of the first.
+
+    Raises:
+      ValueError: no images; one that cannot be decoded, has more pixels than Pillow decodes (179 million), or another size; or more
+        than fit into memory.
+    """
+    from PIL import Image, UnidentifiedImageError
 
     if channels not in (1, 3):
-        raise ValueError(f"{where}: channels={channels}: must be 1 (grey) or 3 (colour).")
-    if size is not None and size < 1:
-        raise ValueError(f"{where}: size={size}: must be >= 1.")
+        raise ValueError(f"channels={channels}: must be 1 (grey) or 3 (colour).")
+    if size is not None:
+        if size < 1:
+            raise ValueError(f"size={size}: must be >= 1.")
+        check_fits(f"size={size} for {count} images", (count, size, size, channels), np.uint8)
     out = None
     for i, blob in enumerate(blobs):
         try:
             image = Image.open(io.BytesIO(blob)).convert("L" if channels == 1 else "RGB")
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ValueError(f"{where}: image {i} cannot be decoded ({error}).") from error
+        except UnidentifiedImageError as error:
+            raise ValueError(f"{where(i)} cannot be decoded (it is no image that Pillow knows).") from error
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise ValueError(f"{where(i)} cannot be decoded ({error}).") from error
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BILINEAR)
         width, height = image.size
         if out is None:
+            check_fits(
+                f"{where(i)} and {count - 1} more images as large; pass size to make them smaller",
+                (count, height, width, channels),
+                np.uint8,
+            )
             out = np.empty((count, height, width, channels), np.uint8)
         if out.shape[1:3] != (height, width):
             raise ValueError(
-                f"{where}: image {i} is {height}x{width} and the first {out.shape[1]}x{out.shape[2]}; pass size to resize all."
+                f"{where(i)} is {height}x{width} and the first, {where(0)}, {out.shape[1]}x{out.shape[2]}; pass size to resize all."
             )
         out[i] = np.asarray(image).reshape(height, width, channels)
     if out is None:
-        raise ValueError(f"{where}: there are no images.")
+        raise ValueError("there are no images.")
     return out

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.splits import stratified
 
@@ -30,8 +31,12 @@ def blank(shape: Sequence[int] = (32, 32, 3), classes: int = 10, rows: int = 100
       shape: of an image, [H, W, C].
       classes: K.
       rows: of the training set, and as many of the test set.
+
+    Raises:
+      ValueError: a shape of another form, fewer than 2 classes, fewer rows than classes, or more than fits into memory.
     """
     if len(shape) != 3 or min(shape) < 1 or classes < 2 or rows < classes:
         raise ValueError(f"blank: shape={shape}, classes={classes}, rows={rows}: must be [H, W, C], at least 2, and at least K.")
+    check_fits(f"blank: shape={shape}, rows={rows}", (rows, *shape), np.uint8)
     x, y = np.zeros((rows, *shape), np.uint8), np.arange(rows) % classes
     return from_arrays(x, y, x, y, [str(c) for c in range(classes)], name="blank")

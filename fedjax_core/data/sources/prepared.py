@@ -59,7 +59,10 @@ def tfds(
         except (RuntimeError, OSError) as error:
             raise ValueError(f"tfds:{path}: split {split!r} is missing, truncated or damaged ({error}); get it again.") from error
         blobs, labels = zip(*records, strict=True)
-        arrays += [images.decode(f"tfds:{path} {split}", blobs, len(blobs), channels, size), np.array(labels)]
+        arrays += [
+            images.decode(lambda i, split=split: f"tfds:{path} {split}: image {i}", blobs, len(blobs), channels, size),
+            np.array(labels),
+        ]
     train_x, train_y, test_x, test_y = arrays
     return from_arrays(train_x, train_y, test_x, test_y, tuple(features[label].names), name=builder.info.name)
 

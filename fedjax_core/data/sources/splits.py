@@ -20,7 +20,15 @@ def stratified(strata: np.ndarray, tests: int) -> np.ndarray:
 
 
 def stratified_fraction(columns: Sequence[np.ndarray], fraction: float) -> np.ndarray:
-    if not 0 < fraction < 1:
-        raise ValueError(f"test_fraction={fraction}: must lie between 0 and 1.")
+    """[rows] bool: a fraction of the rows as test rows, stratified by all columns together.
+
+    Raises:
+      ValueError: the fraction is no number between 0 and 1, or leaves no row on one of the sides.
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number) or not 0 < fraction < 1:
+        raise ValueError(f"test_fraction={fraction!r}: must lie between 0 and 1, such as 0.2.")
+    rows = len(columns[0])
+    if not 0 < (tests := round(fraction * rows)) < rows:
+        raise ValueError(f"test_fraction={fraction} of {rows} rows leaves {rows - tests} to train and {tests} to test on.")
     _, strata = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
-    return stratified(strata.reshape(-1), round(fraction * len(strata)))
+    return stratified(strata.reshape(-1), tests)

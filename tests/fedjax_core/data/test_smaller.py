@@ -51,7 +51,13 @@ def test_nothing_asked_nothing_changed():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"size": 0}, "data.size=0"), ({"examples": 0}, "data.examples=0"), ({"examples": 101}, "101 must lie between 1 and the 100")],
+    [
+        ({"size": 0}, "data.size=0"),
+        ({"examples": 0}, "data.examples=0"),
+        ({"examples": 101}, "data.examples=101 must be a whole number from 1 to the 100"),
+        ({"size": 99_999_999_999}, "data.size=99999999999 for 105 images: an array .* TB, this machine has"),
+        ({"examples": "x", "field": "public: "}, "public: examples='x' must be a whole number"),
+    ],
 )
 def test_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):

@@ -1,3 +1,5 @@
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -72,7 +74,7 @@ def test_npz_errors(tmp_path):
     broken = blob.copy()
     broken[offsets[2] : offsets[2] + 8] = 0
     savez(tmp_path / "broken.npz", **{"bytes": broken}, offsets=offsets, labels=y, is_test=y > 0)
-    with pytest.raises(ValueError, match="image 2 cannot be decoded"):
+    with pytest.raises(ValueError, match=r"broken\.npz: image 2 of `bytes` cannot be decoded"):
         sources.load("npz:broken.npz", tmp_path)
     whole = (tmp_path / "half.npz").read_bytes()
     (tmp_path / "truncated.npz").write_bytes(whole[: len(whole) // 2])
@@ -103,3 +105,56 @@ def test_npz_reads_tiny_imagenet(shared_data):
     assert np.bincount(data.train.y).tolist() == [100] * 200
     assert np.bincount(data.test.y).tolist() == [25] * 200
     assert data.class_names[0] == "Egyptian cat"
+
+
+def test_npz_of_features_keeps_them(tmp_path):
+    tokens, series = np.arange(12).reshape(4, 3), np.ones((4, 2, 3))
+    for features, kept in ((tokens, np.int32), (series, np.float32)):
+        savez(tmp_path / "mine.npz", features=features, labels=np.array([0, 1, 0, 1]), is_test=np.array([0, 0, 1, 1]))
+        data = sources.load("npz:mine", tmp_path)
+        np.testing.assert_array_equal(np.concatenate([data.train.x, data.test.x]), features)
+        assert data.train.x.dtype == kept
+
+
+Y = np.array([0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"is_test": np.array([True, False])}, r"`is_test` has 2 values of bool: must be 4 times True or False"),
+        ({"is_test": np.array([0, 1, 2, 1])}, r"`is_test` has 4 values of int64: must be 4 times True or False"),
+        ({"images": images(3, 2, 2)}, r"`images` has 3 rows for 4 `labels`"),
+        ({"images": np.zeros((4, 0, 2, 3), np.uint8)}, r"train_x has shape \(2, 0, 2, 3\): .* no empty axis"),
+        ({"labels": Y[:, None]}, r"`labels` has shape \(4, 1\): must have one axis"),
+        ({"class_names": np.array("cat")}, r"`class_names` has shape \(\): must have one axis"),
+        ({"labels": np.array([0, 1, 0, 2**31 - 2])}, r"test_y has the value 2147483646"),
+        ({"domains": Y[:2]}, r"`domains` has 2 rows for 4 `labels`"),
+    ],
+)
+def test_npz_arrays_fit_together(tmp_path, change, said):
+    savez(tmp_path / "bad.npz", **{"images": images(4, 2, 2), "labels": Y, "is_test": Y > 0} | change)
+    with pytest.raises(ValueError, match=rf"bad\.npz: {said}"):
+        sources.load("npz:bad.npz", tmp_path)
+
+
+def member(shape, dtype="<f4", body=b"", magic=b"\x93NUMPY\x01\x00"):
+    header = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode() + b"\n"
+    return magic + len(header).to_bytes(2, "little") + header + body
+
+
+@pytest.mark.parametrize(
+    ("blob", "said"),
+    [
+        (b"no array at all", "is no array, or is damaged"),
+        (b"", "is no array, or is damaged"),
+        (member((2**44,)), r"an array \[17592186044416\] of float32 takes 64.0 TB, this machine has"),
+        (member((4,), body=b"123"), r"has 3 bytes, its header says \(4,\) of float32, which are 16"),
+        (member((4,), magic=b"\x93NUMPY\x09\x00"), "is no array, or is damaged"),
+    ],
+)
+def test_npz_members_that_are_no_arrays(tmp_path, blob, said):
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
+        archive.writestr("labels.npy", blob)
+    with pytest.raises(ValueError, match=rf"bad\.npz: `labels`:? {said}"):
+        sources.load("npz:bad.npz", tmp_path)

@@ -1,3 +1,7 @@
+import os
+import struct
+import zlib
+
 import numpy as np
 import pytest
 
@@ -40,7 +44,7 @@ def test_folder_of_domains_is_split_by_class_and_domain(tmp_path):
 def test_folder_with_several_shapes_needs_a_size(tmp_path):
     write_images(tmp_path / "cat", 4, side=5)
     write_images(tmp_path / "dog", 4, side=6)
-    with pytest.raises(ValueError, match="image 4 is 6x6 and the first 5x5; pass size to resize all"):
+    with pytest.raises(ValueError, match=r"dog/000\.png is 6x6 and the first, .*cat/000\.png, 5x5; pass size to resize all"):
         sources.load(f"folder:{tmp_path}", test_fraction=0.5)
     assert sources.load(f"folder:{tmp_path}", test_fraction=0.5, size=8).train.x.shape == (4, 8, 8, 3)
 
@@ -56,3 +60,48 @@ def test_folder_errors(tmp_path):
     write_images(tmp_path / "one" / "cat", 4)
     with pytest.raises(ValueError, match=r"test_fraction=1.5: must lie between 0 and 1"):
         sources.load("folder:one", tmp_path, test_fraction=1.5)
+
+
+@pytest.fixture
+def pets(tmp_path):
+    for seed, name in enumerate(("cat", "dog")):
+        write_images(tmp_path / name, 4, seed)
+    return tmp_path
+
+
+def bomb(side):
+    """A PNG whose header says side x side."""
+    header = struct.pack(">II5B", side, side, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(header)) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
+
+
+@pytest.mark.parametrize(("blob", "said"), [(b"no image", "it is no image that Pillow knows"), (bomb(20_000), "exceeds limit")])
+def test_a_broken_image_is_named(pets, blob, said):
+    (pets / "dog" / "002.png").write_bytes(blob)
+    with pytest.raises(ValueError, match=rf"{pets}/dog/002\.png cannot be decoded \(.*{said}"):
+        sources.load(f"folder:{pets}", test_fraction=0.5)
+
+
+def test_a_pipe_does_not_hang(pets):
+    os.mkfifo(pets / "dog" / "pipe.png")
+    with pytest.raises(ValueError, match=r"dog/pipe\.png: is no regular file"):
+        sources.load(f"folder:{pets}", test_fraction=0.5)
+    (pets / "dog" / "pipe.png").unlink()
+    (pets / "cat" / "link.png").symlink_to(pets / "nowhere")
+    with pytest.raises(ValueError, match=r"cat/link\.png: is no regular file"):
+        sources.load(f"folder:{pets}", test_fraction=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"size": 10_000_000}, r"size=10000000 for 8 images: an array .* takes 2,182.8 TB, this machine has"),
+        ({"size": 0}, "size=0: must be >= 1"),
+        ({"channels": 4}, "channels=4: must be 1"),
+        ({"test_fraction": 0.01}, "test_fraction=0.01 of 8 rows leaves 8 to train and 0 to test on"),
+    ],
+)
+def test_images_that_cannot_be(pets, options, said):
+    with pytest.raises(ValueError, match=said):
+        sources.load("folder", path=str(pets), **{"test_fraction": 0.5} | options)

@@ -1,0 +1,115 @@
+"""Tables by what they can do: fakes of the libraries' objects, which are not installed here."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_core.data import sources
+
+
+class Frame:
+    """What a pandas frame shows of itself here; a column is a Series."""
+
+    def __init__(self, **columns):
+        self.columns, self._held = list(columns), columns
+
+    def __getitem__(self, name):
+        return self._held[name]
+
+
+class Series(list):
+    pass
+
+
+class Categorical(Series):
+    """A Series of categories."""
+
+    class cat:
+        categories = ("owl", "cat", "dog")
+
+
+class Names:
+    names = ("plane", "car")
+
+
+class HuggingFace:
+    """A `datasets.Dataset`: columns by name, features that know their names."""
+
+    def __init__(self, columns, features):
+        self.column_names, self.features, self._held = list(columns), features, columns
+
+    def __getitem__(self, name):
+        return iter(self._held[name])
+
+
+def test_a_hugging_face_dataset_of_images():
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8)
+    rows = {"img": [Image.fromarray(p) for p in pixels], "label": [0, 1, 1, 0]}
+    data = HuggingFace(rows, {"img": object(), "label": Names()})
+    mine = sources.from_table(data, data, x="img", y="label", name="mine")
+    np.testing.assert_array_equal(mine.train.x, pixels)
+    assert (mine.name, mine.class_names, mine.test.y.tolist()) == ("mine", ("plane", "car"), [0, 1, 1, 0])
+    rows["img"] = [image.convert("L") for image in rows["img"]]
+    assert sources.from_table(data, data, x="img", y="label").train.x.shape == (4, 5, 6, 1)
+    rows["img"][0] = rows["img"][0].convert("RGB")
+    assert sources.from_table(data, data, x="img", y="label").train.x.shape == (4, 5, 6, 3)
+
+
+def test_a_frame_of_numbers_with_categories_is_split_by_class():
+    y = ["owl", "cat"] * 5
+    frame = Frame(
+        age=Series(range(10)), height=Series([0.5] * 10), animal=Categorical(y), site=Series(["north"] * 4 + ["south"] * 6)
+    )
+    mine = sources.from_table(frame, x=["height", "age"], y="animal", domains="site", clients="site", test_fraction=0.4)
+    assert mine.class_names == ("owl", "cat", "dog")
+    assert mine.domain_names == ("north", "south")
+    assert np.bincount(mine.test.y).tolist() == [2, 2]
+    both = np.concatenate([mine.train.x, mine.test.x])
+    assert both[:, 0].tolist() == [0.5] * 10
+    for x, y in (mine.train, mine.test):
+        assert y.tolist() == [int(age) % 2 for age in x[:, 1]]
+    assert mine.train_clients is not None
+    assert mine.train_clients.tolist() == [int(age >= 4) for age in mine.train.x[:, 1]]
+
+
+def test_rows_of_tokens():
+    rows = [{"tokens": [1, 2, 3], "y": 0}, {"tokens": [4, 5, 6], "y": 1}]
+    mine = sources.from_table(rows, rows, x="tokens", y="y", class_names=("no", "yes"))
+    assert (mine.train.x.dtype, mine.train.x.tolist(), mine.class_names) == (np.int32, [[1, 2, 3], [4, 5, 6]], ("no", "yes"))
+
+
+GOOD: dict[str, Any] = {"x": [[1, 2], [3, 4]], "y": ["a", "b"], "z": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "message"),
+    [
+        ({}, {"y": "label"}, "train has no column 'label'; it has: x, y, z"),
+        ({"x": [[1], [1, 2]]}, {}, r"train: row 1 of column 'x' has shape \[2\]: must be as the first, \[1\]; pad"),
+        ({"x": ["a", "b"]}, {}, "train: row 0 of column 'x' is str: must be numbers of one shape"),
+        ({}, {"x": ["x", "z"]}, r"train: row 0 of column 'x' has shape \[2\]: must be one number"),
+        ({"y": ["a", None]}, {}, "train: row 1 of column 'y' is None: must be a text, or all of them integers"),
+        ({}, {"class_names": ("a", "c")}, "column 'y' has 'b', which has no name among a, c"),
+        ({"y": ["a"]}, {}, r"train: columns have 2 \(x\), 1 \(y\) rows"),
+        ({}, {"test": None}, "test_fraction=None with no test table: give one of them"),
+        ({}, {"test_fraction": 0.5}, "test_fraction=0.5 with a test table: give one of them"),
+        ({}, {"test_fraction": "x", "test": None}, "test_fraction='x': must lie between 0 and 1"),
+    ],
+)
+def test_what_is_no_table_of_examples(change, asked, message):
+    table = GOOD | change
+    with pytest.raises(ValueError, match=message):
+        sources.from_table(**{"train": table, "test": table, "x": "x", "y": "y"} | asked)
+
+
+def test_what_is_no_table():
+    with pytest.raises(TypeError, match="train is int: must be a Hugging Face dataset, a pandas frame, a mapping"):
+        sources.from_table(5, 5, x="x", y="y")
+    with pytest.raises(ValueError, match="row 1 has no column 'x'; it has: y"):
+        sources.from_table([{"x": 1, "y": 1}, {"y": 1}], test_fraction=0.5, x="x", y="y")
+    splits = HuggingFace({}, {})
+    splits.column_names = {"train": ["x"], "test": ["x"]}
+    with pytest.raises(ValueError, match="train holds several tables, train, test: give one of them"):
+        sources.from_table(splits, test_fraction=0.5, x="x", y="y")
