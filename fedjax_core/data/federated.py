@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import draws, partition
+from fedjax_core.data.partition.rows import index_list
 from fedjax_core.data.sources import Dataset
 
 TEST_SPLITS = ("proportional", "matched", "all", "partition")
@@ -138,13 +139,13 @@ def from_index(
       ValueError: lists that are not integers, out of range, or not equally many for training and testing.
     """
     _check_labels(dataset)
-    train = [_rows(f"train_index[{i}]", rows, len(dataset.train.y)) for i, rows in enumerate(train_index)]
+    train = [index_list(f"train_index[{i}]", rows, len(dataset.train.y)) for i, rows in enumerate(train_index)]
     if not train:
         raise ValueError("train_index has no lists: must have one per client.")
     if test_index is None:
         test = _proportional(dataset, train, seed)
     else:
-        test = [_rows(f"test_index[{i}]", rows, len(dataset.test.y)) for i, rows in enumerate(test_index)]
+        test = [index_list(f"test_index[{i}]", rows, len(dataset.test.y)) for i, rows in enumerate(test_index)]
     if len(test) != len(train):
         raise ValueError(f"train_index has {len(train)} lists and test_index {len(test)}: must have one per client each.")
     return _build(dataset, train, test, [np.zeros(0, np.int32)] * len(train))
@@ -274,15 +275,6 @@ def _hold_out(train_index: Sequence[np.ndarray], fraction: float, seed: int):
         kept.append(np.sort(shuffled[number:]))
         held.append(np.sort(shuffled[:number]))
     return kept, held
-
-
-def _rows(what: str, rows: Any, limit: int) -> np.ndarray:
-    rows = np.asarray(rows) if len(rows) else np.zeros(0, np.int32)
-    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-        raise ValueError(f"{what} has shape {rows.shape} and type {rows.dtype}: must be a list of integer row numbers.")
-    if len(rows) and not 0 <= rows.min() <= rows.max() < limit:
-        raise ValueError(f"{what} has row numbers from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
-    return np.sort(rows).astype(np.int32)
 
 
 def _union(index: Sequence[np.ndarray]) -> np.ndarray:

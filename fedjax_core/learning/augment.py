@@ -6,6 +6,11 @@ them by name, applied from left to right:
     config.augment = "crop(padding=4) | flip"                                                                    CIFAR's usual
     config.augment = "resized_crop(scale=(0.2, 1.0)) | greyscale | colour_jitter | flip"                          MoCo v1's
 
+An augmentation from outside is a function in a module or file of its own, which a config names by its place,
+`package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of the group
+`fedjax_core.augmentations`. It takes options, whose annotations say which values they may have, and returns an `Augment` in JAX:
+it is traced, and mapped over a batch.
+
 They enter training through the network: `augmented(model, text)` is the same model, whose inputs are augmented whenever it is
 called in training mode, before it normalises them. So every method has them, whatever its loss; evaluation, and features that are
 computed in evaluation mode, never see them. Every example has a key of its own, from the step's key and its row: its draw does not
@@ -15,7 +20,6 @@ The definitions are torchvision's for float tensors, with the result always of t
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,24 +27,35 @@ import jax.numpy as jnp
 from fedjax_core import by_name
 from fedjax_core.algorithm import Array
 from fedjax_core.task import Model
+from fedjax_core.values import AtLeastZero, Fraction, NonNegative, Positive
 
 Augment = Callable[[Array, Array], Array]  # key, image [H, W, C] in [0, 1] -> [H, W, C]
-Range = tuple[float, float]
+Range = tuple[Positive, Positive]  # lowest and highest
 Planes = tuple[Array, ...]  # the channels of an image, each [H, W]: one, or red, green and blue
 GREY = (0.2989, 0.587, 0.114)  # of red, green, blue
 _STREAM = 0x617567  # keeps these draws apart from the network's own (dropout), which come from the same key
 
 
-def crop(padding: int = 4) -> Augment:
+def crop(padding: AtLeastZero = 4) -> Augment:
     """Pads with zeros (black) on all sides and cuts out a window of the original size, all positions alike.
 
+    As torchvision's RandomCrop, and on CIFAR since Lee, Xie, Gallagher, Zhang, Tu. Deeply-Supervised Nets. AISTATS 2015.
+
+    Args:
+      padding: pixels on each side; less than the image's smaller side, or some windows would hold nothing of it.
+
     Raises:
-      ValueError: padding < 0.
+      ValueError: padding < 0. When traced: the image is not larger than the padding.
     """
     if padding < 0:
         raise ValueError(f"augmentation crop: padding={padding} must be at least 0")
 
     def op(key: Array, x: Array) -> Array:
+        if padding >= min(x.shape[:2]):
+            size = f"{x.shape[0]}x{x.shape[1]}"
+            raise ValueError(
+                f"augmentation crop: padding={padding} of images {size} must be less than {min(x.shape[:2])}, their smaller side"
+            )
         top, left = jax.random.randint(key, (2,), 0, 2 * padding + 1)
         around = jnp.pad(x, ((padding, padding), (padding, padding), (0, 0)))
         return jax.lax.dynamic_slice(around, (top, left, jnp.zeros_like(top)), x.shape)
@@ -48,8 +63,11 @@ def crop(padding: int = 4) -> Augment:
     return op
 
 
-def flip(probability: float = 0.5) -> Augment:
+def flip(probability: Fraction = 0.5) -> Augment:
     """Mirrors left and right, with the given probability.
+
+    Args:
+      probability: of being mirrored, in [0, 1].
 
     Raises:
       ValueError: the probability is not in [0, 1].
@@ -61,7 +79,8 @@ def flip(probability: float = 0.5) -> Augment:
 def resized_crop(scale: Range = (0.08, 1.0), ratio: Range = (3 / 4, 4 / 3)) -> Augment:
     """Cuts out a window of random area and shape, and resizes it bilinearly to the size of the image.
 
-    Ten windows are drawn and the first that fits is taken; if none does, the largest one in the middle whose ratio is allowed.
+    Ten windows are drawn and the first that fits is taken; if none does, the largest one in the middle whose ratio is allowed. As
+    torchvision's RandomResizedCrop (Szegedy et al. Going Deeper with Convolutions. CVPR 2015).
 
     Args:
       scale: of the window's area, as a part of the image's; uniform.
@@ -120,11 +139,22 @@ def _stretch(n: int, start: Array, length: Array) -> Array:
     return jnp.maximum(0, 1 - jnp.abs(at[:, None] - jnp.arange(n, dtype=jnp.float32)[None]))
 
 
-def colour_jitter(brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4, hue: float = 0.4) -> Augment:
+def colour_jitter(
+    brightness: NonNegative = 0.4, contrast: NonNegative = 0.4, saturation: NonNegative = 0.4, hue: NonNegative = 0.4
+) -> Augment:
     """Changes brightness, contrast, saturation and hue by random amounts, in an order that is drawn too.
 
     The first three are factors, uniform in [max(0, 1 - a), 1 + a]; the hue turns by a part of the colour circle, uniform in
     [-hue, hue]. What has the amount 0 is left out. A grey image (one channel) has neither saturation nor hue.
+
+    As torchvision's ColorJitter, with MoCo v1's amounts by default (He, Fan, Wu, Xie, Girshick. Momentum Contrast for Unsupervised
+    Visual Representation Learning. CVPR 2020).
+
+    Args:
+      brightness: a >= 0: the pixels times the factor.
+      contrast: a >= 0: the distance to the image's mean grey times the factor.
+      saturation: a >= 0: the distance to the pixel's own grey times the factor.
+      hue: in [0, 0.5], in turns of the colour circle.
 
     Draws: `split(key)` gives the key of the order (argsort of uniforms) and that of the amounts (uniforms, as above).
 
@@ -203,8 +233,11 @@ def _planes(x: Array) -> Planes:
 ADJUST = {"brightness": adjust_brightness, "contrast": adjust_contrast, "saturation": adjust_saturation, "hue": adjust_hue}
 
 
-def greyscale(probability: float = 0.2) -> Augment:
+def greyscale(probability: Fraction = 0.2) -> Augment:
     """Takes the colours away (0.2989 red + 0.587 green + 0.114 blue in all three channels), with the given probability.
+
+    Args:
+      probability: of becoming grey, in [0, 1].
 
     Raises:
       ValueError: the probability is not in [0, 1]. When traced: the image has neither 1 nor 3 channels.
@@ -219,10 +252,14 @@ def greyscale(probability: float = 0.2) -> Augment:
     return op
 
 
-def normalise(mean: float | tuple[float, ...], std: float | tuple[float, ...]) -> Augment:
+def normalise(mean: float | tuple[float, ...], std: Positive | tuple[Positive, ...]) -> Augment:
     """(x - mean) / std, each one number or one per channel. Draws nothing.
 
     For pipelines of your own: the networks here normalise what they are given, in evaluation too, so a config cannot ask for it.
+
+    Args:
+      mean: in units of the pixels, which are in [0, 1].
+      std: likewise; > 0.
 
     Raises:
       ValueError: a std that is not positive.
@@ -273,16 +310,7 @@ def parse(text: str) -> Augment:
       >>> view(jax.random.key(0), jnp.zeros((8, 8, 3))).shape
       (8, 8, 3)
     """
-    return compose(*(_called(name, options) for name, options in _named(text)))
-
-
-def _named(text: str) -> list[tuple[str, dict[str, Any]]]:
-    return [by_name.parse(part) for part in text.split("|")]
-
-
-def _called(name: str, options: dict[str, Any]) -> Augment:
-    by_name.choose("augmentation", name, OPS)
-    return by_name.call(f"augmentation {name!r}", OPS[name], {}, options)
+    return compose(*(by_name.find("augmentation", part, OPS, field="augment")() for part in text.split("|")))
 
 
 def batched(augment: Augment) -> Augment:
@@ -298,7 +326,11 @@ def batched(augment: Augment) -> Augment:
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(images)))
-        return jax.vmap(augment)(keys, images)
+        views = jax.vmap(augment)(keys, images)
+        if views.shape != images.shape or views.dtype != images.dtype:
+            found = f"{views.dtype}{list(views.shape[1:])}"
+            raise ValueError(f"augmentation made {found} of an image {images.dtype}{list(images.shape[1:])}: must keep shape and type")
+        return views
 
     return of_batch
 
@@ -314,7 +346,7 @@ def augmented(model: Model, text: str) -> Model:
       ValueError, TypeError: as `parse`; or "normalise" is among the names. When traced: training without a key, or on other inputs
         than images.
     """
-    if "normalise" in (name for name, _ in _named(text)):
+    if "normalise" in (by_name.parse(part)[0] for part in text.split("|")):
         raise ValueError(f"augment={text!r}: the network normalises its inputs, in training and in evaluation; leave it out")
     augment = batched(parse(text))
 

@@ -8,15 +8,21 @@ fixes a partition, whatever the training seed, the backend or the number of devi
 Labels are only ever read in place: rows move between clients together with their labels. A request that cannot be met ends,
 after a bounded number of tries, with a ValueError that holds the numbers.
 
-A further scheme is a function, and a line in `SCHEMES`. It takes those of these arguments that it names, and options of its own:
+A further scheme is a function, and a line in `SCHEMES`. A scheme from outside is the same function in a module or file of its own,
+which a config names by its place, `package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of
+the group `fedjax_core.partitions`. It takes those of these arguments that it names, and options of its own, whose annotations say
+which values they may have:
   labels, test_labels            [rows], [test rows] int32 class indices
   domains, test_domains          the same of domains; a scheme that names one without a default needs data that have it
   ids, test_ids                  the same of natural clients
-  clients, seed                  N and the data seed
+  clients, seed                  N and the data seed; `draws.generator(seed, name)` makes a generator of it
+It returns N index lists into the training rows, or a pair of such lists, the second into the test rows. Whatever it returns is
+checked, and sorted.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +30,7 @@ from fedjax_core import by_name
 from fedjax_core.data.partition.origin import by_domain, natural
 from fedjax_core.data.partition.own import dirichlet_clients, overlapping_dirichlet, pathological_clients
 from fedjax_core.data.partition.quantity import iid, quantity_skew
-from fedjax_core.data.partition.rows import Index
+from fedjax_core.data.partition.rows import Index, index_list
 from fedjax_core.data.partition.skew import dirichlet, pathological, shards
 from fedjax_core.data.partition.tail import long_tail
 
@@ -50,7 +56,7 @@ def make(name: str, columns: Mapping[str, np.ndarray | None], clients: int, seed
     """Runs the scheme called `name`.
 
     Args:
-      name: one of `SCHEMES`.
+      name: one of `SCHEMES`, or one from outside.
       columns: what is known about the rows: `labels`, `test_labels`, `domains`, `test_domains`, `ids`, `test_ids`; None or
         absent where the data have no such column.
       clients: N.
@@ -62,14 +68,33 @@ def make(name: str, columns: Mapping[str, np.ndarray | None], clients: int, seed
 
     Raises:
       ValueError: an unknown name, or a scheme that needs a column that the data lack.
-      TypeError: an option that the scheme does not have, or one that is missing.
+      TypeError: an option that the scheme does not have, or one that is missing; or a scheme from outside that returns something
+        else than index lists.
     """
-    scheme = SCHEMES[by_name.choose("partition", name, SCHEMES)]
-    takes = inspect.signature(scheme).parameters
+    found = by_name.find("partition", name, SCHEMES, given=GIVEN, options=options)
+    takes = inspect.signature(found.function).parameters
     given = {"clients": clients, "seed": seed, **{key: values for key, values in columns.items() if values is not None}}
     for column in COLUMNS:
         if column in takes and takes[column].default is inspect.Parameter.empty and column not in given:
             raise ValueError(f"partition {name!r} needs {column}, and this data set has none.")
-    by_name.check(f"partition {name!r}", scheme, GIVEN, options)
-    result = scheme(**{key: given[key] for key in takes if key in given}, **options)
+    result = found(**given)
+    if found.origin != by_name.BUILT_IN:
+        return _checked(found.name, result, clients, {key: len(given.get(key, ())) for key in ("labels", "test_labels")})
     return result if isinstance(result, tuple) else (result, None)
+
+
+def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> tuple[Index, Index | None]:
+    """What a scheme from outside returned, as index lists."""
+    halves = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    for half in halves:
+        if not (half is None and half is not halves[0]) and (not isinstance(half, Sequence) or len(half) != clients):
+            found = f"{len(half)} lists" if isinstance(half, Sequence) else type(half).__name__
+            raise TypeError(f"partition {name!r} returned {found}: must be a list of {clients} index lists, or two of them.")
+    try:
+        train, test = (
+            half and [index_list(f"{what} rows of client {i}", part, rows[of]) for i, part in enumerate(half)]
+            for half, what, of in zip(halves, ("training", "test"), rows, strict=True)
+        )
+    except ValueError as error:
+        raise ValueError(f"partition {name!r}: {error}") from error
+    return train, test

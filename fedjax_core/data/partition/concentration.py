@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-Alpha = float | Sequence[float]
+from fedjax_core.values import Positive
+
+Alpha = Positive | Sequence[Positive]
 ALPHA_RANGE = (1e-100, 1e100)  # beyond it the logarithms of a draw overflow
 
 

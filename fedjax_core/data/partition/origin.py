@@ -4,6 +4,7 @@ import numpy as np
 
 from fedjax_core.data.draws import generator
 from fedjax_core.data.partition.rows import Index, check_labels, sorted_rows
+from fedjax_core.values import AtLeastOne
 
 
 def by_domain(
@@ -12,8 +13,8 @@ def by_domain(
     clients: int,
     seed: int,
     *,
-    train_examples: int | None = None,
-    test_examples: int | None = None,
+    train_examples: AtLeastOne | None = None,
+    test_examples: AtLeastOne | None = None,
 ) -> tuple[Index, Index]:
     """Each client holds one domain (feature shift); with several clients per domain they divide it equally.
 

@@ -8,6 +8,7 @@ from fedjax_core import by_name
 from fedjax_core.data.draws import apportion, apportion_capped, generator
 from fedjax_core.data.partition.concentration import Alpha, concentrations, log_dirichlet
 from fedjax_core.data.partition.rows import Index, at_least_one_client, check_labels, choose_rows, deal_classes
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 def dirichlet_clients(
@@ -17,10 +18,10 @@ def dirichlet_clients(
     seed: int,
     *,
     alpha: Alpha,
-    train_examples: int = 500,
-    test_examples: int = 100,
+    train_examples: AtLeastOne = 500,
+    test_examples: AtLeastZero = 100,
     replace: bool = False,
-    max_tries: int = 1000,
+    max_tries: AtLeastOne = 1000,
 ) -> tuple[Index, Index]:
     """Each client draws its own label distribution, q ~ Dir(alpha) over the classes, and fixed numbers of rows from it.
 
@@ -69,9 +70,9 @@ def pathological_clients(
     clients: int,
     seed: int,
     *,
-    classes_per_client: int,
-    train_examples: int = 500,
-    test_examples: int = 100,
+    classes_per_client: AtLeastOne,
+    train_examples: AtLeastOne = 500,
+    test_examples: AtLeastZero = 100,
     replace: bool = False,
 ) -> tuple[Index, Index]:
     """Each client draws n classes and fixed numbers of rows from them, equally many of each; clients may share examples.
@@ -115,7 +116,7 @@ def overlapping_dirichlet(
     seed: int,
     *,
     alpha: Alpha | Literal["random_over_classes", "random_over_clients"] = "random_over_classes",
-    train_examples: int | None = None,
+    train_examples: AtLeastOne | None = None,
 ) -> Index:
     """FedHPL's "Dir": client k takes q_kc * |D_k| rows of each class c, q_k ~ Dir(alpha_k); clients may share examples.
 

@@ -5,6 +5,7 @@ import numpy as np
 from fedjax_core.data.draws import apportion, generator
 from fedjax_core.data.partition.concentration import Alpha, concentrations, draw_until, log_dirichlet
 from fedjax_core.data.partition.rows import Index, check_labels, sorted_rows
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 def iid(labels: np.ndarray, clients: int, seed: int) -> Index:
@@ -25,7 +26,9 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> Index:
     return [sorted_rows(part) for part in np.array_split(generator(seed, "iid").permutation(len(labels)), clients)]
 
 
-def quantity_skew(labels: np.ndarray, clients: int, seed: int, *, alpha: Alpha, min_size: int = 1, max_tries: int = 1000) -> Index:
+def quantity_skew(
+    labels: np.ndarray, clients: int, seed: int, *, alpha: Alpha, min_size: AtLeastZero = 1, max_tries: AtLeastOne = 1000
+) -> Index:
     """Client sizes from a Dirichlet distribution, rows at random: label distributions agree, quantities do not.
 
     Small alpha means more skew: with 10 clients the largest holds 66 % of the rows on average at alpha 0.1, 15 % at alpha 10.

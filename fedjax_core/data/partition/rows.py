@@ -1,6 +1,7 @@
 """Index lists: what every scheme checks, and rows chosen at random."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -46,3 +47,22 @@ def deal_classes(rng: np.random.Generator, classes: int, clients: int, each: int
         chosen = order[np.argsort(held.sum(0)[order], kind="stable")[: numbers[client]]]
         held[client, chosen] = 1
     return held
+
+
+def index_list(what: str, rows: Any, limit: int) -> np.ndarray:
+    """One client's rows, checked and sorted, int32.
+
+    Args:
+      what: begins a message.
+      rows: row numbers in any order; may be empty.
+      limit: how many rows there are.
+
+    Raises:
+      ValueError: they are not integers of shape [n], or out of range.
+    """
+    rows = np.asarray(rows) if len(rows) else np.zeros(0, np.int32)
+    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+        raise ValueError(f"{what} has shape {rows.shape} and type {rows.dtype}: must be a list of integer row numbers.")
+    if len(rows) and not 0 <= rows.min() <= rows.max() < limit:
+        raise ValueError(f"{what} has row numbers from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
+    return np.sort(rows).astype(np.int32)

@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_core.data.draws import apportion, generator
 from fedjax_core.data.partition.concentration import Alpha, concentrations, draw_until, log_dirichlet, log_sum
 from fedjax_core.data.partition.rows import Index, check_labels, deal_classes, sorted_rows
+from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction
 
 FITTING_STEPS = 500  # of iterative proportional fitting; what it leaves over is moved by hand
 
@@ -18,10 +19,10 @@ def dirichlet(
     seed: int,
     *,
     alpha: Alpha | Literal["random"],
-    min_size: int = 1,
-    min_share: float = 0.0,
+    min_size: AtLeastZero = 1,
+    min_share: Fraction = 0.0,
     balanced: bool = False,
-    max_tries: int = 1000,
+    max_tries: AtLeastOne = 1000,
 ) -> Index:
     """Divides each class over the clients in proportions drawn from a Dirichlet distribution.
 
@@ -78,7 +79,7 @@ def dirichlet(
 
 
 def pathological(
-    labels: np.ndarray, clients: int, seed: int, *, classes_per_client: int | Sequence[int], equal_volume: bool = True
+    labels: np.ndarray, clients: int, seed: int, *, classes_per_client: AtLeastOne | Sequence[AtLeastOne], equal_volume: bool = True
 ) -> Index:
     """Each client holds n classes; a class's rows are divided equally over the clients that hold it.
 
@@ -124,7 +125,7 @@ def pathological(
     return _deal(labels, classes, table, rng)
 
 
-def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: int = 2) -> Index:
+def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: AtLeastOne = 2) -> Index:
     """Sorts the rows by label, cuts them into N * s shards of equal size (up to one row) and deals s of them to each client.
 
     60,000 rows, 100 clients and s = 2 give 200 shards of 300 rows; most clients then hold two classes.

@@ -19,15 +19,20 @@ Files are looked for in `data_dir`, else in $FEDJAX_DATA, else in ~/fedjax_data.
 loaded; files of published sets are checked by checksum or by exact size. One source never stands in for another.
 
 A further set is a function that finds its files (`files.find`), turns bytes into arrays and hands them to `from_arrays`, and a
-line in `READERS`. It takes those of these arguments that it names, and options of its own:
+line in `READERS`. A set from outside is the same function in a module or file of its own, which a config names by its place,
+`package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of the group `fedjax_core.sources`.
+It takes those of these arguments that it names, and options of its own, whose annotations say which values they may have:
   data_dir: Path                 where the files lie
   load: str -> Dataset           reads another set by its spec, such as "digits" or "npz(path='mine.npz')"
+It returns a `Dataset` (from `from_arrays` or `from_table`), or the arguments of `from_arrays`: a mapping of them by name, or a
+tuple (train_x, train_y, test_x, test_y) or (train_x, train_y, test_x, test_y, class_names). Whatever it returns is checked.
 What follows the colon of a name in `PREFIXED` is the option `path`.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedjax_core import by_name
 from fedjax_core.data.sources.archive import npz
@@ -42,7 +47,7 @@ from fedjax_core.data.sources.matlab import svhn
 from fedjax_core.data.sources.prepared import tfds
 from fedjax_core.data.sources.table import from_table
 
-__all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "from_arrays", "from_table", "load"]
+__all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "find", "from_arrays", "from_table", "load"]
 
 READERS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
@@ -66,33 +71,62 @@ PREFIXED = {"tfds": "NAME", "npz": "FILE", "folder": "DIR"}
 GIVEN = ("data_dir", "load")  # arguments of a reader that are no options of its own
 
 
+def find(spec: str, options: Mapping[str, Any] | None = None, *, field: str = "") -> by_name.Found:
+    """The reader that a spec names, its options checked; nothing is read.
+
+    Args:
+      spec: one of the names above, with options if it has any: "digits", "tfds:cifar10", "npz(path='pacs64.npz', size=32)", or
+        one from outside.
+      options: given beside the spec's own.
+      field: of the config, for messages about a spec that cannot be read.
+
+    Raises:
+      ValueError: an unknown name, or an option has a value that it may not have.
+      TypeError: an option that the reader does not have, or one that is missing.
+    """
+    kind, colon, rest = by_name.parse(spec, field)[0].partition(":")
+    path = {"path": rest} if colon and kind in PREFIXED else {}
+    if path and not rest:
+        raise ValueError(f"data set {spec!r} has nothing after the colon: must be {kind}:{PREFIXED[kind]}.")
+    if path and "path" in (options or {}):
+        raise ValueError(f"data set {spec!r} is also given path={dict(options or {})['path']!r}: give one of them.")
+    return by_name.find("data set", spec, READERS, given=GIVEN, prefixes=PREFIXED, field=field, options=path | dict(options or {}))
+
+
 def load(name: str, data_dir: str | os.PathLike | None = None, **options) -> Dataset:
     """Loads a data set by name.
 
     Args:
-      name: one of the names above, such as "digits", "tfds:cifar10" or "npz:pacs64.npz"; what follows the colon can also be
-        the option `path`.
+      name: one of the names above, or one from outside; with options in brackets, or without.
       data_dir: where the files lie; None: $FEDJAX_DATA, else ~/fedjax_data.
       **options: the reader's own keyword arguments: those of the function in `READERS` that are not in `GIVEN`.
 
     Raises:
-      ValueError: an unknown name, or files that are damaged or not what they should be.
+      ValueError: an unknown name, a value that an option may not have, or files that are damaged or not what they should be.
       FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
-      TypeError: an option that the reader does not have.
+      TypeError: an option that the reader does not have; or a reader from outside that returns something else than a data set.
     """
-    kind, colon, rest = name.partition(":")
-    if kind not in READERS or (colon and (kind not in PREFIXED or not rest)):
-        names = {reader: f"{reader}:{PREFIXED[reader]}" if reader in PREFIXED else reader for reader in READERS}
-        hint = f" Did you mean {names[kind]!r}?" if kind in names else by_name.did_you_mean(kind, names)
-        raise ValueError(f"unknown data set {name!r}; allowed: {', '.join(names.values())}.{hint}")
-    if colon and "path" in options:
-        raise ValueError(f"data set {name!r} has a path of its own beside path={options['path']!r}: give one of them.")
+    found = find(name, options)
     root = Path(data_dir or os.environ.get(DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser()
+    made = found(data_dir=root, load=lambda spec: load(spec, root))
+    return made if found.origin == by_name.BUILT_IN else _checked(found.name, made)
 
-    def another(spec: str) -> Dataset:
-        of, its_options = by_name.parse(spec)
-        return load(of, root, **its_options)
 
-    return by_name.call(
-        f"data set {name!r}", READERS[kind], {"data_dir": root, "load": another}, options | ({"path": rest} if colon else {})
-    )
+def _checked(name: str, made: Any) -> Dataset:
+    """What a reader from outside returned, as a data set."""
+    if isinstance(made, Dataset):
+        (train_x, train_y), (test_x, test_y), columns = made.train, made.test, made._asdict()
+        given = {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y, **columns}
+        given = {key: value for key, value in given.items() if key not in ("train", "test")}
+    elif isinstance(made, tuple) and len(made) in (4, 5):
+        given = dict(zip(("train_x", "train_y", "test_x", "test_y", "class_names"), made, strict=False))
+    elif isinstance(made, Mapping):
+        given = dict(made)
+    else:
+        wanted = "a Dataset, a mapping of the arguments of from_arrays, or (train_x, train_y, test_x, test_y)"
+        raise TypeError(f"data set {name!r} returned {type(made).__name__}: must be {wanted}.")
+    by_name.check(f"what data set {name!r} returned", from_arrays, (), given)
+    try:
+        return from_arrays(**{"name": name.rpartition(":")[2]} | given)
+    except ValueError as error:
+        raise ValueError(f"data set {name!r}: {error}") from error

@@ -6,20 +6,28 @@ import tokenize
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources import files, images
 from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
-from fedjax_core.data.sources.splits import stratified_fraction
+from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
+from fedjax_core.values import AtLeastOne
 
 OF_ROWS = ("images", "features", "bytes", "offsets", "labels", "domains", "clients")
 SHARED = ("is_test", "class_names", "domain_names")
 DAMAGED = (OSError, EOFError, ValueError, SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError)
 
 
-def npz(data_dir: Path, path: str, channels: int = 3, size: int | None = None, test_fraction: float | None = None) -> Dataset:
+def npz(
+    data_dir: Path,
+    path: str,
+    channels: Literal[1, 3] = 3,
+    size: AtLeastOne | None = None,
+    test_fraction: TestFraction | None = None,
+) -> Dataset:
     """A .npz file with arrays or encoded images; read without pickle.
 
     Either both parts, `train_` and `test_` in front of each key, or one with `is_test` [rows] bool and bare keys:

@@ -8,7 +8,7 @@ from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
 from fedjax_core.data.draws import generator
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import SPLIT_SEED, stratified_fraction
+from fedjax_core.data.sources.splits import SPLIT_SEED, TestFraction, stratified_fraction
 
 Load = Callable[[str], Dataset]  # by its spec, such as "digits" or "npz(path='pacs64.npz')"
 SUPERCLASS = (  # of each class of CIFAR-100, both in alphabetical order
@@ -119,7 +119,7 @@ def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
     )
 
 
-def resplit(load: Load, of: str, test_fraction: float = 0.2) -> Dataset:
+def resplit(load: Load, of: str, test_fraction: TestFraction = 0.2) -> Dataset:
     """Another set's training rows alone, a part of each class as test set; its own test rows are left out.
 
     For clients with private test sets (FedHPL, Figures 7 to 9), with `pathological(classes_per_client=(2, 4, 6, 8, 10))`.

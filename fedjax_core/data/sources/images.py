@@ -3,12 +3,14 @@
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import stratified_fraction
+from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
+from fedjax_core.values import AtLeastOne
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
@@ -17,9 +19,9 @@ def folder(
     data_dir: Path,
     path: str,
     domains: bool = False,
-    channels: int = 3,
-    size: int | None = None,
-    test_fraction: float | None = None,
+    channels: Literal[1, 3] = 3,
+    size: AtLeastOne | None = None,
+    test_fraction: TestFraction | None = None,
 ) -> Dataset:
     """A folder of images: `train/CLASS/*` and `test/CLASS/*`, or `CLASS/*` with `test_fraction`.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_core.data.sources import images
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
+from fedjax_core.values import AtLeastOne
 
 
 def tfds(
@@ -15,7 +16,7 @@ def tfds(
     path: str,
     train: str = "train",
     test: str = "test",
-    size: int | None = None,
+    size: AtLeastOne | None = None,
     image: str | None = None,
     label: str | None = None,
 ) -> Dataset:

@@ -168,7 +168,7 @@ def test_holdout_takes_a_part_of_each_client(clients, seed, fraction):
     ("options", "message"),
     [
         ({"scheme": {"alpha": 0.5}}, "needs a name"),
-        ({"scheme": {"name": "dirichlet", "alpha": -1}}, "alpha=-1: must be > 0"),
+        ({"scheme": {"name": "dirichlet", "alpha": -1}}, "alpha=-1 must be positive"),
         ({"clients": 241}, "241 clients for 240 rows"),
         ({"test_split": "propotional"}, "unknown test split 'propotional'.*Did you mean 'proportional'"),
         ({"test_split": "matched"}, "test_split='matched' with test_examples=None"),

@@ -94,3 +94,43 @@ def test_make_explains_names_options_and_missing_columns():
         partition.make("dirichlet", COLUMNS, 3, 0)
     with pytest.raises(ValueError, match="partition 'natural' needs ids, and this data set has none"):
         partition.make("natural", {"labels": BALANCED}, 3, 0)
+
+
+OUTSIDE = """
+import numpy as np
+
+def turns(labels, clients, *, step: int = 1, returns=None):
+    index = [np.arange(i, len(labels), clients * step)[::-1] for i in range(clients)]
+    return {None: index, "pair": (index, index), "few": index[1:], "far": [[len(labels)]] * clients, "int": 3}[returns]
+"""
+
+
+def test_a_partition_of_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text(OUTSIDE)
+    mine = f"{tmp_path}/mine.py:turns"
+    train, test = partition.make(mine, COLUMNS, 4, 0, step=100)
+    assert [part.tolist() for part in train] == [[i, i + 400, i + 800] for i in range(4)]
+    assert (train[0].dtype, test) == (np.int32, None)
+    assert len(partition.make(mine, COLUMNS | {"test_labels": BALANCED}, 4, 0, returns="pair")[1] or ()) == 4
+    with pytest.raises(TypeError, match=r"mine\.py:turns' returned 3 lists: must be a list of 4 index lists, or two of them"):
+        partition.make(mine, COLUMNS, 4, 0, returns="few")
+    with pytest.raises(TypeError, match=r"mine\.py:turns' returned int: must be a list of 4"):
+        partition.make(mine, COLUMNS, 4, 0, returns="int")
+    with pytest.raises(ValueError, match=r"training rows of client 0 has row numbers from 1000 to 1000: must lie in \[0, 1000\)"):
+        partition.make(mine, COLUMNS, 4, 0, returns="far")
+    with pytest.raises(ValueError, match=r"turns': test rows of client 0 has row numbers from 0 to 996: must lie in \[0, 400\)"):
+        partition.make(mine, COLUMNS, 4, 0, returns="pair")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("dirichlet", {"alpha": 1.0, "min_size": "x"}, "partition 'dirichlet': min_size='x' must be a whole number, at least 0"),
+        ("dirichlet", {"alpha": 1.0, "min_share": 2}, "partition 'dirichlet': min_share=2 must be in"),
+        ("shards", {"shards_per_client": 2.5}, "partition 'shards': shards_per_client=2.5 must be a whole number"),
+        ("dirichlet_clients", {"alpha": 1.0, "train_examples": 0}, "train_examples=0 must be at least 1"),
+    ],
+)
+def test_values_of_options_are_checked(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        partition.make(name, COLUMNS, 4, 0, **options)

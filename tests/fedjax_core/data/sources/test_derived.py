@@ -139,5 +139,5 @@ def test_resplit_tests_on_a_part_of_the_training_rows():
     np.testing.assert_allclose(share, 0.2, atol=0.01)
     again = sources.load("resplit", of="digits")
     np.testing.assert_array_equal(again.test.x, data.test.x)
-    with pytest.raises(ValueError, match=r"test_fraction=1: must lie between 0 and 1"):
+    with pytest.raises(ValueError, match=r"test_fraction=1 must be between 0 and 1"):
         sources.load("resplit", of="digits", test_fraction=1)

@@ -40,11 +40,11 @@ def test_the_variable_says_where_data_lie(tmp_path, monkeypatch):
 def test_unknown_names_and_options_are_explained():
     with pytest.raises(ValueError, match=r"unknown data set 'cifar-10'; allowed: digits, cifar10, .*Did you mean 'cifar10'\?"):
         sources.load("cifar-10")
-    with pytest.raises(ValueError, match=r"unknown data set 'tfds:'.*Did you mean 'tfds:NAME'\?"):
+    with pytest.raises(ValueError, match=r"data set 'tfds:' has nothing after the colon: must be tfds:NAME"):
         sources.load("tfds:")
     with pytest.raises(TypeError, match="data set 'tfds' needs the option 'path'"):
         sources.load("tfds")
-    with pytest.raises(ValueError, match=r"'npz:a\.npz' has a path of its own beside path='b\.npz'"):
+    with pytest.raises(ValueError, match=r"'npz:a\.npz' is also given path='b\.npz'"):
         sources.load("npz:a.npz", path="b.npz")
     with pytest.raises(ValueError, match="unknown data set 'digits:5'"):
         sources.load("digits:5")
@@ -54,3 +54,66 @@ def test_unknown_names_and_options_are_explained():
         sources.load("cifar100", labels="finest")
     with pytest.raises(ValueError, match=r"unknown EMNIST split 'merge'.*Did you mean 'bymerge'"):
         sources.load("emnist", split="merge")
+    with pytest.raises(ValueError, match=r"unknown data set 'digts'; .*fedjax_core\.sources.*'package\.module:name'"):
+        sources.load("digts")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("blank(shape=8)", "data set 'blank': shape=8 must be a tuple"),
+        ("rotated(of='digits', degrees=30)", "data set 'rotated': degrees=30 must be a tuple, each a finite number"),
+        ("only(of=3, classes=(1,))", "data set 'only': of=3 must be a text"),
+        ("only(of='digits', classes=('a',))", r"data set 'only': classes=\('a',\) must be a tuple, each a whole number"),
+        ("resplit(of='digits', test_fraction='x')", "test_fraction='x' must be a finite number"),
+        ("resplit(of='digits', test_fraction=1.0)", "test_fraction=1.0 must be between 0 and 1"),
+        ("npz(path='a', channels=2)", "channels=2 must be one of 1, 3"),
+        ("folder(path='a', size=0)", "size=0 must be at least 1"),
+    ],
+)
+def test_values_of_options_are_checked_before_anything_is_read(spec, said):
+    with pytest.raises(ValueError, match=said):
+        sources.find(spec)
+
+
+OUTSIDE = """
+import numpy as np
+from fedjax_core.data import sources
+
+def waves(*, length: int = 5, returns="dict"):
+    x, y = np.ones((6, length, 2)), np.arange(6) % 3
+    if returns == "dict":
+        return dict(train_x=x, train_y=y, test_x=x[:2], test_y=y[:2], class_names=("a", "b", "c"))
+    if returns == "tuple":
+        return x, y, x[:2], y[:2]
+    if returns == "wrong labels":
+        return x, y - 1, x[:2], y[:2]
+    return returns
+
+def fewer(load, data_dir, of):
+    data = load(of)
+    return data._replace(name=data_dir.name, train=type(data.train)(data.train.x[:10], data.train.y[:10]))
+"""
+
+
+def test_a_source_of_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text(OUTSIDE)
+    mine = f"{tmp_path}/mine.py:waves"
+    data = sources.load(f"{mine}(length=7)", tmp_path)
+    assert (data.name, data.train.x.shape, data.train.x.dtype, data.class_names) == (
+        "waves",
+        (6, 7, 2),
+        np.float32,
+        ("a", "b", "c"),
+    )
+    assert sources.load(mine, returns="tuple").test.y.tolist() == [0, 1]
+    few = sources.load(f"{tmp_path}/mine.py:fewer(of='digits')", tmp_path)
+    assert (few.name, len(few.train.y), len(few.test.y)) == (tmp_path.name, 10, 360)
+    with pytest.raises(ValueError, match=r"data set '.*mine\.py:waves': length='x' must be a whole number"):
+        sources.find(f"{mine}(length='x')")
+    with pytest.raises(ValueError, match=r"data set '.*mine\.py:waves': train_y has values from -1 to 1"):
+        sources.load(mine, returns="wrong labels")
+    with pytest.raises(TypeError, match=r"mine\.py:waves' returned int: must be a Dataset, a mapping"):
+        sources.load(mine, returns=5)
+    with pytest.raises(TypeError, match=r"returned has no option 'train'; it takes: train_x"):
+        sources.load(mine, returns={"train": 1})
