@@ -329,7 +329,9 @@ def batched(augment: Augment) -> Augment:
         views = jax.vmap(augment)(keys, images)
         if views.shape != images.shape or views.dtype != images.dtype:
             found = f"{views.dtype}{list(views.shape[1:])}"
-            raise ValueError(f"augmentation made {found} of an image {images.dtype}{list(images.shape[1:])}: must keep shape and type")
+            raise ValueError(
+                f"augmentation made {found} of an image {images.dtype}{list(images.shape[1:])}: must keep shape and type"
+            )
         return views
 
     return of_batch

@@ -401,7 +401,5 @@ def test_an_augmentation_of_ones_own(tmp_path):
     with pytest.raises(ValueError, match=r"mine\.py:darker': factor='x' must be a finite number"):
         augment.parse(f"{tmp_path}/mine.py:darker(factor='x')")
     cut = augment.batched(augment.parse(f"{tmp_path}/mine.py:cut(rows=2)"))
-    with pytest.raises(
-        ValueError, match=r"augmentation made float32\[5, 5, 3\] of an image float32\[7, 5, 3\]: must keep shape"
-    ):
+    with pytest.raises(ValueError, match=r"augmentation made float32\[5, 5, 3\] of an image float32\[7, 5, 3\]: must keep shape"):
         cut(jax.random.key(0), jnp.asarray(x)[None])
