@@ -1,6 +1,5 @@
-"""What the documents show, runs: the notebook, and the README's code."""
+"""The notebooks run and show their plots."""
 
-import re
 from pathlib import Path
 
 import nbclient
@@ -22,13 +21,3 @@ def test_notebook_runs_and_shows_its_plots(notebook, data_folder, monkeypatch):
     shown = [output for cell in read.cells for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
     assert len(shown) >= 2
     assert not any(cell.get("outputs") for cell in nbformat.read(notebook, as_version=4).cells), "commit it without outputs"
-
-
-def test_the_howto_of_the_readme_runs():
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(code) == 1
-    assert len(code[0].splitlines()) <= 14
-    scope: dict = {}
-    exec(code[0], scope)
-    assert 0 <= scope["scores"]["test/global/accuracy"] <= 1
-    assert scope["data"].classes == 3

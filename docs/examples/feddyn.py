@@ -1,0 +1,75 @@
+"""FedDyn: each client's objective is bent so that all clients agree at the optimum of their sum.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. Federated Learning Based on Dynamic Regularization. ICLR 2021.
+https://arxiv.org/abs/2111.04263
+
+  paper        here          meaning
+  theta        server.net    server model
+  h            server.h      the server's state
+  g_k          g             client k's gradient at its last model, what it keeps
+  alpha        alpha         weight of the regulariser
+
+Departures: batch statistics are averaged and not regularised. A round to which nobody comes back changes nothing.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core.algorithm import Algorithm, ClientOutput, Net, PyTree
+from fedjax_core.learning import aggregators, training
+from fedjax_core.task import Task
+
+
+class Server(NamedTuple):
+    net: Net
+    h: PyTree
+
+
+def feddyn(task: Task, *, optimizer: training.Optimizer, alpha: float = 0.01, epochs: int = 1, batch: int = 64) -> Algorithm:
+    """Builds FedDyn (Algorithm 1).
+
+    Args:
+      task: network and population; m is `task.population`.
+      optimizer: local optimiser.
+      alpha: weight of the regulariser.
+      epochs: local epochs.
+      batch: B.
+
+    Raises:
+      ValueError: alpha is not positive.
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha={alpha} must be positive")
+    model = task.model
+    loss = training.cross_entropy(model)
+
+    def server_init(key):
+        net = model.init(key)
+        return Server(net, optax.tree.zeros_like(net.params))
+
+    def client_update(sent, g, data, key):
+        linear = optax.stateless(lambda grads, _: optax.tree.sub(grads, g))  # the gradient of -<g_k, theta>
+        chain = optax.chain(training.proximal(alpha), linear, optimizer(task.round))
+        net, _, sums = training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)  # (1)
+        delta = optax.tree.sub(net, sent.net)
+        g = optax.tree.add_scale(g, -alpha, delta.params)  # (2)
+        return ClientOutput(g, delta, sums, local=(sent._replace(net=net), g))
+
+    def server_update(server, delta, cohort, key):
+        came = jnp.sum(cohort.examples > 0)
+        h = optax.tree.add_scale(server.h, -alpha * came / task.population, delta.params)
+        params = optax.tree.add_scale(optax.tree.add(server.net.params, delta.params), -1 / alpha, h)
+        params = jax.tree.map(lambda new, old: jnp.where(came > 0, new, old), params, server.net.params)
+        return Server(Net(params, optax.tree.add(server.net.stats, delta.stats)), h), {}
+
+    return Algorithm(
+        server_init,
+        client_update,
+        server_update,
+        collect=aggregators.mean(aggregators.uniform),
+        predict={"global": lambda sent, g, x: model.apply(sent.net, x)[0]},
+        client_init=lambda key, server, client: optax.tree.zeros_like(server.net.params),
+    )

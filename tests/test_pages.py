@@ -1,0 +1,74 @@
+"""The site's pages: their code runs, what they name is there, and the worked example passes the contract from an empty folder."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from docs import gallery
+from fedjax_core import experiment
+from fedjax_core.commands import console, shipped
+from tests import quick
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
+TEXT = "\n".join(page.read_text() for page in [*PAGES, ROOT / "README.md"])
+
+
+def blocks(page: Path) -> list[str]:
+    found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    return [code for code in found if "--8<--" not in code]  # files that are shown
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    scope: dict = {}
+    for code in blocks(page):
+        exec(compile(code, page.name, "exec"), scope)
+
+
+def test_commands_name_what_is_there():
+    for command, name in re.findall(r"fedjax-core (\w+) ?([\w/]*)", TEXT):
+        assert command in {*console.COMMANDS, "COMMAND"}, command
+        if command in ("run", "table") and name and name != "NAME" and not name.startswith("runs"):
+            assert name in shipped.names({"run": "config", "table": "table"}[command]), name
+    for path in re.findall(r"(?:configs|methods|tests|docs|colab)/[\w/]+\.(?:py|md)\b", TEXT):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_gallery_has_every_method_once():
+    table = gallery.rows((ROOT / "README.md").read_text())
+    plain = tomllib.loads((ROOT / "docs" / "methods.toml").read_text())
+    assert set(table) == set(plain) == set(experiment.names())
+    page = gallery.page()
+    for name in table:
+        assert page.count(f"`configs/{name}.py`") == 1
+    assert page.count("```mermaid") == len(table)
+
+
+def test_the_readme_is_a_front_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_example_of_a_method_lives_outside(tmp_path):
+    """Its tests and a run of it, in an empty folder, in processes of their own."""
+    for file in (ROOT / "docs" / "examples").glob("*.py"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "conftest.py").write_text("import jax\n\njax.config.update('jax_num_cpu_devices', 2)\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": quick.flags({}), "JAX_PLATFORMS": "cpu"}
+
+    def ended(*arguments: str) -> str:
+        command = [sys.executable, "-m", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    assert re.search(r"\b9 passed", ended("pytest", "-q", "-p", "no:cacheprovider"))
+    flags = ("--workdir=run", "--config.method.name=feddyn.py:feddyn", "--config.method.alpha=0.1", "--config.rounds=2")
+    assert "accuracy" in ended("fedjax_core", "run", "fedavg:smoke", *flags)
