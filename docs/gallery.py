@@ -9,8 +9,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Choose a method
 
-Every method below runs with `fedjax-core run NAME --workdir=DIR`. All of them share data, networks, evaluation and the compiled round,
-so two methods differ in what this page says and in nothing else. K is the number of classes and D the number of features.
+Every method below runs with `fedjax-core run NAME --workdir=DIR`. All of them share data, networks, evaluation and the compiled
+round, so two methods differ in what this page says and in nothing else. K is the number of classes and D the number of features.
 
 | you want | look at |
 |---|---|

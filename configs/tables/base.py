@@ -59,8 +59,8 @@ class Measure:
       percent: whether to show it times 100; None: if it is an accuracy.
       unit: what it is shown in: 2**20 for millions as papers count parameters. Not together with `percent`.
       digits: decimals shown; None: two of per cent, else four significant digits.
-      better: which of two numbers is: "larger", "smaller", "neither"; the best of a column is bold. None: the larger accuracy, ROUGE or
-        analysis, the smaller loss; neither of counts and of other scores.
+      better: which of two numbers is: "larger", "smaller", "neither"; the best of a column is bold. None: the larger accuracy,
+        ROUGE or analysis, the smaller loss; neither of counts and of other scores.
     """
 
     label: str
