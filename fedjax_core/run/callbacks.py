@@ -19,12 +19,16 @@ worth), leaves a checkpoint, and the same command goes on from there. A callback
                 self.best, self.at = record["test/global/accuracy"], record["round"]
             return record["round"] - self.at >= self.rounds and f"no better accuracy in {self.rounds} rounds"
 
-Given as `run(..., callbacks=[Patience(20)])`, or in a config as `callbacks = ("my_package.stopping:Patience(rounds=20)",)`.
+Given as `run(..., callbacks=[Patience(20)])`, or in a config as `callbacks = ("my_package.stopping:Patience(rounds=20)",)`; loggers
+are in `fedjax_core/reporting/loggers.py`.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fedjax_core import by_name
+from fedjax_core.reporting import loggers
 
 METHODS = ("start", "round", "evaluation", "end")
 
@@ -74,11 +78,20 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Sequence[Any], writer: bool = True):
-        """`writer`: whether this process calls them.
+        """Finds those that are given by name.
+
+        Args:
+          callbacks: objects, or specs of such: "wandb(project='x')", "package.module:name(option=...)".
+          writer: whether this process calls them.
 
         Raises:
-          TypeError: one of them has none of the methods.
+          TypeError: one of them has none of the methods, or an option that there is not.
+          ValueError: there is none of that name, or it cannot be made.
         """
+        callbacks = [
+            by_name.find("callback", given, loggers.CALLBACKS, field="callbacks")() if isinstance(given, str) else given
+            for given in callbacks
+        ]
         for place, callback in enumerate(callbacks):
             if not any(callable(getattr(callback, name, None)) for name in METHODS) or isinstance(callback, type):
                 raise TypeError(

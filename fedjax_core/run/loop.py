@@ -85,7 +85,7 @@ def run(
       record: more to write into run.json, such as convolution forms; must be the same on resume.
       chosen_plan: the simulation's plan was set by the user, so it is kept even if the directory has another.
       profile: writes a jax.profiler trace of one round into `profile/`: the second of those run, for the first one compiles.
-      callbacks: objects that are told what happens, and may ask to stop: see `fedjax_core/run/callbacks.py`.
+      callbacks: objects that are told what happens, and may ask to stop, or specs of such: see `fedjax_core/run/callbacks.py`.
       progress: see `report.Reporter`.
       console: see `report.Reporter`.
 

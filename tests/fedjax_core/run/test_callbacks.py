@@ -110,11 +110,20 @@ def test_one_that_fails_ends_the_run_by_name_and_leaves_a_checkpoint(tmp_path):
 
 
 def test_what_is_no_callback_is_refused():
-    for wrong in (print, Listener, object(), "wandb"):
+    for wrong in (print, Listener, object()):
         with pytest.raises(
             TypeError, match=r"callbacks\[0\]=.* is no object with one of the methods start, round, evaluation, end"
         ):
             Callbacks([wrong])
+
+
+def test_one_is_found_by_name():
+    (found,) = Callbacks([f"{__name__}:Listener(round1=True)"])._callbacks
+    assert found.answers == {"round1": True}
+    with pytest.raises(ValueError, match=r"unknown callback 'wand'; allowed: wandb, mlflow\. Did you mean 'wandb'\?"):
+        Callbacks(["wand(project='x')"])
+    with pytest.raises(TypeError, match="callback 'wandb' has no option 'projekt'; it takes: project, name, mode, directory"):
+        Callbacks(["wandb(projekt='x')"])
 
 
 def test_an_answer_is_none_true_or_a_text():
