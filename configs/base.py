@@ -129,6 +129,7 @@ def get_config(variant: str = "small") -> Any:
     config.plan.devices = placeholder(int)
     config.plan.hold = "device"  # client states: "device", or "host" for large populations
 
+    config.callbacks = ()  # told what happens, may ask to stop: "wandb(project='x')", "my.module:Name(option=1)"
     config.profile = False  # True: a jax.profiler trace of one round, in profile/ of the work directory
 
     config.checkpoint = ConfigDict()

@@ -352,6 +352,7 @@ def execute(
     *,
     data: federated.FederatedData | None = None,
     console: Callable[[str], None] | None = None,
+    callbacks: Sequence[Any] = (),
 ) -> Finished:
     """Builds and runs a config in a work directory, or resumes it there.
 
@@ -361,6 +362,7 @@ def execute(
       progress: True: a bar; False: no bar and no lines; None: a bar on a terminal or in a notebook, lines elsewhere.
       data: in place of the config's, which they must be if the run is resumed.
       console: takes what is said (label table, scores at the end); None: standard error.
+      callbacks: told what happens, beside those that the config names: see `fedjax_core/run/callbacks.py`.
 
     Returns:
       The final state, the summary, the plots and the history; see `fedjax_core.run.run`, also for what it raises.
@@ -381,6 +383,7 @@ def execute(
             record={"convolution": nn.describe()},
             chosen_plan=config.plan.chunk is not None or config.plan.devices is not None,
             profile=config.profile,
+            callbacks=(*config.get("callbacks", ()), *callbacks),
             progress=progress,
             console=console,
         )
