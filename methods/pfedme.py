@@ -31,6 +31,7 @@ import optax
 from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import training
+from fedjax_core.learning.trained import tell
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen
@@ -128,6 +129,7 @@ def pfedme(
         begun = Net(w.params, Carried(w.stats, w.params, inner.init(w.params), jnp.int32(0)))
         outer = training.sgd(outer_lr)(task.round)
         (w_i, carried), _, sums = training.fit(envelope(data), outer, epochs=epochs, batch=batch)(begun, data, key)
+        tell(theta.params, carried.theta)
         delta = Net(optax.tree.sub(w_i, w.params), optax.tree.sub(carried.stats, w.stats))
         return Net(carried.theta, carried.stats), delta, sums
 

@@ -1,6 +1,6 @@
 """Analyses finished runs: figures, each with its numbers beside it as CSV, and tables.
 
-  fedjax-core analyse runs/fedavg runs/scaffold --what=curves --out=analysis
+  fedjax-core analyse runs/fedavg runs/scaffold --what=curves --out=analysis --labels=FedAvg,SCAFFOLD --format=png,pdf
   fedjax-core analyse runs/fedavg --what=partition,clients,classes,communication,probe,match,tsne,landscape
   fedjax-core analyse runs/fedpft --what=attention,probe,tsne --features=extractor
   fedjax-core analyse runs/fedit runs/perada runs/fedoa --what=plane --out=analysis
@@ -10,6 +10,7 @@ What is read from a run is its directory alone; several runs share a figure wher
 
 import argparse
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ WHAT: dict[str, Callable[[Asked, Loaded], list[Path]]] = {
         listings.rouge,
     )
 }
+
+FORMATS = ("png", "pdf", "svg")
 
 
 def analyse(what: Sequence[str], asked: Asked) -> list[Path]:
@@ -58,23 +61,37 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--what", required=True, help="analyses, with commas between")
     parser.add_argument("--out", help="where the files go; for one run its own directory's analysis/ by default")
     parser.add_argument(
-        "--score", default="", help="for curves, such as test/global/accuracy; with commas, the first that a run has"
+        "--score",
+        default="",
+        help="of curves, such as test/global/accuracy; of several the first that a run has",
     )
+    parser.add_argument("--labels", help="what figures and tables call the runs, with commas between: one for each run or line")
+    parser.add_argument("--format", default="png", help="of figures, with commas between: png, pdf, svg")
     parser.add_argument("--model", help="which of the method's models: global, personal")
     parser.add_argument("--features", default="features", help="which of the model's outputs")
-    parser.add_argument("--clients", help="ids, with commas between")
+    parser.add_argument("--clients", help="ids of clients, with commas between; without, all, or where one is shown the first")
     parser.add_argument("--rows", type=int, help=f"examples per client, in the plane ({EMBEDDED}) and in attention ({ATTENDED})")
     parser.add_argument("--centroids", action="store_true", help="of each client's classes, in the plane of tsne")
     parser.add_argument(
-        "--scope", default="own", choices=sorted(SCOPES), help="accuracies on each client's own test rows, or on all"
+        "--scope",
+        default="own",
+        choices=sorted(SCOPES),
+        help="accuracies on each client's own test rows, or on all test data",
     )
     parser.add_argument(
         "--span", type=float, default=1.0, help="of the landscape, in units of the filters' norms; of the plane, of what it shows"
     )
     parser.add_argument("--points", type=int, default=21, help="of the landscape and the plane, along each direction")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the draws of tsne and of the landscape's directions")
     parser.add_argument("--compilation_cache", default=experiment.PROGRAMS, help="where compiled programs are kept; '' for nowhere")
     return parser
+
+
+def _ids(text: str) -> list[int]:
+    """Clients' ids, as "0,3"."""
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ValueError(f"--clients={text} must be ids of clients with commas between, such as 0,3")
+    return [int(part) for part in text.split(",")]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -86,11 +103,13 @@ def main(arguments: Sequence[str]) -> int:
         runs = [Path(run) for run in given.runs]
         if given.out is None and len(runs) > 1:
             raise ValueError("several runs need --out=DIR, where their common files go")
-        chosen = None if given.clients is None else [int(i) for i in given.clients.split(",")]
+        chosen = None if given.clients is None else _ids(given.clients)
+        labels = None if given.labels is None else given.labels.split(",")
+        formats = [by_name.choose("--format", kind, FORMATS) for kind in given.format.split(",")]
         out = runs[0] / "analysis" if given.out is None else Path(given.out)
         scores = [name for name in given.score.split(",") if name]
         shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
-        asked = Asked(runs, out, *shown, given.scope, given.span, given.points, given.seed)
+        asked = Asked(runs, out, *shown, given.scope, given.span, given.points, given.seed, labels, formats)
     except ValueError as error:
         return report.fail(error, 2)
     try:

@@ -16,6 +16,7 @@ import optax
 
 from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, Net, PyTree
 from fedjax_core.learning import losses, metrics
+from fedjax_core.learning.trained import tell
 from fedjax_core.task import Model
 
 
@@ -171,7 +172,8 @@ def fit(
         sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), aux.sums)
         carry = trained, net.stats, optimizer.init(trained), sums
         carry = epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, epochs, epoch, carry)
-        trained, stats, state, sums = carry
+        begun, (trained, stats, state, sums) = trained, carry
+        tell(begun, trained, trains=epochs > 0)
         return Fitted(Net(join(trained, frozen), stats), state, sums)
 
     return run
@@ -237,7 +239,9 @@ def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int
         grads = jax.tree.map(lambda g: g / jnp.maximum(weight(sums), 1).astype(g.dtype), total)
         stepped = optax.with_extra_args_support(optimizer)
         updates, state = stepped.update(grads, optimizer.init(net.params), net.params, progress=jnp.float32(0))
-        return Fitted(Net(optax.apply_updates(net.params, updates), stats), state, sums)
+        trained = optax.apply_updates(net.params, updates)
+        tell(net.params, trained)
+        return Fitted(Net(trained, stats), state, sums)
 
     return run
 

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
-from fedjax_core.reporting.summary import Series, history, is_accuracy, shown, summarise, table
+from fedjax_core.reporting.summary import Series, history, shown, summarise, table
 from fedjax_core.reporting.tensorboard import Events
+from fedjax_core.reporting.words import is_accuracy
 from fedjax_core.storage.workdir import (
     METRICS,
     JsonLines,

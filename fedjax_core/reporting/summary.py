@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
+from fedjax_core.reporting.words import is_accuracy
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
@@ -16,11 +17,6 @@ class Series(NamedTuple):
 
     rounds: np.ndarray
     values: np.ndarray
-
-
-def is_accuracy(name: str) -> bool:
-    """Whether a score of this name is an accuracy."""
-    return "accuracy" in name.split("/")
 
 
 def summarise(records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (), last_k: int = 10) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """What an analysis is asked for: runs, loaded once, and where its files go."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from matplotlib.figure import Figure
+
 from fedjax_core import experiment
 from fedjax_core.engine.simulation import Simulation, State
-from fedjax_core.reporting import plots
+from fedjax_core.reporting import analysis, plots
 from fedjax_core.storage.workdir import write_text
 
 
@@ -16,7 +19,7 @@ class Asked(NamedTuple):
     Attributes:
       runs: directories of runs.
       out: where the files go.
-      scores: for curves: of each run the first that it has; none: the first of `report.HEADLINE` that all have.
+      scores: for curves: of each run the first that it has; none: its main one, see `figures.curves`.
       model: a predictor; None: see `analysis.model_of`.
       features: which of the model's outputs.
       clients: whose features; None: all.
@@ -25,6 +28,8 @@ class Asked(NamedTuple):
       scope: of accuracies by class and by client: "own", each client's own test rows, or "all", the whole test set.
       span, points: of the landscape and the plane.
       seed: of the embedding and of the landscape's directions.
+      labels: what figures and tables call the runs, one for each; for curves also one for each line. None: their directories.
+      formats: of figures, such as "png", "pdf", "svg".
     """
 
     runs: Sequence[Path]
@@ -39,6 +44,8 @@ class Asked(NamedTuple):
     span: float = 1.0
     points: int = 21
     seed: int = 0
+    labels: Sequence[str] | None = None
+    formats: Sequence[str] = ("png",)
 
 
 class Loaded:
@@ -47,6 +54,7 @@ class Loaded:
     def __init__(self):
         self._runs: dict[Path, tuple[Any, Simulation, State]] = {}
         self._last: Path | None = None
+        self._accuracies: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, run: Path) -> tuple[Simulation, State]:
         return self.whole(run)[1:]
@@ -60,11 +68,50 @@ class Loaded:
         self._last = run
         return self._runs[run]
 
+    def accuracies(self, run: Path, model: str | None, scope: str = "own") -> tuple[np.ndarray, np.ndarray]:
+        """`analysis.class_accuracies`, computed once for all analyses that want it."""
+        asked = run, model, scope
+        if asked not in self._accuracies:
+            self._accuracies[asked] = analysis.class_accuracies(*self(run), model, scope)
+        return self._accuracies[asked]
+
+
+def labels(asked: Asked) -> list[str]:
+    """What each run is called.
+
+    Raises:
+      ValueError: the labels that are asked for are not one for each run.
+    """
+    if asked.labels is None:
+        return plots.labels_of(asked.runs)
+    if len(asked.labels) != len(asked.runs) or len(set(asked.labels)) < len(asked.runs):
+        given = ", ".join(map(repr, asked.labels))
+        raise ValueError(f"--labels has {given} for {len(asked.runs)} runs; give each run one of its own")
+    return list(asked.labels)
+
 
 def named(asked: Asked) -> list[tuple[Path, str]]:
     """Runs, each with the beginning of its files' names: nothing if there is one."""
-    labels = plots.labels_of(asked.runs) if len(asked.runs) > 1 else [""]
-    return [(run, f"{label.replace('/', '-')}-" if label else "") for run, label in zip(asked.runs, labels, strict=True)]
+    names = labels(asked) if len(asked.runs) > 1 else [""]
+    return [(run, f"{name.replace('/', '-')}-" if name else "") for run, name in zip(asked.runs, names, strict=True)]
+
+
+def drawn(asked: Asked, name: str, draw: Callable[..., Figure], *shown: Any, **how: Any) -> list[Path]:
+    """Draws a figure into the asked formats.
+
+    Args:
+      asked: where, and in which formats.
+      name: of the files, without a suffix.
+      draw: a function of `plots`; gets `shown`, the path as `path`, and `how`.
+
+    Returns:
+      The files.
+    """
+    files = [asked.out / f"{name}.{kind}" for kind in asked.formats]
+    figure = draw(*shown, path=files[0], **how)
+    for file in files[1:]:
+        plots.write(figure, file)
+    return files
 
 
 def of_features(asked: Asked) -> str:

@@ -1,31 +1,41 @@
 """Analyses of finished runs that end in figures: of their directories alone, or of their trained models."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from fedjax_core.commands.analyses.asked import Asked, Loaded, named, of_features
+from fedjax_core.commands.analyses.asked import Asked, Loaded, drawn, labels, named, of_features
 from fedjax_core.reporting import analysis, plots, report
+from fedjax_core.reporting.plots.lines import scores_in
+from fedjax_core.reporting.words import ROWS
 from fedjax_core.storage.export import trained_network
 from fedjax_core.storage.workdir import METRICS, RUN, read_json, read_jsonl
 
 EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map of its attention
 KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
-SCOPES = {"own": "own test accuracy", "all": "accuracy on all test data"}
+SCOPES = {scope: f"test accuracy, {ROWS[scope]}" for scope in ("own", "all")}
 
 
 def curves(asked: Asked, loaded: Loaded) -> list[Path]:
-    """A score over the rounds, all runs together."""
+    """A score over the rounds, all runs together (--score); runs that differ in the seed alone as mean and standard deviation."""
     del loaded
-    scores = asked.scores
-    if not scores:
-        shared = [{name for record in read_jsonl(run / METRICS) for name in record} for run in asked.runs]
-        scores = [name for name in report.HEADLINE if all(name in names for names in shared)][:1]
-    if not scores:
-        raise ValueError("the runs have no score in common that says it all; choose with --score=NAME, or NAME,NAME for either")
-    plots.curves(asked.runs, scores, asked.out / "curves.png")
-    return [asked.out / "curves.png"]
+    return drawn(asked, "curves", plots.curves, asked.runs, asked.scores or _main_scores(asked.runs), labels=asked.labels)
+
+
+def _main_scores(runs: Sequence[Path]) -> list[str]:
+    """The one of `report.HEADLINE` that all runs have, or else each run's own.
+
+    Raises:
+      ValueError: a run has none of them; says what it has.
+    """
+    of = {run: read_jsonl(run / METRICS) for run in runs}
+    have = {run: {name for record in records for name in record} for run, records in of.items()}
+    for run, names in have.items():
+        if not any(name in names for name in report.HEADLINE):
+            raise ValueError(f"{run} has neither {' nor '.join(report.HEADLINE)}; choose with --score=NAME of {scores_in(of[run])}")
+    return [name for name in report.HEADLINE if all(name in names for names in have.values())][:1] or list(report.HEADLINE)
 
 
 def partition(asked: Asked, loaded: Loaded) -> list[Path]:
@@ -35,8 +45,7 @@ def partition(asked: Asked, loaded: Loaded) -> list[Path]:
     for run, name in named(asked):
         found = read_json(run / RUN)["partition"]
         for kind, draw in (("bubbles", plots.partition_bubbles), ("heatmap", plots.heatmap)):
-            files.append(asked.out / f"{name}partition_{kind}.png")
-            draw(found["label_table"], files[-1], found["class_names"])
+            files += drawn(asked, f"{name}partition_{kind}", draw, found["label_table"], class_names=found["class_names"])
     return files
 
 
@@ -49,9 +58,9 @@ def tsne(asked: Asked, loaded: Loaded) -> list[Path]:
         points = analysis.features(simulation, state, asked.model, asked.features, clients=asked.clients, most=most)
         shown = analysis.with_centroids(points) if asked.centroids else points
         places = analysis.tsne(shown.features, asked.seed)
-        files.append(asked.out / f"{name}tsne{of_features(asked)}.png")
         centres = np.arange(len(places)) >= len(points.classes)
-        plots.embedding(places, shown.classes, shown.clients, files[-1], simulation.data.class_names, centres)
+        of = {"class_names": simulation.data.class_names, "centres": centres}
+        files += drawn(asked, f"{name}tsne{of_features(asked)}", plots.embedding, places, shown.classes, shown.clients, **of)
     return files
 
 
@@ -64,8 +73,8 @@ def attention(asked: Asked, loaded: Loaded) -> list[Path]:
         most = ATTENDED if asked.rows is None else asked.rows
         found, classes = analysis.attention(simulation, state, asked.model, client, most)
         for what, weights in found.items():
-            files.append(asked.out / f"{name}{what}.png")
-            plots.attention(weights, files[-1], [simulation.data.class_names[k] for k in classes])
+            names = [simulation.data.class_names[k] for k in classes]
+            files += drawn(asked, f"{name}{what}", plots.attention, weights, labels=names)
     return files
 
 
@@ -88,35 +97,34 @@ def knowledge(asked: Asked, loaded: Loaded) -> list[Path]:
             made = analysis.outputs(seen, model, x[rows], simulation.evaluation.batch)
             points = made["logits"] if made["logits"].shape[1] == marks.shape[1] else made["features"]
             places = analysis.tsne(np.concatenate([points, marks]), asked.seed)
-            files.append(asked.out / f"{name}knowledge_{what}.png")
-            plots.landmarks(places[: len(rows)], y[rows], places[len(rows) :], classes, files[-1], simulation.data.class_names)
+            both = places[: len(rows)], y[rows], places[len(rows) :], classes
+            names = simulation.data.class_names
+            files += drawn(asked, f"{name}knowledge_{what}", plots.landmarks, *both, class_names=names)
     return files
 
 
 def clients(asked: Asked, loaded: Loaded) -> list[Path]:
     """Accuracy of every client, all runs together (--scope)."""
     series = {}
-    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
-        found = analysis.client_accuracies(*analysis.class_accuracies(*loaded(run), asked.model, asked.scope))
+    for run, label in zip(asked.runs, labels(asked), strict=True):
+        found = analysis.client_accuracies(*loaded.accuracies(run, asked.model, asked.scope))
         series[label] = {str(i): a for i, a in enumerate(found.tolist())}
-    plots.dots(series, asked.out / "clients.png", "client", SCOPES[asked.scope])
-    return [asked.out / "clients.png"]
+    return drawn(asked, "clients", plots.dots, series, across="client", up=SCOPES[asked.scope])
 
 
 def classes(asked: Asked, loaded: Loaded) -> list[Path]:
     """Accuracy by class over all clients, all runs together; and by client and class, run by run (--scope)."""
-    series, files = {}, [asked.out / "classes.png"]
-    for (run, name), label in zip(named(asked), plots.labels_of(asked.runs), strict=True):
-        simulation, state = loaded(run)
+    series, files = {}, []
+    for (run, name), label in zip(named(asked), labels(asked), strict=True):
+        simulation, _ = loaded(run)
         names = simulation.data.class_names
-        correct, total = analysis.class_accuracies(simulation, state, asked.model, asked.scope)
+        correct, total = loaded.accuracies(run, asked.model, asked.scope)
         each = np.where(total > 0, correct / np.maximum(total, 1), np.nan)
         of_class = np.where(total.sum(0) > 0, correct.sum(0) / np.maximum(total.sum(0), 1), np.nan)
         series[label] = dict(zip(names, of_class.tolist(), strict=True))
-        files.append(asked.out / f"{name}classes_by_client.png")
-        plots.heatmap(each, files[-1], names, of=SCOPES[asked.scope], percent=True)
-    plots.dots(series, files[0], "class", "test accuracy")
-    return files
+        how = {"class_names": names, "of": SCOPES[asked.scope], "percent": True}
+        files += drawn(asked, f"{name}classes_by_client", plots.heatmap, each, **how)
+    return [*drawn(asked, "classes", plots.dots, series, across="class", up=SCOPES[asked.scope]), *files]
 
 
 def landscape(asked: Asked, loaded: Loaded) -> list[Path]:
@@ -126,15 +134,14 @@ def landscape(asked: Asked, loaded: Loaded) -> list[Path]:
         client = asked.clients[0] if asked.clients else 0
         where = {"span": asked.span, "points": asked.points, "seed": asked.seed}
         found = analysis.landscape(*loaded(run), asked.model, client, **where)
-        files.append(asked.out / f"{name}landscape.png")
-        plots.contours(found.steps, found.loss, files[-1], found.accuracy)
+        files += drawn(asked, f"{name}landscape", plots.contours, found.steps, found.loss, accuracy=found.accuracy)
     return files
 
 
 def plane(asked: Asked, loaded: Loaded) -> list[Path]:
     """The test loss around the first run's global model, and where the models of all runs stand: clients', else the global one."""
     nets, of = [], []
-    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+    for run, label in zip(asked.runs, labels(asked), strict=True):
         simulation, state = loaded(run)
         model = analysis.model_of(simulation, state, asked.model)
         x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
@@ -145,5 +152,5 @@ def plane(asked: Asked, loaded: Loaded) -> list[Path]:
                 break
     found, where = analysis.surroundings(*loaded(asked.runs[0]), nets, span=asked.span, points=asked.points)
     marks = {label: where.places[[other == label for other in of]] for label in dict.fromkeys(of)}
-    plots.contours(found.steps, found.loss, asked.out / "plane.png", found.accuracy, marks, where.share.tolist())
-    return [asked.out / "plane.png"]
+    how = {"accuracy": found.accuracy, "marks": marks, "share": where.share.tolist()}
+    return drawn(asked, "plane", plots.contours, found.steps, found.loss, **how)

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_core.commands.analyses.answers import answered, mean_over_clients
-from fedjax_core.commands.analyses.asked import Asked, Loaded, markdown, of_features
-from fedjax_core.reporting import analysis, plots, report
+from fedjax_core.commands.analyses.asked import Asked, Loaded, labels, markdown, of_features
+from fedjax_core.reporting import analysis, report
 from fedjax_core.storage.workdir import write_csv
 
 
 def _refits(what: str, asked: Asked, loaded: Loaded) -> list[Path]:
     """Accuracy of every client before and after a part is trained again."""
     rows, means = [], []
-    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+    for run, label in zip(asked.runs, labels(asked), strict=True):
         simulation, state = loaded(run)
         after = {"probe": analysis.probe, "match": analysis.match}[what](simulation, state, asked.model, asked.features)
-        before = analysis.client_accuracies(*analysis.class_accuracies(simulation, state, asked.model))
+        before = analysis.client_accuracies(*loaded.accuracies(run, asked.model))
         rows += [{"run": label, "client": i, "origin": b, what: a} for i, (b, a) in enumerate(zip(before, after, strict=True))]
         there = np.isfinite(after) & np.isfinite(before)
         means.append({"run": label, "clients": int(there.sum()), "origin": before[there].mean(), what: after[there].mean()})
@@ -39,7 +39,7 @@ def match(asked: Asked, loaded: Loaded) -> list[Path]:
 def communication(asked: Asked, loaded: Loaded) -> list[Path]:
     """What a client receives and sends in a round, by part."""
     rows = []
-    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+    for run, label in zip(asked.runs, labels(asked), strict=True):
         rows += [{"run": label} | row for row in analysis.communication(loaded(run)[0])]
     columns = ["run", "group", "way", "part", "layer", "array", "shape", "dtype", "numbers", "bytes"]
     write_csv(asked.out / "communication.csv", rows, columns)
@@ -60,7 +60,7 @@ def communication(asked: Asked, loaded: Loaded) -> list[Path]:
 def sizes(asked: Asked, loaded: Loaded) -> list[Path]:
     """What a client's network has and trains, and its messages hold, in numbers."""
     rows = []
-    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+    for run, label in zip(asked.runs, labels(asked), strict=True):
         rows += [{"run": label} | row for row in analysis.sizes(loaded(run)[0])]
     write_csv(asked.out / "sizes.csv", rows)
     shown = [{key: f"{value:,}" if isinstance(value, int) else value for key, value in row.items()} for row in rows]
@@ -70,7 +70,7 @@ def sizes(asked: Asked, loaded: Loaded) -> list[Path]:
 def rouge(asked: Asked, loaded: Loaded) -> list[Path]:
     """What models of instructions answer, in words, with its ROUGE-1: a language model writes, an encoder chooses."""
     rows, means = [], []
-    for run, label in zip(asked.runs, plots.labels_of(asked.runs), strict=True):
+    for run, label in zip(asked.runs, labels(asked), strict=True):
         mine = answered(run, *loaded.whole(run), asked.model)
         rows += [{"run": label} | row for row in mine]
         for name in dict.fromkeys(row["dataset"] for row in mine):

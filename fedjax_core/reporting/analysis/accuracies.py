@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_core.engine.simulation import Simulation, State
-from fedjax_core.reporting.analysis.models import model_of, output, outputs, take
+from fedjax_core.reporting.analysis.models import longest, model_of, output, outputs, take
 
 
 def class_accuracies(
@@ -21,17 +21,22 @@ def class_accuracies(
       Two arrays [N, K] of counts; their sums over classes give the accuracies per client, over clients those per class.
     """
     model = model_of(simulation, state, model)
-    data = simulation.data
+    data, batch = simulation.data, simulation.evaluation.batch
     x, y = data.test
-    own = scope == "own"
+    everything = np.arange(len(y))
+    most = longest(data.test_index) if scope == "own" and model != "global" else len(y)
     correct, total = np.zeros((2, data.clients, data.classes), np.int64)
+
+    def right(client: int, rows: np.ndarray) -> np.ndarray:
+        made = outputs(simulation.view(state, client), model, take(x, rows), batch, most)
+        return output(made, "logits").argmax(-1) == y[rows]
+
+    whole = right(0, everything) if model == "global" and len(y) else None  # one model for all: it answers each row once
     for i in range(data.clients):
-        rows = data.test_index[i] if own else np.arange(len(y))
+        rows = data.test_index[i] if scope == "own" else everything
         if len(rows):
-            made = outputs(simulation.view(state, i), model, take(x, rows), simulation.evaluation.batch)
-            logits = output(made, "logits")
             total[i] = np.bincount(y[rows], minlength=data.classes)
-            correct[i] = np.bincount(y[rows][logits.argmax(-1) == y[rows]], minlength=data.classes)
+            correct[i] = np.bincount(y[rows][right(i, rows) if whole is None else whole[rows]], minlength=data.classes)
     return correct, total
 
 

@@ -1,14 +1,16 @@
 """Numbers of parameters and of what is sent, from shapes alone."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_core.algorithm import Net
-from fedjax_core.engine.simulation import Simulation
+from fedjax_core.algorithm import Array, ClientData, Net, PyTree
+from fedjax_core.engine.simulation import Group, Simulation
 from fedjax_core.learning import metrics
+from fedjax_core.learning.trained import watched
 
 
 def communication(simulation: Simulation) -> list[dict[str, Any]]:
@@ -40,21 +42,64 @@ def communication(simulation: Simulation) -> list[dict[str, Any]]:
 
 
 def sizes(simulation: Simulation) -> list[dict[str, Any]]:
-    """What one client's network has and its messages hold, in numbers, from shapes alone.
+    """What one client's network has, what the client trains, and what its messages hold, in numbers, from shapes alone.
+
+    The running statistics of batch normalisation count in none of these but "statistics": they are carried along, not trained, so
+    that of FedAvg "whole", "trained", "down" and "up" are one number. `communication` has all that travels.
 
     Returns:
-      A row per architecture with "group", "clients" (how many), "whole", "body" and "trained" (parameters of the network, those
-      without prompts and head, and those that are trained; batch statistics are not counted), "down" and "up" (of a round).
+      A row per architecture with
+
+      - "group", "clients": its name, and how many clients have it.
+      - "whole", "body": parameters of the network; those without its prompts and head.
+      - "trained": what gradient steps of a client's round change, whichever part of the network or whatever beside it that is. A
+        second copy of the network counts again; fine-tuning before a score does not count, nor does what the server trains.
+      - "down", "up": numbers that a client receives and sends in a round.
+      - "statistics": of batch normalisation, in the network.
     """
     rows = []
-    for group, shape in zip(simulation.groups, simulation.shapes.groups, strict=True):
-        model = group.task.model
-        trained, whole = jax.eval_shape(lambda key, model=model: (net := model.init(key), model.whole(net)), jax.random.key(0))
+    for g, (group, shape) in enumerate(zip(simulation.groups, simulation.shapes.groups, strict=True)):
+        whole = jax.eval_shape(functools.partial(_whole, group), group.task.held, jax.random.key(0))
         body = {name: entry for name, entry in whole.params.items() if name not in ("prompts", "head")}
-        parts = {"whole": whole.params, "body": body, "trained": trained.params, "down": shape.sent, "up": shape.out.uplink}
-        numbers = {what: sum(leaf.size for leaf in jax.tree.leaves(tree)) for what, tree in parts.items()}
+        numbers = {
+            "whole": _numbers(whole.params),
+            "body": _numbers(body),
+            "trained": _trained(simulation, g),
+            "down": _numbers(_parameters(shape.sent)),
+            "up": _numbers(_parameters(shape.out.uplink)),
+            "statistics": _numbers(whole.stats),
+        }
         rows.append({"group": group.name, "clients": len(group.clients), **numbers})
     return rows
+
+
+def _whole(group: Group, held: PyTree, key: Array) -> Net:
+    model = group.task.bind(held, 0).model
+    return model.whole(model.init(key))
+
+
+def _trained(simulation: Simulation, g: int) -> int:
+    """What a client of a group trains in a round, found by tracing its update."""
+    group, shape, data = simulation.groups[g], simulation.shapes.groups[g], simulation.data
+
+    def update(held, train, index, number, sent, client, key):
+        algorithm = group.build(group.task.bind(held, number))
+        return algorithm.client_update(sent, client, ClientData(train, index, number, simulation.episodes), key)
+
+    index, number = jax.ShapeDtypeStruct((max(map(len, data.train_index)),), np.int32), jax.ShapeDtypeStruct((), np.int32)
+    with watched() as watch:
+        jax.eval_shape(update, group.task.held, data.train, index, number, shape.sent, shape.client, jax.random.key(0))
+    return watch.numbers
+
+
+def _numbers(tree: PyTree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _parameters(tree: PyTree) -> PyTree:
+    """A tree whose networks have no statistics."""
+    is_net = lambda x: isinstance(x, Net)
+    return jax.tree.map(lambda x: x.params if is_net(x) else x, tree, is_leaf=is_net)
 
 
 def _part(names: Sequence[str]) -> str:

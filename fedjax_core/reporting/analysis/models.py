@@ -1,6 +1,6 @@
 """A client's models: which there are, and what they make of examples."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,16 +28,29 @@ def chosen(view: View, model: str | None) -> str:
     return model
 
 
-def outputs(view: View, model: str, x: PyTree, batch: int = 256) -> dict[str, np.ndarray]:
-    """What a client's model makes of examples: {"logits": [n, K], "features": [n, D], ...}."""
+def outputs(view: View, model: str, x: PyTree, batch: int = 256, most: int | None = None) -> dict[str, np.ndarray]:
+    """What a client's model makes of examples: {"logits": [n, K], "features": [n, D], ...}.
+
+    Args:
+      view: of the client.
+      model: a predictor.
+      x: leaves [n, ...].
+      batch: rows at once.
+      most: rows of the longest call of several; then all of them run one compiled program, whatever their n. None: n.
+    """
     n = len(jax.tree.leaves(x)[0])
-    b = min(batch, n)
+    b = min(batch, n if most is None else max(most, 1))
     parts = []
     for start in range(0, n, b):
         rows = np.minimum(np.arange(start, start + b), n - 1)  # one shape, one program
         found = view.predict(model, view.holds[model], jax.tree.map(lambda a, rows=rows: np.asarray(a)[rows], x))
         parts.append(jax.device_get({name: a for name, a in found.items() if isinstance(a, jax.Array)}))
     return {name: np.concatenate([part[name] for part in parts])[:n] for name in parts[0]}
+
+
+def longest(index: Sequence[np.ndarray]) -> int:
+    """Rows of the client that has most."""
+    return max(map(len, index), default=0)
 
 
 def nets_in(tree: PyTree) -> list[Net]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_core.engine.simulation import Simulation, State, View
-from fedjax_core.reporting.analysis.models import chosen, model_of, output, outputs, spaced, take
+from fedjax_core.reporting.analysis.models import chosen, longest, model_of, output, outputs, spaced, take
 
 
 class Points(NamedTuple):
@@ -44,7 +44,7 @@ def features(
       most: rows of each client, evenly spaced over its own.
 
     Raises:
-      ValueError: the models' features have different lengths, or there is no such output.
+      ValueError: none of the clients has such rows, the models' features have different lengths, or there is no such output.
     """
     model = model_of(simulation, state, model)
     found, data = [], simulation.data
@@ -52,8 +52,11 @@ def features(
     for i in range(data.clients) if clients is None else clients:
         rows = spaced(index[i], most)
         if len(rows):
-            made = outputs(simulation.view(state, i), model, take(x, rows), simulation.evaluation.batch)
+            made = outputs(simulation.view(state, i), model, take(x, rows), simulation.evaluation.batch, min(most, longest(index)))
             found.append(Points(output(made, key), y[rows], np.full(len(rows), i)))
+    if not found:
+        whose = "no client" if clients is None else f"none of clients {', '.join(map(str, clients))}"
+        raise ValueError(f"{whose} has {part} examples of its own, so there are no features to show; choose other clients or data")
     widths = {points.features.shape[1] for points in found}
     if len(widths) != 1:
         raise ValueError(f"features of lengths {sorted(widths)} cannot be drawn together; choose clients of one architecture")

@@ -12,7 +12,7 @@ import optax
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulation import Simulation, State, View
 from fedjax_core.learning import losses
-from fedjax_core.reporting.analysis.models import model_of, output, outputs, take
+from fedjax_core.reporting.analysis.models import longest, model_of, output, outputs, take
 from fedjax_core.task import Model
 
 STEPS = 100  # of L-BFGS, for a convex problem
@@ -51,14 +51,14 @@ def match(
 def _refit(simulation: Simulation, state: State, model: str | None, key: str, penalty: float, matching: bool) -> np.ndarray:
     model = model_of(simulation, state, model)
     data, batch = simulation.data, simulation.evaluation.batch
-    most = max(map(len, data.train_index))
+    most = longest(data.train_index)
     found = np.full(data.clients, np.nan)
     for i in range(data.clients):
         train, test = data.train_index[i], data.test_index[i]
         if not len(train) or not len(test):
             continue
         view = simulation.view(state, i)
-        made = outputs(view, model, take(data.train.x, train), batch)
+        made = outputs(view, model, take(data.train.x, train), batch, most)
         f = output(made, key)
         scale = f.mean(0), np.maximum(f.std(0), 1e-6)
         if matching:
@@ -70,7 +70,7 @@ def _refit(simulation: Simulation, state: State, model: str | None, key: str, pe
         fill = most - len(train)
         rows = np.pad(f, ((0, fill), (0, 0))), np.pad(data.train.y[train], (0, fill)), np.arange(most) < len(train)
         theta = _optimum(logits, theta, (scale, head), *rows, penalty)
-        f = output(outputs(view, model, take(data.test.x, test), batch), key)
+        f = output(outputs(view, model, take(data.test.x, test), batch, longest(data.test_index)), key)
         found[i] = np.mean(np.argmax(logits(theta, (scale, head), f), -1) == data.test.y[test])
     return found
 

@@ -7,9 +7,11 @@ pyplot's global state, so they are drawn in any thread; in a notebook show the f
 from fedjax_core.reporting.plots.bubbles import partition_bubbles
 from fedjax_core.reporting.plots.dots import dots
 from fedjax_core.reporting.plots.images import contact_sheet
-from fedjax_core.reporting.plots.lines import curves, labels_of, run_plots
+from fedjax_core.reporting.plots.lines import curves, labels_of
 from fedjax_core.reporting.plots.planes import contours, embedding, landmarks
+from fedjax_core.reporting.plots.progress import run_plots
 from fedjax_core.reporting.plots.shades import attention, heatmap
+from fedjax_core.reporting.plots.style import write
 
 __all__ = [
     "attention",
@@ -23,4 +25,5 @@ __all__ = [
     "landmarks",
     "partition_bubbles",
     "run_plots",
+    "write",
 ]

@@ -1,21 +1,33 @@
-"""Lines over the rounds: a score of several runs, and what one run has to show."""
+"""A score of several runs over the rounds; runs that differ in their seed alone are one line, with a band."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedjax_core.reporting.plots import style
-from fedjax_core.reporting.plots.bubbles import partition_bubbles
-from fedjax_core.reporting.report import is_accuracy
-from fedjax_core.storage.workdir import METRICS, RUN, read_json, read_jsonl
+from fedjax_core.reporting.words import axis, is_accuracy, spoken
+from fedjax_core.storage.workdir import CONFIG, METRICS, read_json, read_jsonl
 
-Line = tuple[str, Sequence[float], Sequence[float]]  # label, rounds, values
+BAND = "mean and standard deviation over seeds"
+_NOT_THE_RUNS = {"seed", "plan", "checkpoint", "profile"}  # fields of a config that seeds of one experiment may differ in
+_OF_TABLE = re.compile(r"(.+)--(.+)--seed\d+--[0-9a-f]{8}")  # a directory of commands/tables: row, column, seed, hash
+
+
+class Line(NamedTuple):
+    """Values [n] over rounds [n]; `band`: [n], how far they spread to either side, None of one run alone."""
+
+    label: str
+    rounds: Sequence[float]
+    values: Sequence[float]
+    band: Sequence[float] | None = None
 
 
 def curves(
@@ -26,72 +38,106 @@ def curves(
 ) -> Figure:
     """Draws one score of one run or several over the rounds.
 
+    Runs whose configs differ in the seed alone (the seed of the data included) are drawn as their mean, with a band of one standard
+    deviation to either side (that of a sample, with n - 1), over the rounds that all of them have.
+
     Args:
       run_dirs: their directories.
       metric: a name in metrics.jsonl, e.g. "test/global/accuracy"; of several the first that a run has, for methods that have
         different models.
-      path: where the figure goes; the suffix says the format (.png, .pdf, .svg). Its CSV has columns run, round, `metric`.
-
-      labels: of the lines; by default the directories' names.
+      path: where the figure goes; the suffix says the format (.png, .pdf, .svg). Its CSV has columns run, round, `metric`, and of
+        several seeds standard_deviation, seeds.
+      labels: of the lines, or of the runs; by default the directories' names, or for a table's runs those of row and column.
 
     Returns:
       The figure.
 
     Raises:
       OSError: if a run has no metrics.jsonl, or the files cannot be written.
-      ValueError: if a run has no such score; the message lists those it has.
+      ValueError: if a run has no such score (the message lists those it has), runs that differ in the seed alone have no round in
+        common, or the labels are not one for each.
     """
     folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
-    labels = labels_of(folders) if labels is None else labels
     metrics = [metric] if isinstance(metric, str) else list(metric)
-    lines, rows = [], []
-    for label, folder in zip(labels, folders, strict=True):
-        name, xs, ys = _series(folder, metrics)
-        lines.append((label, xs, ys))
-        rows += [{"run": label, "round": r, name: v} for r, v in zip(xs, ys, strict=True)]
+    groups = seeds_apart(folders)
+    lines, names, rows = [], [], []
+    for label, group in zip(_labels(folders, groups, labels), groups, strict=True):
+        name, line = _line(label, group, metrics)
+        lines.append(line)
+        names.append(name)
+        for i, (r, v) in enumerate(zip(line.rounds, line.values, strict=True)):
+            more = {} if line.band is None else {"standard_deviation": line.band[i], "seeds": len(group)}
+            rows.append({"run": label, "round": r, name: v} | more)
+    if len(set(names)) > 1:
+        lines = [line._replace(label=f"{line.label}: {spoken(name)}") for line, name in zip(lines, names, strict=True)]
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
-        _draw_lines(axes, lines, metrics[0])
-        if len(metrics) > 1:
-            axes.set_ylabel("test accuracy" if is_accuracy(metrics[0]) else metrics[0].rpartition("/")[2])
+        draw(axes, lines, names[0])
+        titles = [spoken(names[0])] if len(set(names)) == 1 and spoken(names[0]) != axis(names[0]) else []
+        titles += [BAND] if any(line.band is not None for line in lines) else []
+        axes.set_title("\n".join(titles))
+        if len(lines) > 1:
+            style.legend_above(figure, axes)
         style.save(figure, path, rows)
     return figure
 
 
-def run_plots(run_dir: str | os.PathLike) -> list[Path]:
-    """Draws what a run has to show, into its own directory.
+def seeds_apart(folders: Sequence[Path]) -> list[list[Path]]:
+    """Runs in groups whose configs differ in the seed alone, in the order of their first ones."""
+    groups: dict[Any, list[Path]] = {}
+    for folder in folders:
+        groups.setdefault(_without_seed(folder), []).append(folder)
+    return list(groups.values())
 
-    accuracy.png has the accuracies on test data (of scores per client the means) over the training loss; partition.png the label
-    table that the run recorded: `record("partition", {"label_table": [[...]], "class_names": [...]})`, names optional.
 
-    Args:
-      run_dir: a run's directory.
+def _without_seed(folder: Path) -> Any:
+    """What a run and its repetitions with other seeds have in common; the folder itself if there is no config."""
+    file = folder / CONFIG
+    config = read_json(file) if file.exists() else None
+    if not isinstance(config, dict):
+        return folder
+    kept = {name: value for name, value in config.items() if name not in _NOT_THE_RUNS}
+    if isinstance(data := kept.get("data"), dict):
+        kept["data"] = {name: value for name, value in data.items() if name != "seed"}
+    return repr(sorted(kept.items()))
 
-    Returns:
-      Paths of the figures and their CSV files. A run without scores, or without a label table, has fewer.
 
-    Raises:
-      OSError: if there is no metrics.jsonl, or the files cannot be written.
-    """
-    folder = Path(run_dir)
-    written = []
-    records = read_jsonl(folder / METRICS)
-    names = list(dict.fromkeys(name for record in records for name in record))
-    scores = [name for name in names if name.startswith("test/") and is_accuracy(name) and _is_mean(name)]
-    losses = [name for name in names if name == "train/loss"]
-    if scores or losses:
-        path = folder / "accuracy.png"
-        with matplotlib.rc_context(style.STYLE):
-            figure = _progress(records, scores, losses)
-            style.save(figure, path, [{key: r[key] for key in ["round", *scores, *losses] if key in r} for r in records])
-        written += [path, path.with_suffix(".csv")]
-    partition = read_json(folder / RUN).get("partition", {}) if (folder / RUN).exists() else {}
-    if partition.get("label_table"):
-        path = folder / "partition.png"
-        partition_bubbles(partition["label_table"], path, partition.get("class_names") or None)
-        written += [path, path.with_suffix(".csv")]
-    return written
+def _labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:
+    if given is None:
+        return _default_labels(folders, groups)
+    if len(given) == len(groups):
+        found = list(given)
+    elif len(given) == len(folders):
+        of = dict(zip(folders, given, strict=True))
+        if mixed := [group for group in groups if len({of[folder] for folder in group}) > 1]:
+            wrong = ", ".join(repr(of[folder]) for folder in mixed[0])
+            raise ValueError(f"labels {wrong} are of runs that differ in the seed alone; give them one")
+        found = [of[group[0]] for group in groups]
+    else:
+        raise ValueError(f"{len(given)} labels for {len(folders)} runs in {len(groups)} lines; give one for each line or run")
+    if len(set(found)) < len(found):
+        raise ValueError(f"labels {', '.join(map(repr, found))} must each be of one line")
+    return found
+
+
+def _default_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]]) -> list[str]:
+    of = dict(zip(folders, labels_of(folders), strict=True))
+    matches = [_OF_TABLE.fullmatch(group[0].name) for group in groups]
+    if all(matches):
+        columns = {match[2] for match in matches if match}
+        labels = [match[1] if len(columns) == 1 else f"{match[1]}, {match[2]}" for match in matches if match]
+        if len(set(labels)) == len(labels):
+            return labels
+    shared = [_beginning([of[folder] for folder in group]).removesuffix("seed").rstrip("-_./ ") for group in groups]
+    labels = [of[group[0]] if len(group) == 1 else name or of[group[0]] for group, name in zip(groups, shared, strict=True)]
+    return labels if len(set(labels)) == len(labels) else [of[group[0]] for group in groups]
+
+
+def _beginning(names: Sequence[str]) -> str:
+    """What all names begin with."""
+    differ = (place for place, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1)
+    return names[0][: next(differ, min(map(len, names)))]
 
 
 def labels_of(folders: Sequence[Path]) -> list[str]:
@@ -104,54 +150,46 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _is_mean(name: str) -> bool:
-    """Whether a score is one number of the whole run: a global one, or the mean over clients."""
-    return name.rpartition("/")[2] in ("accuracy", "mean")
+def _line(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[str, Line]:
+    found = [_series(folder, metrics) for folder in group]
+    name, first = found[0]
+    if len(group) == 1:
+        return name, Line(label, list(first), list(first.values()))
+    if len({other for other, _ in found}) > 1:
+        raise ValueError(f"{group[0]} has {name}, another seed of it has not; choose one that all have with --score=NAME")
+    rounds = [r for r in first if all(r in values for _, values in found)]
+    if not rounds:
+        raise ValueError(f"{group[0]} and its other seeds have {name} in no round together")
+    values = np.array([[series[r] for r in rounds] for _, series in found], float)
+    return name, Line(label, rounds, values.mean(0).tolist(), values.std(0, ddof=1).tolist())
 
 
-def _series(folder: Path, metrics: Sequence[str]) -> tuple[str, list[int], list[float]]:
+def _series(folder: Path, metrics: Sequence[str]) -> tuple[str, dict[int, float]]:
     records = read_jsonl(folder / METRICS)
     for metric in metrics:
-        found = [record for record in records if metric in record]
+        found = {record["round"]: record[metric] for record in records if metric in record}
         if found:
-            return metric, [record["round"] for record in found], [record[metric] for record in found]
-    have = ", ".join(dict.fromkeys(name for record in records for name in record if name != "round")) or "no scores"
-    raise ValueError(f"{folder} has no score {' or '.join(metrics)}; it has {have}")
+            return metric, found
+    raise ValueError(f"{folder} has no score {' or '.join(metrics)}; it has {scores_in(records)}")
 
 
-def _draw_lines(axes: Axes, lines: Sequence[Line], name: str) -> None:
-    for i, (label, rounds, values) in enumerate(lines):
+def scores_in(records: Sequence[Mapping[str, Any]]) -> str:
+    """The names of what records hold, with commas between."""
+    return ", ".join(dict.fromkeys(name for record in records for name in record if name != "round")) or "no scores"
+
+
+def draw(axes: Axes, lines: Sequence[Line], name: str) -> None:
+    """Draws lines of a score over the rounds, and labels the axes."""
+    for i, line in enumerate(lines):
         colour = style.COLOURS[i % len(style.COLOURS)]
         dashes = style.DASHES[i // len(style.COLOURS) % len(style.DASHES) if len(lines) > len(style.DASHES) else i]
-        marker = "o" if len(rounds) <= 25 else None
-        axes.plot(rounds, values, dashes, color=colour, marker=marker, markersize=2.5, label=label)
+        marker = "o" if len(line.rounds) <= 25 else None
+        axes.plot(line.rounds, line.values, dashes, color=colour, marker=marker, markersize=2.5, label=line.label)
+        if line.band is not None:
+            middle, spread = np.asarray(line.values), np.asarray(line.band)
+            axes.fill_between(np.asarray(line.rounds), middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
     axes.set_xlabel("round")
-    axes.set_ylabel(name)
+    axes.set_ylabel(axis(name))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     if is_accuracy(name):
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
-    if len(lines) > 1:
-        axes.legend(loc="best", handlelength=2.5)
-
-
-def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losses: Sequence[str]) -> Figure:
-    """Accuracies above, the training loss below, over the same rounds."""
-    panels = [(kind, names) for kind, names in (("test accuracy", scores), ("training loss", losses)) if names]
-    figure = Figure(figsize=(style.COLUMN, 0.5 + 1.7 * len(panels)), layout="constrained")
-    shared = None
-    for place, (kind, names) in enumerate(panels, 1):
-        axes = shared = figure.add_subplot(len(panels), 1, place, sharex=shared)
-        lines = []
-        for name in names:
-            found = [(record["round"], record[name]) for record in records if name in record]
-            label = name.removeprefix("test/").replace("/accuracy", "")
-            lines.append((label, [r for r, _ in found], [v for _, v in found]))
-        _draw_lines(axes, lines, kind)
-        if kind == "test accuracy":
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
-            if len(names) == 1:
-                axes.set_ylabel(f"{lines[0][0]} test accuracy")
-        if place < len(panels):
-            axes.set_xlabel("")
-            axes.tick_params(labelbottom=False)
-    return figure

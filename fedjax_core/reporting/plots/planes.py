@@ -158,7 +158,7 @@ def contours(
             shape = {"color": style.COLOURS[1 + i % (len(style.COLOURS) - 1)], "marker": style.MARKERS[i % len(style.MARKERS)]}
             axes.scatter(*at.T, s=22, edgecolors="white", linewidths=0.6, label=label, zorder=3, **shape)
         if places:
-            axes.legend(fontsize=6, loc="upper right", frameon=True, framealpha=0.8)
+            style.legend_above(figure, axes)
         first, second = [""] * 2 if share is None else [f" ({100 * part:.0f} %)" for part in share]
         axes.set(xlabel=f"first direction{first}", ylabel=f"second direction{second}", aspect="equal")
         axes.grid(visible=False)

@@ -44,19 +44,36 @@ STYLE: dict[Any, Any] = {
 
 
 def save(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes a figure, and its numbers into a CSV file of the same name."""
     write(figure, path)
     write_csv(Path(path).with_suffix(".csv"), rows)
 
 
 def write(figure: Figure, path: str | os.PathLike) -> None:
+    """Writes a figure in the format that the path's suffix says, a PNG if it has none.
+
+    Raises:
+      OSError: if it cannot be written.
+      ValueError: if there is no such format.
+    """
     path = Path(path)
     kind = path.suffix.removeprefix(".") or "png"
     allowed = sorted(figure.canvas.get_supported_filetypes())
     if kind not in allowed:
-        raise ValueError(f"{path} has suffix .{kind}, not one of {', '.join(allowed)}; take .png or .pdf")
+        raise ValueError(f"{path} has suffix .{kind}, not one of {', '.join(allowed)}; take .png, .pdf or .svg")
     image = io.BytesIO()
-    figure.savefig(image, format=kind)
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(image, format=kind)
     write_bytes(path, image.getvalue())
+
+
+def legend_above(figure: Figure, axes: Axes) -> None:
+    """Puts the legend above all axes, where it covers nothing, and makes the figure higher by its rows."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = max(1, min(3, len(labels), int(16 * figure.get_figwidth() / (max(map(len, labels)) + 8))))
+    rows = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.14 * rows)
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=2.5, columnspacing=1.0)
 
 
 def colours(n: int) -> list[Any]:

@@ -12,7 +12,7 @@ from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
 from fedjax_core import experiment
 from fedjax_core.commands import analyse
 from fedjax_core.reporting import analysis
-from fedjax_core.storage.workdir import read_json, write_json
+from fedjax_core.storage.workdir import json_lines, read_json, write_json, write_text
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,16 @@ def test_a_loaded_run_is_the_run(runs):
 
 def test_figures_have_their_numbers_beside_them(runs, tmp_path, capsys):
     what = "partition,tsne,clients,classes,landscape,communication"
-    assert call(*runs.values(), f"--what={what}", f"--out={tmp_path}", "--points=3", "--clients=0,2", "--rows=5") == 0
+    named = ["--format=png,svg", "--labels=FedAvg,FedHe"]
+    assert call(*runs.values(), f"--what={what}", f"--out={tmp_path}", "--points=3", "--clients=0,2", "--rows=5", *named) == 0
     files = [Path(line) for line in capsys.readouterr().err.splitlines() if line.startswith("/")]
     figures = [file for file in files if file.suffix == ".png"]
     assert len(figures) == 4 + 2 + 1 + 3 + 2
+    assert {file.with_suffix(".svg") for file in figures} == {file for file in files if file.suffix == ".svg"}
+    assert "FedHe-classes_by_client" in {file.stem for file in figures}
+    assert list(rows(tmp_path / "clients.csv")[0]) == ["client", "FedAvg", "FedHe"]
     for figure in figures:
+        assert b"<svg" in figure.with_suffix(".svg").read_bytes()
         with Image.open(figure) as image:
             assert (np.asarray(image.convert("L")) < 250).mean() > 0.005, figure
         assert rows(figure.with_suffix(".csv")), figure
@@ -193,7 +198,7 @@ def test_sizes_are_those_of_the_networks_and_of_the_messages(runs, tmp_path):
     assert [row["whole"] for row in found] == [row["trained"] for row in found] == ["610", "610", "460"]
     assert [row["body"] for row in found] == ["520", "520", "390"]
     assert [row["up"] for row in found] == ["610", "110", "110"]
-    assert "| fedavg | 0: mlp(widths=(8,)) | 4 | 610 | 520 | 610 | 610 | 610 |" in (tmp_path / "sizes.md").read_text()
+    assert "| fedavg | 0: mlp(widths=(8,)) | 4 | 610 | 520 | 610 | 610 | 610 | 0 |" in (tmp_path / "sizes.md").read_text()
 
 
 def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
@@ -217,6 +222,9 @@ def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
         (["--what=curve"], 2, "unknown analysis 'curve'; .*Did you mean 'curves'"),
         ([], 2, "--what"),
         (["--what=curves", "--rows=x"], 2, "--rows"),
+        (["--what=tsne", "--clients=0,b"], 2, "--clients=0,b must be ids of clients with commas between"),
+        (["--what=curves", "--format=jpg"], 2, "unknown --format 'jpg'"),
+        (["--what=clients", "--labels=a,b"], 1, "--labels has 'a', 'b' for 1 runs"),
         (["--what=curves", "--score=test/accuracy"], 1, "has no score test/accuracy; it has"),
         (["--what=clients", "--model=personal"], 1, "model 'personal' is not one that the method has: global"),
         (["--what=tsne", "--features=prompts"], 1, "no output 'prompts'"),
@@ -236,8 +244,6 @@ def test_runs_that_cannot_be_analysed_get_one_line(runs, tmp_path, capsys):
     assert "several runs need --out=DIR" in capsys.readouterr().err
     assert call(tmp_path / "none", "--what=clients") == 1
     assert "none" in capsys.readouterr().err
-    assert call(*runs.values(), "--what=curves", f"--out={tmp_path}") == 1
-    assert "no score in common" in capsys.readouterr().err
     for change, said in (("checkpoints", "has no checkpoint yet"), ("run.json", "was run on other data")):
         broken = tmp_path / change / "run"
         broken.mkdir(parents=True)
@@ -250,3 +256,35 @@ def test_runs_that_cannot_be_analysed_get_one_line(runs, tmp_path, capsys):
             write_json(broken / "run.json", record)
         assert call(broken, "--what=clients") == 1
         assert said in capsys.readouterr().err
+
+
+def fake(folder: Path, seed: int = 0, **scores: float) -> Path:
+    folder.mkdir()
+    write_text(folder / "metrics.jsonl", json_lines([{"round": r, **{k: v * r for k, v in scores.items()}} for r in (1, 2)]))
+    write_json(folder / "config.json", {"seed": seed, "method": {"name": folder.name.partition("-")[0]}})
+    return folder
+
+
+def test_curves_of_global_and_of_personal_models(tmp_path, capsys):
+    """Each run's own main score; a run without one is told which there are."""
+    a = fake(tmp_path / "fedavg", **{"test/global/accuracy": 0.25})
+    b = fake(tmp_path / "local", **{"test/personal/own/accuracy/mean": 0.5})
+    assert call(a, b, "--what=curves", f"--out={tmp_path / 'out'}", "--format=pdf,svg") == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"curves.pdf", "curves.svg", "curves.csv"}
+    assert [row["run"] for row in rows(tmp_path / "out" / "curves.csv")] == ["fedavg"] * 2 + ["local"] * 2
+    capsys.readouterr()
+    c = fake(tmp_path / "odd", **{"server/norm": 1.0, "train/loss": 2.0})
+    assert call(a, c, "--what=curves", f"--out={tmp_path / 'out'}") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "odd has neither test/global/accuracy nor" in line
+    assert line.endswith("choose with --score=NAME of server/norm, train/loss")
+
+
+def test_curves_of_seeds_under_the_methods_names(tmp_path):
+    made = [fake(tmp_path / f"fedavg-{seed}", seed, **{"test/global/accuracy": 0.1 * (seed + 1)}) for seed in range(3)]
+    made.append(fake(tmp_path / "moon-0", **{"test/global/accuracy": 0.4}))
+    assert call(*made, "--what=curves", f"--out={tmp_path / 'out'}", "--labels=FedAvg,MOON") == 0
+    found = rows(tmp_path / "out" / "curves.csv")
+    assert [(row["run"], row["seeds"]) for row in found] == [("FedAvg", "3")] * 2 + [("MOON", "")] * 2
+    assert float(found[0]["test/global/accuracy"]) == pytest.approx(0.2)
+    assert float(found[0]["standard_deviation"]) == pytest.approx(0.1)

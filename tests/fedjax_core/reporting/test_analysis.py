@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from fedjax_core.algorithm import Net
 from fedjax_core.engine import parallel, simulation
 from fedjax_core.engine.simulation import Evaluation
-from fedjax_core.learning import losses, training
+from fedjax_core.learning import losses, trained, training
 from fedjax_core.reporting import analysis
 from fedjax_core.reporting.analysis import counts, landscapes, refits
 from fedjax_core.storage.export import _logits, trained_network
@@ -73,6 +73,30 @@ class ViewTest(chex.TestCase):
                 found = analysis.client_accuracies(*analysis.class_accuracies(sim, at, model))
                 np.testing.assert_allclose(found, wanted["accuracy"][0] / wanted["accuracy"][1], err_msg=model)
 
+    def test_clients_of_all_sizes_share_one_program(self):
+        """A shape that a program has not seen is compiled; a client of its own size must not bring one."""
+        for name in ("local", "fedavg"):
+            sim, state = drawn(name)
+            real, shapes, looked = sim.view, [], []
+
+            def view(state, client, *, real=real, shapes=shapes, looked=looked, **more):
+                found = real(state, client, **more)
+                looked.append(client)
+
+                def predict(model, holds, x, *held, found=found):
+                    shapes.append((client % 2, x.shape))  # two architectures, where there are two
+                    return found.predict(model, holds, x, *held)
+
+                return found._replace(predict=predict)
+
+            self.assertEqual({len(index) for index in sim.data.test_index}, {3, 4})
+            with mock.patch.object(sim, "view", view):
+                analysis.class_accuracies(sim, state)
+            if name == "local":
+                self.assertEqual(set(shapes), {(0, (4, toy.INPUTS)), (1, (4, toy.INPUTS))})
+            else:
+                self.assertEqual((set(shapes), set(looked)), ({(0, (30, toy.INPUTS))}, {0}), "one model for all, asked once")
+
     def test_the_whole_test_set(self):
         sim, state = drawn("fedavg")
         correct, total = analysis.class_accuracies(sim, state, scope="all")
@@ -106,6 +130,15 @@ class FeaturesTest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, r"lengths \[6, 7\] cannot be drawn together"):
             analysis.features(sim, state)
         self.assertEqual(analysis.features(sim, state, clients=[0, 2]).features.shape[1], 6)
+
+    def test_clients_without_test_examples_are_refused(self):
+        sim, state = drawn("fedavg")
+        none = (np.zeros(0, np.int32),) * sim.data.clients
+        with mock.patch.object(sim, "data", dataclasses.replace(sim.data, test_index=none)):
+            with self.assertRaisesRegex(ValueError, "no client has test examples of its own, so there are no features to show"):
+                analysis.features(sim, state)
+            with self.assertRaisesRegex(ValueError, "none of clients 1, 2 has test examples"):
+                analysis.features(sim, state, clients=[1, 2])
 
     def test_embedding_keeps_clusters_apart(self):
         rng = np.random.default_rng(0)
@@ -335,3 +368,43 @@ class CommunicationTest(chex.TestCase):
         logits, known = (row for row in rows if (row["group"], row["way"]) == ("narrow", "down"))
         self.assertEqual((logits["array"], logits["shape"], logits["numbers"], logits["bytes"]), ("logits", "3x3", 9, 36))
         self.assertEqual((known["dtype"], known["bytes"]), ("bool", 3))
+
+
+class SizesTest(chex.TestCase):
+    """The toy network has 36 parameters in its body, 21 in its head, and 5 running means."""
+
+    def sizes(self, name: str, **settings) -> dict[str, int]:
+        (row,) = analysis.sizes(toy.simulate(name, **settings))
+        return {what: row[what] for what in ("whole", "body", "trained", "down", "up", "statistics")}
+
+    def test_trained_is_what_gradient_steps_change(self):
+        """Two phases of one network count once, two copies of it twice, and what is beside it counts too."""
+        body, head, features = 36, 21, toy.model().init(jax.random.key(0)).params["head"]["kernel"].shape[0]
+        whole = body + head
+        for name, wanted in {
+            "fedavg": whole,
+            "fedbabu": body,  # under a fixed head
+            "fedrep": whole,  # head, then body
+            "ditto": 2 * whole,
+            "pfedme": 2 * whole,
+            "pfedpt": whole + 2,  # and two pixels of a frame
+            "fedpft": whole + 4 * features**2 + 3 * features,  # and transformation and prompts
+        }.items():
+            self.assertEqual(self.sizes(name)["trained"], wanted, name)
+
+    def test_statistics_count_nowhere_but_in_their_own_column(self):
+        for name, messages in (("fedavg", 57), ("scaffold", 2 * 57)):
+            found = self.sizes(name)
+            self.assertEqual(found, {"whole": 57, "body": 36, "trained": 57, "down": messages, "up": messages, "statistics": 5})
+            self.assertEqual(found | {"statistics": 0}, self.sizes(name, statistics=False))
+
+    def test_a_training_of_no_steps_trains_nothing(self):
+        with trained.watched() as watch:
+            first, second, third = (jnp.zeros(n) for n in (2, 3, 5))
+            trained.tell({"a": first}, {"a": second}, trains=False)
+            self.assertEqual(watch.numbers, 0)
+            trained.tell({"a": first}, {"a": third})
+            trained.tell({"a": third}, {"a": second})
+            self.assertEqual(watch.numbers, 2)
+        trained.tell({"a": first}, {"a": second})
+        self.assertEqual(watch.numbers, 2)

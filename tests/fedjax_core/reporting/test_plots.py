@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedjax_core.reporting.plots import attention, contact_sheet, curves, heatmap, partition_bubbles, run_plots
-from fedjax_core.storage.workdir import JsonLines, WorkDir
+from fedjax_core.storage.workdir import JsonLines, WorkDir, write_json
 
 
 def log(folder: Path, *records: dict) -> Path:
@@ -46,12 +46,84 @@ def test_curves_of_several_runs(tmp_path):
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.get_lines()] == ["fedavg/seed0", "scaffold/seed0"]
     assert np.asarray(axes.get_lines()[0].get_xydata()).tolist() == [[2, 0.5], [4, 0.75]]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "test/global/accuracy")
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == ("round", "test accuracy", "global model, all test data")
     assert rows(tmp_path / "x.csv") == [
         ["run", "round", "test/global/accuracy"],
         *([f"{name}/seed0", r, a] for name in ("fedavg", "scaffold") for r, a in (("2", "0.5"), ("4", "0.75"))),
     ]
     assert 0.01 < ink(tmp_path / "x.png") < 0.5
+
+
+def seeds(tmp_path: Path, name: str, *accuracies: float, metric: str = "test/global/accuracy", **config) -> list[Path]:
+    """Runs of one config with seeds 0, 1, ..., each with an accuracy in rounds 2 and 4."""
+    made = []
+    for seed, accuracy in enumerate(accuracies):
+        made.append(log(tmp_path / f"{name}-seed{seed}", {"round": 2, metric: accuracy}, {"round": 4, metric: accuracy / 2}))
+        write_json(
+            made[-1] / "config.json", {"seed": seed, "data": {"seed": seed, "source": "x"}, "method": {"name": name}} | config
+        )
+    return made
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_line_with_a_band(tmp_path):
+    folders = [
+        *seeds(tmp_path, "fedavg", 0.2, 0.4, 0.9),
+        *seeds(tmp_path, "moon", 0.5),
+        *seeds(tmp_path, "more", 0.6, method="moon"),
+    ]
+    figure = curves(folders, "test/global/accuracy", tmp_path / "x.png")
+    (axes,) = figure.axes
+    assert [line.get_label() for line in axes.get_lines()] == ["fedavg", "moon-seed0", "more-seed0"]
+    np.testing.assert_allclose(axes.get_lines()[0].get_xydata(), [[2, 0.5], [4, 0.25]])
+    (band,) = axes.collections
+    spread = np.std([0.2, 0.4, 0.9], ddof=1)
+    edges = band.get_paths()[0].vertices
+    np.testing.assert_allclose([edges[:, 1].min(), edges[:, 1].max()], [0.25 - spread / 2, 0.5 + spread], rtol=1e-6)
+    assert axes.get_title() == "global model, all test data\nmean and standard deviation over seeds"
+    found = rows(tmp_path / "x.csv")
+    assert found[0] == ["run", "round", "test/global/accuracy", "standard_deviation", "seeds"]
+    assert [float(cell) for cell in found[1][1:]] == pytest.approx([2, 0.5, spread, 3])
+    assert found[3][3:] == ["", ""]
+
+
+def test_names_of_lines(tmp_path):
+    folders = [*seeds(tmp_path, "fedavg", 0.2, 0.4), *seeds(tmp_path, "moon", 0.5)]
+    for labels in (["FedAvg", "MOON"], ["FedAvg", "FedAvg", "MOON"]):
+        figure = curves(folders, "test/global/accuracy", tmp_path / "x.png", labels)
+        assert [line.get_label() for line in figure.axes[0].get_lines()] == ["FedAvg", "MOON"]
+    for labels, said in (
+        (["a"], "1 labels for 3 runs in 2 lines"),
+        (["a", "b", "c"], "labels 'a', 'b' are of runs"),
+        (["a", "a"], "each"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            curves(folders, "test/global/accuracy", tmp_path / "y.png", labels)
+    of_table = [
+        folder.rename(tmp_path / f"{row}--iid--seed{i}--0123abcd")
+        for i, (row, folder) in enumerate(zip("aab", folders, strict=True))
+    ]
+    figure = curves(of_table, "test/global/accuracy", tmp_path / "x.png")
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["a", "b"]
+
+
+def test_global_and_personal_models_in_one_figure(tmp_path):
+    """Each run's own score, and its line says which."""
+    own = "test/personal/own/accuracy/mean"
+    folders = [*seeds(tmp_path, "fedavg", 0.2), *seeds(tmp_path, "local", 0.5, metric=own)]
+    figure = curves(folders, ("test/global/accuracy", own), tmp_path / "x.png")
+    wanted = ["fedavg-seed0: global model, all test data", "local-seed0: personal models, own test rows"]
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == wanted
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_a_legend_covers_no_line(tmp_path, count):
+    folders = [log(tmp_path / f"a run with a long name {i}", *RECORDS) for i in range(count)]
+    figure = curves(folders, "test/global/accuracy", tmp_path / "x.png")
+    figure.draw_without_rendering()
+    legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
+    assert legend.y0 >= axes.y1
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.x1
 
 
 def test_formats(tmp_path):

@@ -1,0 +1,77 @@
+"""What one run has to show when it is over: accuracies, training loss, and who had how much of what."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from fedjax_core.reporting.plots import style
+from fedjax_core.reporting.plots.bubbles import partition_bubbles
+from fedjax_core.reporting.plots.lines import Line, draw
+from fedjax_core.reporting.words import is_accuracy, spoken
+from fedjax_core.storage.workdir import METRICS, RUN, read_json, read_jsonl
+
+
+def run_plots(run_dir: str | os.PathLike) -> list[Path]:
+    """Draws what a run has to show, into its own directory.
+
+    accuracy.png has the accuracies on test data (of scores per client the means) over the training loss; partition.png the label
+    table that the run recorded: `record("partition", {"label_table": [[...]], "class_names": [...]})`, names optional.
+
+    Args:
+      run_dir: a run's directory.
+
+    Returns:
+      Paths of the figures and their CSV files. A run without scores, or without a label table, has fewer.
+
+    Raises:
+      OSError: if there is no metrics.jsonl, or the files cannot be written.
+    """
+    folder = Path(run_dir)
+    written = []
+    records = read_jsonl(folder / METRICS)
+    names = list(dict.fromkeys(name for record in records for name in record))
+    scores = [name for name in names if name.startswith("test/") and is_accuracy(name) and _is_mean(name)]
+    losses = [name for name in names if name == "train/loss"]
+    if scores or losses:
+        path = folder / "accuracy.png"
+        with matplotlib.rc_context(style.STYLE):
+            figure = _progress(records, scores, losses)
+            style.save(figure, path, [{key: r[key] for key in ["round", *scores, *losses] if key in r} for r in records])
+        written += [path, path.with_suffix(".csv")]
+    partition = read_json(folder / RUN).get("partition", {}) if (folder / RUN).exists() else {}
+    if partition.get("label_table"):
+        path = folder / "partition.png"
+        partition_bubbles(partition["label_table"], path, partition.get("class_names") or None)
+        written += [path, path.with_suffix(".csv")]
+    return written
+
+
+def _is_mean(name: str) -> bool:
+    """Whether a score is one number of the whole run: a global one, or the mean over clients."""
+    return name.rpartition("/")[2] in ("accuracy", "mean")
+
+
+def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losses: Sequence[str]) -> Figure:
+    """Accuracies above, the training loss below, over the same rounds."""
+    panels = [names for names in (scores, losses) if names]
+    figure = Figure(figsize=(style.COLUMN, 0.5 + 1.7 * len(panels)), layout="constrained")
+    shared = None
+    for place, names in enumerate(panels, 1):
+        axes = shared = figure.add_subplot(len(panels), 1, place, sharex=shared)
+        lines = []
+        for name in names:
+            found = [(record["round"], record[name]) for record in records if name in record]
+            lines.append(Line(spoken(name), [r for r, _ in found], [v for _, v in found]))
+        draw(axes, lines, names[0])
+        if len(names) > 1:
+            style.legend_above(figure, axes)
+        elif names is scores:
+            axes.set_title(lines[0].label)
+        if place < len(panels):
+            axes.set_xlabel("")
+            axes.tick_params(labelbottom=False)
+    return figure

@@ -1,0 +1,50 @@
+"""Scores in words, as legends, axes and help have them."""
+
+STATISTICS = {"mean": "", "weighted": ", weighted by examples", "lowest": ", lowest client", "highest": ", highest client"}
+ROWS = {  # by scope: what a model is tested on, and of which moment it is
+    "own": "own test rows",
+    "all": "all test data",
+    "post_local": "own test rows, right after training",
+}
+
+
+def is_accuracy(name: str) -> bool:
+    """Whether a score of this name is an accuracy."""
+    return "accuracy" in name.split("/")
+
+
+def spoken(name: str) -> str:
+    """A score's name in words; one that is not of the engine's (`engine.simulation.Evaluation`) stays as it is.
+
+    >>> spoken("test/global/accuracy")
+    'global model, all test data'
+    >>> spoken("test/personal/own/accuracy/mean")
+    'personal models, own test rows'
+    >>> spoken("test/global/own/accuracy/lowest")
+    'global model, own test rows, lowest client'
+    >>> spoken("train/loss"), spoken("server/norm")
+    ('training loss', 'server/norm')
+    """
+    if name == "train/loss":
+        return "training loss"
+    parts = name.split("/")
+    if parts[0] != "test" or len(parts) not in (3, 5):
+        return name
+    model = {"global": "global model", "personal": "personal models"}.get(parts[1], parts[1])
+    if len(parts) == 3:
+        return f"{model}, {ROWS['all']}"
+    if parts[2] not in ROWS or parts[4] not in STATISTICS:
+        return name
+    return f"{model}, {ROWS[parts[2]]}{STATISTICS[parts[4]]}"
+
+
+def axis(name: str) -> str:
+    """What stands beside an axis of a score's values.
+
+    >>> axis("test/global/own/accuracy/mean"), axis("test/global/loss"), axis("train/loss"), axis("test/personal/own/rouge1/mean")
+    ('test accuracy', 'test loss', 'training loss', 'test rouge1')
+    """
+    parts = name.split("/")
+    if spoken(name) == name or parts[0] != "test":
+        return spoken(name)
+    return f"test {parts[-1] if len(parts) == 3 else parts[3]}"
