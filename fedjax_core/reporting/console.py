@@ -25,7 +25,8 @@ def fail(error: BaseException | str, status: int) -> int:
     Returns:
       The status.
     """
-    say(f"{'stopped' if status == 130 else 'error'}: {one_line(error)}")
+    kind, text = "stopped" if status == 130 else "error", one_line(error)
+    say(text if text.startswith(f"{kind} ") else f"{kind}: {text}")
     return status
 
 

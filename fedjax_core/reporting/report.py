@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
+from fedjax_core.reporting.records import CSV, kept, read
 from fedjax_core.reporting.summary import Series, history, shown, summarise, table
 from fedjax_core.reporting.tensorboard import Events
 from fedjax_core.reporting.words import is_accuracy
@@ -31,19 +32,16 @@ from fedjax_core.storage.workdir import (
     METRICS,
     JsonLines,
     WorkDir,
-    json_lines,
     plain,
-    read_jsonl,
     write_csv,
     write_json,
-    write_text,
 )
 
 with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of text, and a warning that it could be nicer
     warnings.simplefilter("ignore")
     from tqdm.auto import tqdm
 
-CSV, SUMMARY, TENSORBOARD = "metrics.csv", "summary.json", "tensorboard"
+SUMMARY, TENSORBOARD = "summary.json", "tensorboard"
 HEADLINE = ("test/global/accuracy", "test/personal/own/accuracy/mean")  # preferred in this order
 __all__ = [
     "Parser",
@@ -114,15 +112,14 @@ class Reporter:
 
         Args:
           from_round: the checkpoint's round; 0 to start from nothing.
+
+        Raises:
+          OSError: if metrics.jsonl cannot be read or written.
+          ValueError: if metrics.jsonl, and metrics.csv beside it, do not have all rounds up to there.
         """
         if not self._writer:
             return
-        metrics = self.path / METRICS
-        if metrics.exists():
-            records = read_jsonl(metrics)
-            kept = [record for record in records if record["round"] <= from_round]
-            if len(kept) < len(records):
-                write_text(metrics, json_lines(kept))
+        kept(self.path, from_round, self.say)
         self._open(from_round)
 
     def _open(self, from_round: int) -> None:
@@ -148,7 +145,7 @@ class Reporter:
             return
         if self._lines is None:
             metrics = self.path / METRICS
-            self._open(max((record["round"] for record in read_jsonl(metrics)), default=0) if metrics.exists() else 0)
+            self._open(max((record["round"] for record in read(metrics)), default=0) if metrics.exists() else 0)
         assert self._lines is not None
         rows = [{name: value.item() if hasattr(value, "item") else value for name, value in r.items()} for r in records]
         last = self._round
@@ -193,9 +190,11 @@ class Reporter:
             if last or now - self._said >= self._every:
                 self._said = now
                 start, first = self._started
-                rate = (record["round"] - first) / max(now - start, 1e-9)
+                spent, left = now - start, self.total_rounds - record["round"]
+                rate = (record["round"] - first) / max(spent, 1e-9)
+                times = readable_time(spent) + (f", about {readable_time(left / rate)} left" if left > 0 and rate > 0 else "")
                 loss = f"  train/loss {shown('loss', record['train/loss'])}" if "train/loss" in record else ""
-                self._console(f"round {record['round']}/{self.total_rounds}  {score}{loss}  {rate:.3g} rounds/s")
+                self._console(f"round {record['round']}/{self.total_rounds}  {score}{loss}  {rate:.3g} rounds/s  {times}")
 
     def close(self) -> dict[str, Any]:
         """Writes metrics.csv and summary.json from all that was ever logged, and closes everything; a second call repeats it.
@@ -210,10 +209,10 @@ class Reporter:
         if not self._writer:
             return {}
         metrics = self.path / METRICS
-        records = read_jsonl(metrics) if metrics.exists() else []
-        summary = summarise(records, self.targets, self.last_k)
+        found = read(metrics) if metrics.exists() else []
+        summary = summarise(found, self.targets, self.last_k)
         summary |= {"total_rounds": self.total_rounds, "facts": self._facts}
-        write_csv(self.path / CSV, records, ["round"])
+        write_csv(self.path / CSV, found, ["round"])
         write_json(self.path / SUMMARY, summary)
         return summary
 

@@ -9,9 +9,10 @@ import numpy as np
 from fedjax_core.commands.analyses.asked import Asked, Loaded, drawn, labels, named, of_features
 from fedjax_core.reporting import analysis, plots, report
 from fedjax_core.reporting.plots.lines import scores_in
+from fedjax_core.reporting.records import read
 from fedjax_core.reporting.words import ROWS
 from fedjax_core.storage.export import trained_network
-from fedjax_core.storage.workdir import METRICS, RUN, read_json, read_jsonl
+from fedjax_core.storage.workdir import METRICS, RUN, read_json
 
 EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map of its attention
 KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
@@ -30,7 +31,7 @@ def _main_scores(runs: Sequence[Path]) -> list[str]:
     Raises:
       ValueError: a run has none of them; says what it has.
     """
-    of = {run: read_jsonl(run / METRICS) for run in runs}
+    of = {run: read(run / METRICS) for run in runs}
     have = {run: {name for record in records for name in record} for run, records in of.items()}
     for run, names in have.items():
         if not any(name in names for name in report.HEADLINE):

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedjax_core.reporting.plots import style
+from fedjax_core.reporting.records import read
 from fedjax_core.reporting.words import axis, is_accuracy, spoken
-from fedjax_core.storage.workdir import CONFIG, METRICS, read_json, read_jsonl
+from fedjax_core.storage.workdir import CONFIG, METRICS, read_json
 
 BAND = "mean and standard deviation over seeds"
 _NOT_THE_RUNS = {"seed", "plan", "checkpoint", "profile"}  # fields of a config that seeds of one experiment may differ in
@@ -165,7 +166,7 @@ def _line(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[st
 
 
 def _series(folder: Path, metrics: Sequence[str]) -> tuple[str, dict[int, float]]:
-    records = read_jsonl(folder / METRICS)
+    records = read(folder / METRICS)
     for metric in metrics:
         found = {record["round"]: record[metric] for record in records if metric in record}
         if found:

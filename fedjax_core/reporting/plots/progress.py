@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.plots.bubbles import partition_bubbles
 from fedjax_core.reporting.plots.lines import Line, draw
+from fedjax_core.reporting.records import read
 from fedjax_core.reporting.words import is_accuracy, spoken
-from fedjax_core.storage.workdir import METRICS, RUN, read_json, read_jsonl
+from fedjax_core.storage.workdir import METRICS, RUN, read_json
 
 
 def run_plots(run_dir: str | os.PathLike) -> list[Path]:
@@ -32,7 +33,7 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     """
     folder = Path(run_dir)
     written = []
-    records = read_jsonl(folder / METRICS)
+    records = read(folder / METRICS)
     names = list(dict.fromkeys(name for record in records for name in record))
     scores = [name for name in names if name.startswith("test/") and is_accuracy(name) and _is_mean(name)]
     losses = [name for name in names if name == "train/loss"]

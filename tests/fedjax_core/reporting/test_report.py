@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import struct
 import subprocess
 import sys
@@ -14,8 +15,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.record_writer import masked_crc32c
 
-from fedjax_core.reporting.report import Reporter, summarise, table
-from fedjax_core.storage.workdir import WorkDir, read_json, read_jsonl
+from fedjax_core.reporting.report import Reporter, fail, summarise, table
+from fedjax_core.storage.workdir import WorkDir, json_lines, read_json, read_jsonl, write_text
 
 ROOT = Path(__file__).parents[3]
 
@@ -94,6 +95,72 @@ def test_a_resumed_run_leaves_no_seam(tmp_path):
     assert [r["round"] for r in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
+def logged(tmp_path: Path, rounds: int) -> list[dict]:
+    with Reporter(tmp_path, rounds, progress=False, tensorboard=False) as reporter:
+        reporter.resume(0)
+        for number in range(1, rounds + 1):
+            reporter.log(record(number, **({"test/global/accuracy": math.nan} if number == 2 else {})) | {"cohort": 5})
+    return read_jsonl(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("lost", ["all", "the file", "the first", "the last", "one inside", "half of the last"])
+def test_lost_records_are_taken_from_the_other_file(tmp_path, lost):
+    """A summary of some rounds must not pass for one of all."""
+    before, metrics = logged(tmp_path, 4), tmp_path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    left = {"all": [], "the first": lines[1:], "the last": lines[:-1], "one inside": lines[:1] + lines[2:]}
+    if lost == "the file":
+        metrics.unlink()
+    else:
+        metrics.write_text("".join(left.get(lost, [*lines[:-1], lines[-1][:9]])))
+    damaged, said = metrics.read_bytes() if metrics.exists() else None, []
+    with Reporter(tmp_path, 4, progress=False, tensorboard=False, console=said.append) as reporter:
+        reporter.resume(4)
+    sorted_ = lambda records: [repr(sorted(one.items())) for one in records]
+    assert sorted_(read_jsonl(metrics)) == sorted_(before)
+    assert len(said) == 1
+    assert re.search(r"metrics\.jsonl had \d of 4 rounds; the others are taken from metrics\.csv", said[0])
+    (tmp_path / "metrics.csv").unlink()
+    if damaged is None:
+        metrics.unlink()
+    else:
+        metrics.write_bytes(damaged)
+    reporter = Reporter(tmp_path, 4, progress=False, tensorboard=False)
+    with pytest.raises(
+        ValueError, match=r"has \d of the 4 rounds that the checkpoint has done, and metrics\.csv has not the others"
+    ):
+        reporter.resume(4)
+    assert (metrics.read_bytes() if metrics.exists() else None) == damaged, "left as it was"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[1, 2]", "line 2 of .* is no record of a round"),
+        ('"text"', "line 2 of .* is no record of a round"),
+        ('{"train/loss": 1.0}', "line 2 of .* is no record of a round"),
+        ('{"round": "2"}', "line 2 of .* is no record of a round"),
+        ('{"round": 1}', "line 2 of .* is of round 1, after one of round 1"),
+        ('{"round": 2, "tr{"round": 3}', "line 2 of .* is not JSON"),
+    ],
+)
+def test_a_line_of_another_shape_is_named(tmp_path, line, said):
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n' + line + '\n{"round": 4}\n')
+    reporter = Reporter(tmp_path, 4, progress=False, tensorboard=False)
+    for act in (lambda: reporter.resume(4), reporter.close):
+        with pytest.raises(ValueError, match=said):
+            act()
+
+
+def test_a_stop_is_said_once(capsys):
+    for error, wanted in (
+        ("stopped after round 3; go on", "stopped after round 3; go on"),
+        ("interrupted", "stopped: interrupted"),
+    ):
+        assert fail(KeyboardInterrupt(error), 130) == 130
+        assert capsys.readouterr().err == wanted + "\n"
+
+
 def test_rounds_go_up(tmp_path):
     with Reporter(tmp_path, 9, progress=False) as reporter:
         reporter.log(record(3))
@@ -130,8 +197,9 @@ def test_lines_of_text_where_there_is_no_terminal(tmp_path):
         reporter.say("done")
     assert len(said) == 3
     assert said[0].startswith("round 2/3  test/global/accuracy 50.0 %  train/loss 0.5  ")
-    assert said[0].endswith(" rounds/s")
+    assert re.search(r" rounds/s  \S+ s, about \S+ s left$", said[0])
     assert said[1].startswith("round 3/3  test/global/accuracy 25.0 %")
+    assert re.search(r" rounds/s  \S+ s$", said[1])
     assert said[2] == "done"
 
 
@@ -144,6 +212,7 @@ def test_lines_come_at_most_so_often_and_at_the_end(tmp_path):
 
 
 def test_the_bar_goes_to_stderr_and_shows_the_accuracy(tmp_path, capsys):
+    write_text(tmp_path / "metrics.jsonl", json_lines([record(1)]))
     with Reporter(tmp_path, 4, progress=True) as reporter:
         reporter.resume(1)
         reporter.log(record(2, **{"test/personal/own/accuracy/mean": 0.5}), record(4, **{"test/global/accuracy": 0.75}))
