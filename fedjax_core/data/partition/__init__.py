@@ -52,7 +52,9 @@ COLUMNS = ("labels", "test_labels", "domains", "test_domains", "ids", "test_ids"
 GIVEN = (*COLUMNS, "clients", "seed")  # arguments of a scheme that are no options of its own
 
 
-def make(name: str, columns: Mapping[str, np.ndarray | None], clients: int, seed: int, **options) -> tuple[Index, Index | None]:
+def make(
+    name: str, columns: Mapping[str, np.ndarray | None], clients: int, seed: int, **options: Any
+) -> tuple[Index, Index | None]:
     """Runs the scheme called `name`.
 
     Args:

@@ -93,7 +93,7 @@ def find(spec: str, options: Mapping[str, Any] | None = None, *, field: str = ""
     return by_name.find("data set", spec, READERS, given=GIVEN, prefixes=PREFIXED, field=field, options=path | dict(options or {}))
 
 
-def load(name: str, data_dir: str | os.PathLike | None = None, **options) -> Dataset:
+def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -> Dataset:
     """Loads a data set by name.
 
     Args:
