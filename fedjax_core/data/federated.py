@@ -10,7 +10,8 @@ import numpy as np
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import draws, partition
+from fedjax_core.data import draws, own_tests, partition
+from fedjax_core.data.own_tests import label_table
 from fedjax_core.data.partition.rows import index_list
 from fedjax_core.data.sources import Dataset
 
@@ -107,11 +108,11 @@ def federate(
     if test_split in (None, "partition") and own is not None:
         test_index = own
     elif test_split == "matched":
-        test_index = _matched(dataset, train_index, test_examples or 0, seed)
+        test_index = own_tests.matched(dataset, train_index, test_examples or 0, seed)
     elif test_split == "all":
         test_index = [np.arange(len(dataset.test.y), dtype=np.int32)] * clients
     else:
-        test_index = _proportional(dataset, train_index, seed)
+        test_index = own_tests.proportional(dataset, train_index, seed)
     train_index, holdout_index = _hold_out(train_index, holdout, seed)
     return _build(dataset, train_index, test_index, holdout_index)
 
@@ -143,7 +144,7 @@ def from_index(
     if not train:
         raise ValueError("train_index has no lists: must have one per client.")
     if test_index is None:
-        test = _proportional(dataset, train, seed)
+        test = own_tests.proportional(dataset, train, seed)
     else:
         test = [index_list(f"test_index[{i}]", rows, len(dataset.test.y)) for i, rows in enumerate(test_index)]
     if len(test) != len(train):
@@ -229,43 +230,6 @@ def _divide(dataset: Dataset, name: str, options: dict, clients: int, seed: int,
     return (train if kept is None else [kept[rows] for rows in train]), test
 
 
-def _proportional(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    table = _label_table(dataset.train.y, train_index, len(dataset.class_names))
-    rng = draws.generator(seed, "test_proportional")
-    hands: list[list[np.ndarray]] = [[] for _ in train_index]
-    for c in np.flatnonzero(table.sum(0)):
-        rows = rng.permutation(np.flatnonzero(dataset.test.y == c))
-        cuts = np.cumsum(draws.apportion(len(rows), table[:, c]))[:-1]
-        for hand, part in zip(hands, np.split(rows, cuts), strict=True):
-            hand.append(part)
-    return [np.sort(np.concatenate([np.zeros(0, np.int64), *hand])).astype(np.int32) for hand in hands]
-
-
-def _matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: int, seed: int) -> list[np.ndarray]:
-    if test_examples < 1:
-        raise ValueError(f"test_examples={test_examples}: must be >= 1.")
-    table = _label_table(dataset.train.y, train_index, len(dataset.class_names))
-    of_class = [np.flatnonzero(dataset.test.y == c) for c in range(table.shape[1])]
-    there = np.array([len(rows) for rows in of_class])
-    rng = draws.generator(seed, "test_matched")
-    index = []
-    for client, counts in enumerate(table):
-        if not counts.any():
-            index.append(np.zeros(0, np.int32))
-            continue
-        wanted = draws.apportion(test_examples, counts)
-        if np.any(wanted > there):
-            c = int(np.argmax(wanted - there))
-            most = int(np.min(there[counts > 0] * counts.sum() / counts[counts > 0]))
-            raise ValueError(
-                f"test_split='matched': client {client} wants {wanted[c]} of the {there[c]} test rows of class {c}; "
-                f"test_examples={test_examples} must be <= {most} for it."
-            )
-        chosen = [rng.choice(rows, number, replace=False) for rows, number in zip(of_class, wanted, strict=True)]
-        index.append(np.sort(np.concatenate(chosen)).astype(np.int32))
-    return index
-
-
 def _hold_out(train_index: Sequence[np.ndarray], fraction: float, seed: int):
     rng = draws.generator(seed, "holdout")
     kept, held = [], []
@@ -279,11 +243,6 @@ def _hold_out(train_index: Sequence[np.ndarray], fraction: float, seed: int):
 
 def _union(index: Sequence[np.ndarray]) -> np.ndarray:
     return np.unique(np.concatenate([np.zeros(0, np.int32), *index])).astype(np.int32)
-
-
-def _label_table(labels: np.ndarray, index: Sequence[np.ndarray], classes: int) -> np.ndarray:
-    """[N, K] rows of each class."""
-    return np.stack([np.bincount(labels[rows], minlength=classes) for rows in index])
 
 
 def _hash(*parts: Sequence[np.ndarray]) -> str:
@@ -307,6 +266,6 @@ def _build(dataset: Dataset, train_index, test_index, holdout_index) -> Federate
         test_index=tuple(test_index),
         holdout_index=tuple(holdout_index),
         partition_hash=_hash(train_index, test_index, holdout_index),
-        label_table=_label_table(dataset.train.y, train_index, classes),
-        test_label_table=_label_table(dataset.test.y, test_index, classes),
+        label_table=label_table(dataset.train.y, train_index, classes),
+        test_label_table=label_table(dataset.test.y, test_index, classes),
     )

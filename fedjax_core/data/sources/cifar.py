@@ -45,16 +45,33 @@ CIFAR100 = Cifar(
 
 
 def cifar10(data_dir: Path) -> Dataset:
-    """CIFAR-10 from `cifar-10-binary.tar.gz` (checked by md5) or `cifar-10-batches-bin/` (by exact sizes)."""
+    """CIFAR-10 from `cifar-10-binary.tar.gz` (checked by md5) or `cifar-10-batches-bin/` (by exact sizes).
+
+    50,000 training and 10,000 test images of 32x32x3, 10 classes. Krizhevsky. Learning Multiple
+    Layers of Features from Tiny Images. 2009.
+
+    Args:
+      data_dir: where it lies.
+
+    Raises:
+      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
+      ValueError: they are truncated, damaged or others.
+    """
     return read_cifar("cifar10", CIFAR10, data_dir, "fine")
 
 
 def cifar100(data_dir: Path, labels: str = "fine") -> Dataset:
     """CIFAR-100 from `cifar-100-binary.tar.gz` (checked by md5) or `cifar-100-binary/` (by exact sizes).
 
+    50,000 training and 10,000 test images of 32x32x3. Krizhevsky. Learning Multiple Layers of Features from Tiny Images. 2009.
+
     Args:
       data_dir: where it lies.
       labels: "fine" (100 classes) or "coarse" (20 superclasses).
+
+    Raises:
+      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
+      ValueError: they are truncated, damaged or others; or there is no such set of labels.
     """
     return read_cifar("cifar100", CIFAR100, data_dir, labels)
 

@@ -36,6 +36,9 @@ def fc100(load: Load, of: str = "cifar100", test: str = "test") -> Dataset:
       load: reads the other set.
       of: where CIFAR-100 comes from: "cifar100", its published archive; "tfds:cifar100"; or another source that has all of it.
       test: "test", or "validation" for the 20 classes that hyperparameters are chosen on.
+
+    Raises:
+      ValueError: the other set has not the classes of CIFAR-100; or what reading the other set raises.
     """
     by_name.choose("FC100 test", test, ("test", "validation"))
     dataset = load(of)
@@ -56,7 +59,10 @@ def unseen(load: Load, of: str, classes: Sequence[int]) -> Dataset:
     Args:
       load: reads the other set.
       of: the set, such as "digits" or "emnist(split='bymerge')".
-      classes: labels of the unseen ones.
+      classes: labels of the unseen ones, each once; some, not all.
+
+    Raises:
+      ValueError: labels that there are not; or what reading the other set raises.
     """
     dataset = load(of)
     number = len(dataset.class_names)
@@ -76,6 +82,9 @@ def unseen_domain(load: Load, of: str, domain: str) -> Dataset:
       load: reads the other set.
       of: a set with domains, such as "npz(path='pacs64.npz')" or "folder(path='office', domains=True, test_fraction=0.2)".
       domain: the name of the unseen one.
+
+    Raises:
+      ValueError: the set has no such domain, or no domains at all; or what reading the other set raises.
     """
     dataset = load(of)
     if dataset.train_domains is None or dataset.test_domains is None:
@@ -97,7 +106,10 @@ def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
     Args:
       load: reads the other set.
       of: the set, such as "cifar10".
-      classes: labels of those that stay; the first of them becomes label 0.
+      classes: labels of those that stay, each once; the first of them becomes label 0.
+
+    Raises:
+      ValueError: labels that there are not; or what reading the other set raises.
     """
     dataset = load(of)
     number, wanted = len(dataset.class_names), np.asarray(classes, int)
@@ -127,7 +139,10 @@ def resplit(load: Load, of: str, test_fraction: TestFraction = 0.2) -> Dataset:
     Args:
       load: reads the other set.
       of: the set, such as "cifar10".
-      test_fraction: part of each class that is tested on; fixed seed.
+      test_fraction: part of each class that is tested on, between 0 and 1; fixed seed.
+
+    Raises:
+      ValueError: a fraction that leaves no rows on one side; or what reading the other set raises.
     """
     dataset = load(of)
     x, y = dataset.train
@@ -152,7 +167,10 @@ def rotated(load: Load, of: str, degrees: Sequence[float] = (0, 30, 60, 90)) -> 
     Args:
       load: reads the other set.
       of: a set of uint8 images, such as "digits".
-      degrees: the angles; the names of the domains. Corners that turn in are black.
+      degrees: the angles, two or more, each once; the names of the domains. Corners that turn in are black.
+
+    Raises:
+      ValueError: other angles, or a set that is not of uint8 images; or what reading the other set raises.
     """
     from PIL import Image
 

@@ -20,7 +20,18 @@ MNIST_MD5 = {  # of the unpacked files
 
 
 def mnist(data_dir: Path) -> Dataset:
-    """MNIST from its four IDX files, packed (.gz) or not, in `mnist/` or beside it; checked by md5."""
+    """MNIST from its four IDX files, packed (.gz) or not, in `mnist/` or beside it; checked by md5.
+
+    60,000 training and 10,000 test images of 28x28x1. LeCun, Bottou, Bengio, Haffner. Gradient-Based Learning Applied to Document
+    Recognition. Proceedings of the IEEE, 1998.
+
+    Args:
+      data_dir: where they lie.
+
+    Raises:
+      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
+      ValueError: they are truncated, damaged or others.
+    """
     how = "get the four .gz files from https://storage.googleapis.com/cvdf-datasets/mnist/ and put them there, packed or unpacked"
     arrays = []
     for file, md5 in MNIST_MD5.items():
@@ -55,11 +66,16 @@ def emnist(data_dir: Path, split: str = "balanced") -> Dataset:
     """EMNIST from its IDX files, packed (.gz) or not, in `emnist/`, `gzip/` or inside `gzip.zip`; checked by exact sizes.
 
     The files hold images transposed; here they are upright (`tfds:emnist/bymerge` and its like leave them so). Labels of `letters`
-    start at 0 (in the files at 1).
+    start at 0 (in the files at 1). Images are 28x28x1. Cohen, Afshar, Tapson, van Schaik. EMNIST: an extension of MNIST to
+    handwritten letters. 2017.
 
     Args:
       data_dir: where they lie.
       split: byclass (62 classes), bymerge (47), balanced (47), letters (26), digits (10) or mnist (10).
+
+    Raises:
+      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
+      ValueError: they are truncated, damaged or others; or there is no such split.
     """
     by_name.choose("EMNIST split", split, EMNIST_NAMES)
     return read_emnist(data_dir, split, EMNIST_ROWS[split])

@@ -18,6 +18,13 @@ def svhn(data_dir: Path) -> Dataset:
 
     73,257 training and 26,032 test images of 32x32x3; the file's label 10 is digit 0. The extra images are not read. Netzer et al.
     Reading Digits in Natural Images with Unsupervised Feature Learning. NIPS workshop, 2011.
+
+    Args:
+      data_dir: where they lie.
+
+    Raises:
+      FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
+      ValueError: they are truncated, damaged or others.
     """
     return read_svhn(data_dir, SVHN_MD5)
 
