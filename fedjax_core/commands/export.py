@@ -5,6 +5,7 @@
   fedjax-core export runs/fedavg --out=vit/model.safetensors --layout=transformers
 
 Layouts: own, which `fedjax-core predict` reads; timm and transformers, for ViTs and ResNets (the latter with a config.json beside).
+A model that is more than one network, such as FedRoD's with two heads, is saved as what its method predicts with (own layout only).
 The data must still be where the run found them; the run's directory is only read.
 """
 
@@ -22,7 +23,7 @@ from fedjax_core.commands import ending
 from fedjax_core.engine.simulation import View
 from fedjax_core.reporting import report
 from fedjax_core.storage import export as files
-from fedjax_core.storage import weights
+from fedjax_core.storage import predictor, weights
 
 
 def export(
@@ -45,10 +46,11 @@ def export(
       layout: of the tensors, one of `weights.WRITTEN`.
 
     Returns:
-      The description in the file: `storage.export.FIELDS`, "input_dtype", "method", "predictor", "client", "round", "config".
+      The description in the file: `storage.export.FIELDS`, "input_dtype", "method", "predictor", "client", "round", "config"; of a
+      model that is not one network also `storage.predictor.FIELDS`.
 
     Raises:
-      ValueError: there is no such model, or it is not one network, or has no such layout; no such checkpoint; other data.
+      ValueError: there is no such model, or it is not one network and has no such layout; no such checkpoint; other data.
       OSError: there is no run, its data are not there, or the file cannot be written.
     """
     by_name.choose("layout", layout, weights.WRITTEN)
@@ -58,11 +60,16 @@ def export(
     view = simulation.view(state, client or 0)
     name = _chosen(config.method.name, view, client, model)
     data = simulation.data
-    net = files.network(view, name, np.asarray(data.test.x[:32]))
+    some, net = np.asarray(data.test.x[:32]), None
+    try:
+        net = files.network(view, name, some)
+    except files.NotOneNetwork:
+        if layout != "own" or config.public is not None:
+            raise
     number = view.client % len(config.models)
     spec, file = config.models[number], experiment.weight_files(config)[number]
     mean, std = experiment.scaling(config, data.train, file)
-    outputs = net.params["head"]["kernel"].shape[-1]
+    outputs = data.classes if net is None else net.params["head"]["kernel"].shape[-1]
     names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # FedMD's tells those apart too
     description = {
         "model": experiment.spelled(spec, file),
@@ -79,6 +86,11 @@ def export(
         "round": int(state.round),
         "config": config.to_dict(),
     }
+    if net is None:
+        method = {option: value for option, value in config.method.to_dict().items() if value is not None and option != "name"}
+        description |= {"options": method, "population": data.clients, "train": config.train, "adapter": config.adapter}
+        predictor.save_predictor(out, view, name, some, description, experiment.method)
+        return description
     if layout == "own":
         files.save_model(out, net, description)
         return description

@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import by_name, experiment
+from fedjax_core.algorithm import Algorithm, PyTree
 from fedjax_core.commands import ending
 from fedjax_core.data.sources.images import IMAGE_ENDINGS
 from fedjax_core.reporting import report
-from fedjax_core.storage import export
+from fedjax_core.storage import export, predictor
+from fedjax_core.storage.tensors import read_tensors
 from fedjax_core.storage.workdir import explained, write_csv
 
 COLUMNS = ("file", "class", "probability")
@@ -53,18 +56,52 @@ def predict(
     """
     if batch < 1:
         raise ValueError(f"batch={batch} must be at least 1")
-    model, net, description = export.load_model(path)
+    model, arrays, description = _loaded(path)
     names, read = _source(Path(examples), description, array)
     size = min(batch, len(names))
-    apply = jax.jit(lambda net, x: jax.nn.softmax(model.apply(net, x)[0]["logits"]))
+    apply = jax.jit(lambda arrays, x: jax.nn.softmax(model(arrays, x)["logits"]))
     table = []
     for start in range(0, len(names), size):
         x = read(start, min(start + size, len(names)))
-        rows = np.asarray(apply(net, np.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)])))
+        rows = np.asarray(apply(arrays, np.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)])))
         for name, row in zip(names[start : start + size], rows, strict=False):
             best = int(np.argmax(row))
             table.append({"file": name, "class": description["class_names"][best], "probability": round(float(row[best]), 6)})
     return table
+
+
+def _loaded(path: str | os.PathLike) -> tuple[Callable[[PyTree, PyTree], dict[str, Any]], PyTree, dict[str, Any]]:
+    """(arrays, x) -> outputs, its arrays, and the description; whether it is one network or what a method predicts with.
+
+    Raises:
+      ValueError: as `predict`; a weight, mean or deviation is not finite, or a deviation is 0.
+    """
+    arrays, metadata = read_tensors(path)
+    description = export.described_in(metadata, path)
+    for name, array in arrays.items():
+        if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(np.asarray(array, np.float64)).all():
+            raise ValueError(f"{path}: {name} is not finite; a model that predicts needs finite weights")
+    if description.get("holds") == predictor.HOLDS:
+        apply, tree, description = predictor.load_predictor(path, _method)
+    else:
+        model, tree, description = export.load_model(path)
+        apply = lambda net, x: model.apply(net, x)[0]
+    for field, right, wanted in (
+        ("mean", np.isfinite, "finite"),
+        ("std", lambda v: np.isfinite(v) & (v > 0), "finite and positive"),
+    ):
+        if not np.all(right(np.asarray(description[field], np.float64))):
+            raise ValueError(f"{path}: {field}={description[field]} must be {wanted}: inputs are normalised by it")
+    return apply, tree, description
+
+
+def _method(name: str) -> Callable[..., Algorithm]:
+    """The builder of a method that is installed: a file must not choose what code is imported."""
+    if ":" in name:
+        raise ValueError(
+            f"the model is of {name}, code from outside; in Python load_predictor(path, lambda name: BUILDER) loads it"
+        )
+    return experiment.method(name)
 
 
 def _source(path: Path, description: dict[str, Any], array: str | None) -> Source:

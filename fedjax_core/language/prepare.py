@@ -283,8 +283,8 @@ def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task
 
 
 @functools.lru_cache(maxsize=2)
-def _writer(model: LanguageModel, limit: int) -> Callable[..., tuple[Array, Array]]:
-    return jax.jit(functools.partial(model.generate, limit=limit))
+def _writer(model: LanguageModel, limit: int, beams: int) -> Callable[..., tuple[Array, Array]]:
+    return jax.jit(functools.partial(model.generate, limit=limit, beams=beams))
 
 
 @functools.lru_cache(maxsize=2)
@@ -293,7 +293,9 @@ def _chooser(model: Encoder, options: int, temperature: float) -> Callable[[PyTr
     return jax.jit(lambda params, x: jnp.argmax(scored.apply(Net(params, {}), x)[0]["logits"], -1))
 
 
-def answers(made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN) -> list[str]:
+def answers(
+    made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32, longest: int = WRITTEN, beams: int = 1
+) -> list[str]:
     """What a model answers, in words.
 
     Args:
@@ -301,7 +303,8 @@ def answers(made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32
       params: all of the model's, as `parameters` gives them, or merged.
       rows: of the test set.
       batch: rows at once.
-      longest: the most tokens that a language model writes, greedily; an encoder chooses one of the options.
+      longest: the most tokens that a language model writes; an encoder chooses one of the options.
+      beams: of a language model; 1: greedily.
     """
     if isinstance(made.model, Encoder):
         assert made.options is not None
@@ -315,7 +318,7 @@ def answers(made: Prepared, params: PyTree, rows: Sequence[int], batch: int = 32
     asked, tokenizer = [made.divided.test[row] for row in rows], pretrained.tokenizer(made.folder)
     widest = min(made.spec.limit, made.model.context - longest)
     tokens = instructions.prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
-    write = functools.partial(_writer(made.model, longest), params)
+    write = functools.partial(_writer(made.model, longest, beams), params)
     return tokenizer.decode(text.complete(write, tokens, batch, widest=widest))
 
 

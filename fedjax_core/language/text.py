@@ -3,7 +3,7 @@
   scoring(encoder, ...)      a Model whose classes are each example's options; its arrays: `with_options`
   writing(model)             a Model that learns to write answers; FedAvg of an adapter of it is FedIT
   bucketed(model, widths)    either, on batches that are cut to their longest text; `widths` chooses those that pay
-  complete(generate, ...)    greedy decoding of many prompts, in batches of like lengths
+  complete(generate, ...)    decoding of many prompts, greedy or with beams, in batches of like lengths
   rouge1, exact              scores of texts
 
 Both are networks like others, whole: what is trained of them is chosen around them, by `task.part_of`, or by `lora.adapted`, whose
@@ -298,7 +298,7 @@ def complete(
 
     Args:
       generate: (tokens [B, T], mask [B, T]) -> (tokens [B, L], mask [B, L]), such as `functools.partial(generate, params)` of
-        `generate = jax.jit(functools.partial(model.generate, limit=80))`.
+        `generate = jax.jit(functools.partial(model.generate, limit=80))`, or with beams=4 beside the limit.
       prompts: rows of tokens, none of them empty.
       batch: B.
       multiple: widths are multiples of it, so that few programs are compiled.

@@ -16,6 +16,7 @@ H heads of E numbers, G of keys and values. Files have the layout of `LlamaForCa
 parameters; norms, softmax and logits in float32. No dropout.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ import numpy as np
 from flax import nnx
 
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.nn.beam import beam_search
 from fedjax_core.nn.transformer import (
     LanguageModel,
     Linear,
@@ -265,7 +267,9 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
     def logits(params: PyTree, hidden: Array) -> Array:
         return ends(params).logits(hidden)
 
-    def generate(params: PyTree, tokens: Array, mask: Array, *, limit: int, stop: tuple[int, ...] = c.stop) -> tuple[Array, Array]:
+    def generate(
+        params: PyTree, tokens: Array, mask: Array, *, limit: int, stop: tuple[int, ...] = c.stop, beams: int = 1
+    ) -> tuple[Array, Array]:
         b, t = tokens.shape
         fits(name, t + limit, c.context)
         kept = jnp.zeros((c.layers, b, t + limit, c.groups, c.head_width), params["embedding"].dtype)
@@ -274,7 +278,8 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
             x, cache = run(params, tokens, places, mask, place, cache)
             return logits(params, jnp.take_along_axis(x, at[:, None, None], 1)[:, 0]), cache
 
-        return greedy(step, {"key": kept, "value": kept}, tokens, mask, limit=limit, stop=stop)
+        search = greedy if beams == 1 else functools.partial(beam_search, beams=beams)
+        return search(step, {"key": kept, "value": kept}, tokens, mask, limit=limit, stop=stop)
 
     return LanguageModel(init, hidden, logits, generate, c.width, c.context, c.stop, name)
 

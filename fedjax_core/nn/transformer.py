@@ -57,7 +57,8 @@ class LanguageModel(NamedTuple):
       hidden: (params, tokens [B, T], mask [B, T]) -> [B, T, D], the last layer's, after the final norm. With read=f it is (that,
         [L, ...]): what f makes of each layer's output [B, T, D].
       logits: (params, hidden [..., D]) -> [..., V] float32: of the next token.
-      generate: (params, tokens [B, T], mask [B, T], *, limit, stop=...) -> (tokens [B, limit], mask [B, limit]), see `greedy`.
+      generate: (params, tokens [B, T], mask [B, T], *, limit, stop=..., beams=1) -> (tokens [B, limit], mask [B, limit]), see
+        `greedy`, and for more beams than one `beam.beam_search`.
       width: D.
       context: the most tokens that it takes at once.
       stop: ids of the tokens that end a text, from the configuration; may be empty.

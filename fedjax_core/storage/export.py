@@ -37,6 +37,10 @@ _FORM = {
 EXACT = 1e-3  # of the largest logit: how far two programs of one network may differ, but for those that round more coarsely
 
 
+class NotOneNetwork(ValueError):
+    """A model is more than one network, or several that predict alike; `predictor.py` saves such."""
+
+
 def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]) -> None:
     """Writes a network, atomically.
 
@@ -55,11 +59,11 @@ def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]
       ValueError: a field is missing, or the arrays are not those of the described model.
       OSError: the file cannot be written.
     """
-    described = plain(description)
-    model = _described(described, "the description")
+    told = plain(description)
+    model = described(told, "the description")
     arrays = named(net)
-    _fits(model, arrays, f"the network to be saved in {path}")
-    write_tensors(path, arrays, {"description": json.dumps(described, allow_nan=False)})
+    fits(_shapes(model), arrays, f"the network to be saved in {path}", model.name)
+    write_tensors(path, arrays, {"description": json.dumps(told, allow_nan=False)})
 
 
 def load_model(path: str | os.PathLike) -> tuple[Model, Net, dict[str, Any]]:
@@ -76,18 +80,13 @@ def load_model(path: str | os.PathLike) -> tuple[Model, Net, dict[str, Any]]:
       OSError: it cannot be read.
     """
     arrays, metadata = read_tensors(path)
-    try:
-        description = json.loads(metadata["description"])
-    except (KeyError, ValueError, RecursionError):
-        raise ValueError(f"{path} is no model that this program saved: its metadata have no description") from None
-    model = _described(description, str(path))
-    _fits(model, arrays, str(path))
-    like = jax.eval_shape(model.init, jax.random.key(0))
-    net = jax.tree.unflatten(jax.tree.structure(like), [jnp.array(arrays[name]) for name in named(like)])
-    for name, leaf in named(net).items():
-        if leaf.dtype != arrays[name].dtype:
-            raise ValueError(f"{path}: {name} is of {arrays[name].dtype}, which needs jax_enable_x64")
-    return model, net, description
+    description = described_in(metadata, path)
+    model = described(description, str(path))
+    if description.get("holds", "network") != "network":
+        raise ValueError(f"{path} holds what {description.get('method')} predicts with, not one network: load_predictor reads it")
+    like = _shapes(model)
+    fits(like, arrays, str(path), model.name)
+    return model, loaded(like, arrays, str(path)), description
 
 
 def network(view: View, name: str, x: PyTree) -> Net:
@@ -108,7 +107,8 @@ def trained_network(view: View, name: str, x: PyTree) -> Net:
       x: some examples, to compare the logits on.
 
     Raises:
-      ValueError: the method has no such model, or it is not one network.
+      ValueError: the method has no such model.
+      NotOneNetwork: it is not one network.
     """
     by_name.choose("model of this method", name, view.holds)
     held = view.holds[name]
@@ -127,7 +127,7 @@ def trained_network(view: View, name: str, x: PyTree) -> Net:
             found.append(net)
     if len(found) != 1:
         what = "several networks that predict alike" if found else f"no {model.name} that predicts as it does"
-        raise ValueError(f"the model {name!r} holds {what}, so there is no one network to export")
+        raise NotOneNetwork(f"the model {name!r} holds {what}, so there is no one network to export")
     return found[0]
 
 
@@ -169,9 +169,26 @@ def _equal(a: Net, b: Net) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-def _described(description: Any, where: str) -> Model:
-    """The network of a description."""
-    missing = [field for field in FIELDS if not isinstance(description, dict) or field not in description]
+def described_in(metadata: Mapping[str, str], where: str | os.PathLike) -> dict[str, Any]:
+    """The description in a file's metadata.
+
+    Raises:
+      ValueError: there is none.
+    """
+    try:
+        description = json.loads(metadata["description"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise ValueError(f"{where} is no model that this program saved: its metadata have no description") from None
+    return description if isinstance(description, dict) else {}
+
+
+def described(description: Mapping[str, Any], where: str) -> Model:
+    """The network of a description.
+
+    Raises:
+      ValueError: a field is missing or of another kind, or there is no such network; the message begins with `where`.
+    """
+    missing = [field for field in FIELDS if field not in description]
     if missing:
         raise ValueError(f"{where} lacks {', '.join(missing)}; a saved model needs {', '.join(FIELDS)}")
     check(description, _FORM, f"the description of {where}")
@@ -182,13 +199,30 @@ def _described(description: Any, where: str) -> Model:
     return nn.build(name, *fields, **options)
 
 
-def _fits(model: Model, arrays: Mapping[str, Any], where: str) -> None:
-    """Raises ValueError for the first of the arrays that the model has not, or has in another shape."""
-    wanted = named(jax.eval_shape(model.init, jax.random.key(0)))
+def _shapes(model: Model) -> Net:
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def fits(like: PyTree, arrays: Mapping[str, Any], where: str, what: str) -> None:
+    """Raises ValueError for the first of the arrays, by name, that `like` has not, or has in another shape."""
+    wanted = named(like)
     for name in [*wanted, *arrays]:
         found, in_model = (list(tree[name].shape) if name in tree else "missing" for tree in (arrays, wanted))
         if found != in_model:
-            raise ValueError(f"{where} is no {model.name} as described: {name} is {found}, in the model {in_model}")
+            raise ValueError(f"{where} is no {what} as described: {name} is {found}, in the model {in_model}")
+
+
+def loaded(like: PyTree, arrays: Mapping[str, Any], where: str) -> Any:
+    """The arrays in the structure of `like`, which they fit.
+
+    Raises:
+      ValueError: JAX cannot hold one as it is.
+    """
+    tree = jax.tree.unflatten(jax.tree.structure(like), [jnp.array(arrays[name]) for name in named(like)])
+    for name, leaf in named(tree).items():
+        if leaf.dtype != arrays[name].dtype:
+            raise ValueError(f"{where}: {name} is of {arrays[name].dtype}, which needs jax_enable_x64")
+    return tree
 
 
 def named(tree: PyTree) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import json
 import re
 import shutil
 
@@ -15,6 +16,7 @@ from fedjax_core import experiment, nn
 from fedjax_core.commands import export, predict
 from fedjax_core.storage import export as files
 from fedjax_core.storage import weights
+from fedjax_core.storage.tensors import read_tensors, write_tensors
 from fedjax_core.storage.workdir import read_json
 
 LOAD = functools.cache(experiment.load)
@@ -27,13 +29,13 @@ def _lighter(monkeypatch):
     monkeypatch.setattr(experiment, "load", LOAD)
 
 
-def run(directory, models=("mlp(widths=(8,))",), **method):
+def run(directory, models=("mlp(widths=(8,))",), scopes=("global",), **method):
     config = fedavg_config.get_config("smoke")
     config.rounds = config.evaluation.every = 1
     config.data.clients = 4
     config.plan.devices = 1
     config.cohort.size = 2
-    config.evaluation.scopes = ("global",)
+    config.evaluation.scopes = scopes
     config.models = models
     config.method = dict(name="fedavg", epochs=1, batch=64) | method
     if config.method.name == "local":
@@ -117,6 +119,42 @@ def test_clients_models_are_their_own(local, tmp_path, digits):
         wanted = view.predict("personal", view.holds["personal"], digits.x[:5])["logits"]
         np.testing.assert_allclose(model.apply(net, digits.x[:5])[0]["logits"], wanted, atol=1e-5)
         jax.tree.map(np.testing.assert_array_equal, net, view.holds["personal"][1])
+
+
+def test_a_model_that_is_more_than_one_network(tmp_path, digits, capfd):
+    """FedAvg+Linear: the server's body and classifier, and a map of the client's own between them."""
+    place, out, npy = run(tmp_path / "run", name="fedavg_linear", scopes=("own",)), tmp_path / "model", tmp_path / "x.npy"
+    assert export.main([str(place), f"--out={out}", "--client=1"]) == 0
+    assert "the personal model of fedavg_linear" in capfd.readouterr().err
+    np.save(npy, digits.x[:50])
+    found = predict.predict(out, npy, batch=20)
+    _, simulation, state = experiment.load(str(place), None)
+    view = simulation.view(state, 1)
+    logits = np.asarray(view.predict("personal", view.holds["personal"], digits.x[:50])["logits"])
+    assert [row["class"] for row in found] == [str(label) for label in logits.argmax(1)]
+    assert export.main([str(place), f"--out={out}", "--client=1", "--layout=timm"]) == 1
+    assert "no one network to export" in capfd.readouterr().err
+
+
+def test_what_is_not_finite_is_refused(saved, digits, tmp_path):
+    np.save(tmp_path / "x.npy", digits.x[:2])
+    arrays, metadata = read_tensors(saved)
+    arrays = {name: np.array(array) for name, array in arrays.items()}
+    description = json.loads(metadata["description"])
+    head = "params.head.kernel"
+
+    def refused(said, weight=None, **change):
+        changed = arrays if weight is None else arrays | {head: np.where(np.arange(arrays[head].size) == 3, weight, 0.1)}
+        changed = changed | {head: changed[head].reshape(arrays[head].shape).astype(np.float32)}
+        write_tensors(tmp_path / "m", changed, {"description": json.dumps(description | change)})
+        with pytest.raises(ValueError, match=re.escape(said)):
+            predict.predict(tmp_path / "m", tmp_path / "x.npy")
+
+    refused(f"{head} is not finite; a model that predicts needs finite weights", np.nan)
+    refused(f"{head} is not finite", -np.inf)
+    refused("std=0.0 must be finite and positive: inputs are normalised by it", std=0.0)
+    refused("std=[Infinity] must be finite and positive".replace("Infinity", "inf"), std=[float("inf")])
+    refused("mean=nan must be finite: inputs are normalised by it", mean=float("nan"))
 
 
 def test_other_layouts(fedavg, tmp_path, capfd):
