@@ -51,7 +51,7 @@ class Measure:
       scores: names in metrics.jsonl; the first that a run has is taken, so that methods with a global and with personal models can
         share a table. Or one analysis of the last state, averaged over clients: "analysis:probe", "analysis:match",
         "analysis:origin" (the model as it is), with options as "analysis:probe(model='global', key='features')"; "analysis:rouge",
-        of answers in words, with of='sst2' on one test set or task. Or a count of
+        of answers in words, with of='sst2' on one test set or task, and beams=4 for a language model's. Or a count of
         numbers, from shapes alone: "analysis:trained", "analysis:whole", "analysis:body" (of a client's network), "analysis:up",
         "analysis:down" (its messages), averaged over clients, added up with total=True, of one architecture with group=0; a table
         of nothing but counts trains nothing.

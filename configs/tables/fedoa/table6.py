@@ -23,7 +23,7 @@ def measure(label: str, variant: str) -> Measure:
     """ROUGE-1 on the tests of one task, or of all."""
     task = TASKS[label]
     if variant == "paper":
-        return Measure(label, (f"analysis:rouge(of={task!r})" if task else "analysis:rouge",), percent=True)
+        return Measure(label, (f"analysis:rouge(of={task!r}, beams=4)" if task else "analysis:rouge(beams=4)",), percent=True)
     score = "accuracy" if variant == "smoke" else f"rouge1_{task}" if task else "rouge1"
     return Measure(label, tuple(f"test/{model}/own/{score}/mean" for model in ("personal", "global")), percent=True)
 

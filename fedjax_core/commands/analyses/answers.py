@@ -18,26 +18,29 @@ from fedjax_core.storage.workdir import read_json, write_json
 ANSWERS = "answers.json"  # in a run's directory: what its models have answered, in words
 
 
-def answered(run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None) -> list[dict[str, Any]]:
+def answered(
+    run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None, beams: int = 1
+) -> list[dict[str, Any]]:
     """A row per client (of the global model on common tests: one) and test row; kept in the run's directory."""
     made = experiment.prepared(config)
     model, done = analysis.model_of(simulation, state, model), int(state.round)
     known = read_json(run / ANSWERS) if (run / ANSWERS).exists() else {}
-    if model in known and known[model]["round"] == done:
-        return known[model]["rows"]
+    key = model if beams == 1 else f"{model}, {beams} beams"
+    if key in known and known[key]["round"] == done:
+        return known[key]["rows"]
     common = len({index.tobytes() for index in simulation.data.test_index}) == 1
     found = []
     for client in [0] if model == "global" and common else simulation.scored_clients().tolist():
         view, rows = simulation.view(state, client), simulation.data.test_index[client].tolist()
         x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
         params = language.parameters(made, config.adapter, view.task.frozen, trained_network(view, model, x))
-        texts = language.answers(made, params, rows, simulation.evaluation.batch)
+        texts = language.answers(made, params, rows, simulation.evaluation.batch, beams=beams)
         asked = [made.divided.test[row] for row in rows]
         right = [row.answer for row in asked]
         for row, said, score, same in zip(asked, texts, text.rouge1(texts, right), text.exact(texts, right), strict=True):
             found.append({"client": client, "task": row.task, "dataset": row.dataset, "answer": row.answer, "said": said})
             found[-1] |= {"rouge1": score, "exact": same}
-    write_json(run / ANSWERS, known | {model: {"round": done, "rows": found}})
+    write_json(run / ANSWERS, known | {key: {"round": done, "rows": found}})
     return found
 
 

@@ -30,9 +30,9 @@ def _mean_match(simulation: Simulation, state: State, model: str | None = None, 
 
 
 def _mean_rouge(
-    run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None, of: str | None = None
+    run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None, of: str | None = None, beams: int = 1
 ) -> float:
-    rows = answered(run, config, simulation, state, model)
+    rows = answered(run, config, simulation, state, model, beams)
     if of is not None:
         by_name.choose("task or data set of rouge", of, dict.fromkeys([row[what] for what in ("task", "dataset") for row in rows]))
         rows = [row for row in rows if of in (row["task"], row["dataset"])]

@@ -202,6 +202,15 @@ def test_answers_in_words(config, monkeypatch, model):
         assert found == [answer for row in range(5) for answer in language.answers(prepared, params, [row], batch=2, longest=6)], (
             "whatever is beside a row"
         )
+        searches = []
+
+        def generate(params, tokens, mask, *, limit, beams):
+            searches.append((limit, beams))
+            return jax.numpy.zeros((len(tokens), limit), int), jax.numpy.zeros((len(tokens), limit), bool)
+
+        fake = prepared._replace(model=prepared.model._replace(generate=generate))
+        assert language.answers(fake, params, [0], batch=2, longest=6, beams=4) == [decoded([])]
+        assert searches == [(6, 4)]
         assert all(len(text) <= 6 for text in found)
 
 
