@@ -134,7 +134,8 @@ def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Meth
         raise ValueError(f"{where}: {description['method']} has no predictor {name!r}")
 
     def apply(arrays, x):
-        return at(arrays["frozen"]).predict[name](*arrays["held"], x)
+        sent, client = arrays["held"]
+        return at(arrays["frozen"]).predict[name](sent, client, x)
 
     return Predictor(apply, loaded(like, arrays, where), description)
 
