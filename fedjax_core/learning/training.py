@@ -4,7 +4,8 @@ A method brings a loss (a proximal term is a term of it) and an optax chain (a c
 
     trained = fit(loss, optimizer(task.round), epochs=5, batch=64)(net, data, key)
 
-Several phases are several calls. Cached features are a `ClientData` whose arrays are the features.
+Several phases are several calls. Cached features are a `ClientData` whose arrays are the features. What a method writes beside the
+loop is found here too: which leaves are trained (`parts.py`), minibatches and passes over rows (`rows.py`), optimisers.
 """
 
 from collections.abc import Callable
@@ -14,22 +15,42 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import Array, ClientData, Cohort, Examples, Net, PyTree
+from fedjax_core.algorithm import Array, ClientData, Net, PyTree
 from fedjax_core.learning import losses, metrics
+from fedjax_core.learning.parts import join, part, split, under
+from fedjax_core.learning.rows import Batch, accumulate, class_means, class_sums, each, in_order, received, steps, take
 from fedjax_core.learning.trained import tell
 from fedjax_core.task import Model
 
-
-class Batch(NamedTuple):
-    """One minibatch. `x`: leaves [B, ...]; `y`: [B]; `mask`: [B], False for the padding of a short last batch.
-
-    `beside`: leaves [B, ...], what `fit` was given beside the rows; `()` if nothing.
-    """
-
-    x: PyTree
-    y: PyTree
-    mask: Array
-    beside: PyTree = ()
+__all__ = [
+    "Aux",
+    "Batch",
+    "Fitted",
+    "Loss",
+    "Optimizer",
+    "accumulate",
+    "adam",
+    "annealed",
+    "class_means",
+    "class_sums",
+    "classified",
+    "cross_entropy",
+    "each",
+    "finetune",
+    "fit",
+    "full_step",
+    "join",
+    "mean_gradient",
+    "part",
+    "proximal",
+    "received",
+    "risk",
+    "sgd",
+    "split",
+    "steps",
+    "take",
+    "under",
+]
 
 
 class Aux(NamedTuple):
@@ -179,25 +200,6 @@ def fit(
     return run
 
 
-def steps(data: ClientData, batch: int) -> Array:
-    """[] local steps in an epoch, as `fit` does them."""
-    b = max(1, min(batch, data.index.shape[0]))
-    return -(-data.size // b)
-
-
-def _in_order(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batch]]:
-    """B, and the minibatch number i of one client's rows in the order in which they lie."""
-    rows = data.index.shape[0]
-    b = max(1, min(batch, rows))
-    index = jnp.pad(data.index, (0, -rows % b))
-
-    def minibatch(i):
-        here = i * b + jnp.arange(b)
-        return take(data.arrays, index[here], here < data.size)
-
-    return b, minibatch
-
-
 def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int) -> Callable[..., Fitted]:
     """One step by the gradient of the mean loss over all of one client's rows, of which only a minibatch is in memory at once.
 
@@ -220,7 +222,7 @@ def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int
     weight = lambda sums: sums["accuracy"][1]
 
     def run(net: Net, data: ClientData, key: Array) -> Fitted:
-        b, minibatch = _in_order(data, batch)
+        b, minibatch = in_order(data, batch)
 
         def part(params, stats, i):
             value, aux = loss(Net(params, stats), minibatch(i), jax.random.fold_in(key, i))
@@ -244,127 +246,6 @@ def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int
         return Fitted(Net(trained, stats), state, sums)
 
     return run
-
-
-def accumulate(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
-    """Sums over one client's rows, in minibatches and in the order in which they lie; nothing is trained.
-
-    Args:
-      of: Batch -> pytree of sums over the rows in its mask.
-      data: the client's.
-      batch: rows at once, or fewer if no client has so many.
-
-    Returns:
-      The total of `of`; zeros for a client without rows.
-    """
-    b, minibatch = _in_order(data, batch)
-    part = jax.jit(lambda i: of(minibatch(i)), inline=True)  # one trace for its shapes and its use
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(part, jnp.int32(0)))
-    return jax.lax.fori_loop(0, -(-data.size // b), lambda i, total: jax.tree.map(jnp.add, total, part(i)), zeros)
-
-
-def each(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
-    """What `of` makes of each of one client's rows, such as features that are used more than once; nothing is trained.
-
-    Args:
-      of: Batch -> leaves [B, ...].
-      data: the client's.
-      batch: rows at once, or fewer if no client has so many.
-
-    Returns:
-      Leaves [M, ...], in the order of `data.index`; the rows past `data.size` hold anything.
-    """
-    rows, (b, minibatch) = data.index.shape[0], _in_order(data, batch)
-    part = jax.jit(lambda i: of(minibatch(i)), inline=True)  # one trace for its shapes and its use
-    places = -(-rows // b) * b
-    out = jax.tree.map(lambda s: jnp.zeros((places, *s.shape[1:]), s.dtype), jax.eval_shape(part, jnp.int32(0)))
-    write = lambda i, out: jax.tree.map(lambda o, p: jax.lax.dynamic_update_slice_in_dim(o, p, i * b, 0), out, part(i))
-    out = jax.lax.fori_loop(0, -(-data.size // b), write, out)
-    return jax.tree.map(lambda o: o[:rows], out)
-
-
-def class_sums(values: Array, y: Array, mask: Array, classes: int) -> tuple[Array, Array]:
-    """Sums of `values` [B, D] by class, and how many rows each has: [K, D] and [K]."""
-    of_class = jax.nn.one_hot(y, classes, dtype=values.dtype) * mask[:, None]
-    return of_class.T @ jnp.where(mask[:, None], values, 0), jnp.sum(of_class, 0)
-
-
-def class_means(of: Callable[[Batch], Array], data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
-    """Mean of `of` (Batch -> [B, D]) over each class of one client's rows: [K, D], and their numbers [K]; zero for no rows."""
-    total, count = accumulate(lambda batch: class_sums(of(batch), batch.y, batch.mask, classes), data, batch=batch)
-    return total / jnp.maximum(count, 1)[:, None], count
-
-
-def received(cohort: Cohort, means: Array, counts: Array) -> ClientData:
-    """What a cohort sent for each class, as examples of these classes to train on at the server.
-
-    They stand in the order of the clients' ids, so that `fit` on them notices neither the cohort's order nor its empty places.
-
-    Args:
-      cohort: leaves [C].
-      means: [C, K, D] an example of each class; those of absent clients and of classes with count 0 may hold anything.
-      counts: [C, K], 0 for a class that a client does not have.
-
-    Returns:
-      Data with arrays of C * K rows.
-    """
-    c, k, d = means.shape
-    sent = (cohort.examples > 0)[:, None] & (counts > 0)
-    order = jnp.argsort(jnp.where(sent, cohort.ids[:, None], jnp.iinfo(jnp.int32).max).reshape(-1), stable=True)
-    x = jnp.where(sent[..., None], means, 0).reshape(c * k, d)
-    return ClientData(Examples(x, jnp.tile(jnp.arange(k), c)), order, jnp.sum(sent))
-
-
-def take(arrays: PyTree, rows: Array, mask: Array) -> Batch:
-    """The minibatch at the given rows [B] of Examples `arrays`."""
-    x, y = jax.tree.map(lambda a: a[rows], arrays)
-    return Batch(x, y, mask)
-
-
-def split(params: PyTree, trainable: Callable[[tuple], bool] | None) -> tuple[PyTree, PyTree]:
-    """`params` as (trained, frozen), each with None where the other has the leaf.
-
-    Raises:
-      ValueError: no leaf is trainable.
-    """
-    if trainable is None:
-        return params, jax.tree.map(lambda _: None, params)
-    chosen = jax.tree_util.tree_map_with_path(lambda path, _: bool(trainable(path)), params)
-    if not any(jax.tree.leaves(chosen)):
-        paths = ", ".join(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
-        raise ValueError(f"trainable chose none of the leaves {paths}")
-    return (
-        jax.tree.map(lambda p, c: p if c else None, params, chosen),
-        jax.tree.map(lambda p, c: None if c else p, params, chosen),
-    )
-
-
-def join(trained: PyTree, frozen: PyTree) -> PyTree:
-    """The inverse of `split`."""
-    return jax.tree.map(lambda t, f: f if t is None else t, trained, frozen, is_leaf=lambda x: x is None)
-
-
-def under(*names: str) -> Callable[[tuple], bool]:
-    """A `trainable` that chooses the leaves below the given entries of `params`, such as "head"."""
-    return lambda path: path[0].key in names
-
-
-PARTS: dict[str, Callable[[tuple], bool] | None] = {
-    "all": None,
-    "head": under("head"),
-    "body": lambda path: path[0].key != "head",
-}
-
-
-def part(name: str) -> Callable[[tuple], bool] | None:
-    """The `trainable` of the part of a network called "all", "head" or "body".
-
-    Raises:
-      ValueError: another name.
-    """
-    if name not in PARTS:
-        raise ValueError(f"finetune_part={name!r} is not one of {', '.join(map(repr, PARTS))}")
-    return PARTS[name]
 
 
 def finetune(

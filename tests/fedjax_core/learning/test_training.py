@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from absl.testing import parameterized
 
-from fedjax_core.algorithm import ClientData, Cohort, Examples, Net
+from fedjax_core.algorithm import ClientData, Examples, Net
 from fedjax_core.learning import training
 from tests import naive, toy
 
@@ -248,38 +248,6 @@ class TrainableTest(chex.TestCase):
         for key, n, name in [(first, 2, "head"), (second, 1, "body")]:
             w = naive.train(MODEL, *w, x, y, key, epochs=n, batch=4, lr=0.1, chosen=(name,))[:2]
         chex.assert_trees_all_close(tuple(end), w, atol=2e-6)
-
-    def test_split_and_join_are_inverse(self):
-        params = MODEL.init(jax.random.key(0)).params
-        trained, frozen = training.split(params, training.under("head"))
-        self.assertLen(jax.tree.leaves(trained), 2)
-        self.assertLen(jax.tree.leaves(frozen), 2)
-        chex.assert_trees_all_equal(training.join(trained, frozen), params)
-        trained, frozen = training.split(params, None)
-        self.assertEmpty(jax.tree.leaves(frozen))
-        chex.assert_trees_all_equal(training.join(trained, frozen), params)
-
-    def test_nothing_to_train(self):
-        with self.assertRaisesRegex(ValueError, r"none of the leaves \['body'\]\['bias'\].*\['head'\]\['kernel'\]"):
-            training.split(MODEL.init(jax.random.key(0)).params, training.under("tail"))
-
-
-class ReceivedTest(chex.TestCase):
-    def test_what_clients_sent_stands_in_the_order_of_their_ids(self):
-        """Whoever is absent, or has nothing of a class, sent nothing, whatever stands in its place."""
-        means = np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)
-        means[1] = np.nan
-        counts = jnp.array([[2, 0, 1], [1, 1, 1], [0, 0, 0], [0, 5, 5]])
-        places, empty = [3, 8, 5, 0], [4, 0, 4, 4]
-        expected = [(means[3, 1], 1), (means[3, 2], 2), (means[0, 0], 0), (means[0, 2], 2)]  # of clients 0 and 3
-        for order in ([0, 1, 2, 3], [2, 3, 1, 0]):
-            cohort = Cohort(jnp.array(places)[jnp.array(order)], jnp.array(empty)[jnp.array(order)])
-            found = training.received(cohort, jnp.asarray(means)[jnp.array(order)], counts[jnp.array(order)])
-            self.assertEqual(int(found.size), 4)
-            rows = found.index[:4]
-            chex.assert_trees_all_equal(found.arrays.x[rows], np.stack([x for x, _ in expected]))
-            self.assertEqual(found.arrays.y[rows].tolist(), [y for _, y in expected])
-            self.assertTrue(np.isfinite(found.arrays.x).all())
 
 
 def descend(optimizer, gradients, w):

@@ -1,0 +1,25 @@
+"""What is trained of a network, and what is not."""
+
+import chex
+import jax
+
+from fedjax_core.learning import parts
+from tests import toy
+
+MODEL = toy.model()
+
+
+class PartsTest(chex.TestCase):
+    def test_split_and_join_are_inverse(self):
+        params = MODEL.init(jax.random.key(0)).params
+        trained, frozen = parts.split(params, parts.under("head"))
+        self.assertLen(jax.tree.leaves(trained), 2)
+        self.assertLen(jax.tree.leaves(frozen), 2)
+        chex.assert_trees_all_equal(parts.join(trained, frozen), params)
+        trained, frozen = parts.split(params, None)
+        self.assertEmpty(jax.tree.leaves(frozen))
+        chex.assert_trees_all_equal(parts.join(trained, frozen), params)
+
+    def test_nothing_to_train(self):
+        with self.assertRaisesRegex(ValueError, r"none of the leaves \['body'\]\['bias'\].*\['head'\]\['kernel'\]"):
+            parts.split(MODEL.init(jax.random.key(0)).params, parts.under("tail"))
