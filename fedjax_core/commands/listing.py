@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name, experiment, nn
+from fedjax_core import by_name, experiment, nn, outside
 from fedjax_core.commands import ending, shipped
 from fedjax_core.data import partition, sources
 from fedjax_core.language import prepare as language
@@ -28,11 +28,13 @@ class Kind(NamedTuple):
     """Something that configs name.
 
     Attributes:
+      what: it is, as packages announce it (`outside.GROUPS`) and messages call it.
       field: of a config, where it stands.
       found: () -> {name: what builds it}.
       hidden: arguments that the builder gets from the run.
     """
 
+    what: str
     field: str
     found: Callable[[], Mapping[str, Callable]]
     hidden: Collection[str] = ()
@@ -51,14 +53,14 @@ def _sources() -> dict[str, Callable]:
 
 
 KINDS = {
-    "methods": Kind("method.name", _methods, ("task", "optimizer")),
-    "models": Kind("models", _models, ("rngs", "dtype", "blocks", "block")),
-    "sources": Kind("data.source", _sources, sources.GIVEN),
-    "partitions": Kind("data.partition", lambda: partition.SCHEMES, partition.GIVEN),
-    "optimizers": Kind("optimizer.name", lambda: experiment.OPTIMIZERS),
-    "augmentations": Kind("augment", lambda: augment.OPS),
-    "adapters": Kind("adapter", lambda: lora.ADAPTERS),
-    "tasks": Kind("task", lambda: experiment.TASKS),
+    "methods": Kind("method", "method.name", _methods, ("task", "optimizer")),
+    "models": Kind("model", "models", _models, ("rngs", "dtype", "blocks", "block")),
+    "sources": Kind("data set", "data.source", _sources, sources.GIVEN),
+    "partitions": Kind("partition", "data.partition", lambda: partition.SCHEMES, partition.GIVEN),
+    "optimizers": Kind("optimizer", "optimizer.name", lambda: experiment.OPTIMIZERS),
+    "augmentations": Kind("augmentation", "augment", lambda: augment.OPS),
+    "adapters": Kind("adapter", "adapter", lambda: lora.ADAPTERS),
+    "tasks": Kind("task", "task", lambda: experiment.TASKS),
 }
 FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`
 
@@ -106,7 +108,7 @@ def _made_up(of: Any) -> bool:
 
 def kinds() -> str:
     """The kinds that there are, with their number and the config's field."""
-    counts = {kind: (len(entry.found()), f"config.{entry.field}") for kind, entry in KINDS.items()}
+    counts = {kind: (len(_all(kind)), f"config.{entry.field}") for kind, entry in KINDS.items()}
     counts |= {
         kind: (len(shipped.names(what)), f"fedjax-core {'run' if what == 'config' else what} NAME") for kind, what in FILES.items()
     }
@@ -114,13 +116,26 @@ def kinds() -> str:
     return "\n".join(["fedjax-core list KIND [NAME], with KIND one of", "", *lines])
 
 
+def _all(kind: str) -> dict[str, Callable]:
+    """What there is of a kind by name: built in, then what installed packages announce.
+
+    Raises:
+      ValueError: a package announces something that cannot be loaded.
+    """
+    entry = KINDS[kind]
+    brought = {name: outside.load(entry.what, name)[0] for name in outside.announced(entry.what)}
+    return {**entry.found(), **brought}
+
+
 def listed(kind: str) -> str:
-    """A line for each thing of a kind: how it is written, and the first line of what is said of it."""
+    """A line for each thing of a kind: how it is written, the first line of what is said of it, and which package brings it."""
     if kind in FILES:
         return "\n".join(shipped.names(FILES[kind]))
-    lines = []
-    for name, builder in KINDS[kind].found().items():
+    lines, brought = [], outside.announced(KINDS[kind].what)
+    for name, builder in _all(kind).items():
         first = about(kind, name, builder).partition("\n")[0]
+        if name in brought:
+            first += f" [{outside.load(KINDS[kind].what, name)[1]}]"
         written = name if kind == "methods" else spelled(name, options(kind, name, builder))
         lines.append(f"{written:16}  {first}".rstrip() if len(written) <= 16 else f"{written}\n{'':16}  {first}".rstrip())
     return "\n".join(lines)
@@ -134,8 +149,8 @@ def detailed(kind: str, name: str) -> str:
     """
     if kind in FILES:
         return _head_of(shipped.file(FILES[kind], name))
-    found = KINDS[kind].found()
-    builder = found[by_name.choose(kind.removesuffix("s"), name, found)]
+    found = _all(kind)
+    builder = found[by_name.choose(KINDS[kind].what, name, found)]
     texts = [spelled(name, options(kind, name, builder)), about(kind, name, builder)]
     if kind == "methods":
         texts.append(inspect.cleandoc(builder.__doc__ or ""))

@@ -1,11 +1,13 @@
 """The installed command: its parts by name, and what `list` shows."""
 
 import inspect
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import fedjax_core
+from fedjax_core import outside
 from fedjax_core.commands import console, listing, shipped
 
 ROOT = Path(__file__).parents[3]
@@ -92,3 +94,15 @@ def test_what_is_not_there_is_one_line(capsys):
     status, _, err = ended(capsys, "list", "models", "resnet9")
     assert status == 2
     assert "resnet8" in err
+
+
+def brought(task, optimizer, *, strength: float = 0.5):
+    """A method that a package brings."""
+
+
+def test_what_packages_announce_is_listed(capsys, monkeypatch):
+    point = metadata.EntryPoint("feddyn", f"{__name__}:brought", outside.GROUPS["method"])
+    monkeypatch.setattr(outside, "announced", lambda what: {"feddyn": point} if what == "method" else {})
+    line = next(line for line in ended(capsys, "list", "methods")[1].splitlines() if line.startswith("feddyn "))
+    assert line.endswith(f"[{__name__}:brought of a package]")
+    assert ended(capsys, "list", "methods", "feddyn")[1].startswith("feddyn(strength=0.5)\n")
