@@ -46,6 +46,7 @@ def many(fed: Federation, held: Held, state: State, n: Array, scored: bool):
         drawn = draw(fed, held, state.key, state.round)
         rows = [states.gather(store, places) for store, (_, places) in zip(state.clients, drawn, strict=True)]
         server, rows, record = train(fed, held, state, drawn, rows, scored)
+        record["turned"] = faults.turned(server, state.server)
         clients = tuple(
             states.scatter(store, places, new) for store, (_, places), new in zip(state.clients, drawn, rows, strict=True)
         )
@@ -68,6 +69,7 @@ def many(fed: Federation, held: Held, state: State, n: Array, scored: bool):
 def on_host(fed: Federation, held: Held, state: State, initial: PyTree, drawn: Drawn, rows, touched, scored: bool):
     """One round on states that came from the host."""
     server, rows, record = train(fed, held, state, drawn, rows, scored, initial, touched)
+    record["turned"] = faults.turned(server, state.server)
     return State(server, state.clients, state.round + 1, state.key), rows, record
 
 
@@ -114,7 +116,6 @@ def train(fed: Federation, held: Held, state: State, drawn: Drawn, rows, scored:
         "cohort": jnp.sum(everyone.examples > 0),
         "ids": jnp.where(everyone.examples > 0, everyone.ids, -1),
         "seen": jax.tree.map(lambda *x: jnp.concatenate(x), *(stacked[1] for _, stacked in outputs)),
-        "turned": faults.turned(server, state.server),
     }
     if scored:
         record["post_local"] = [stacked[2] for _, stacked in outputs]

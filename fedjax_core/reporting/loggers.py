@@ -44,7 +44,7 @@ class WeightsAndBiases:
         self._run = self._package.init(
             **{name: value for name, value in given.items() if value},
             config=plain(started.config),
-            id=known,
+            id=known or None,
             resume="allow" if known else None,
         )
         if not known:
