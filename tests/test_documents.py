@@ -23,7 +23,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
-NOT_SAVED = {"fedoa"}  # without outputs until colab/save.py has run it
 PACKAGED = ("pyproject.toml", "README.md", "LICENSE", "fedjax_core", "methods", "configs")
 ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:tmp|home|root|usr|work|Users|var|mnt)/")
 
@@ -122,8 +121,7 @@ def test_notebook_starts_where_it_is_opened_and_shows_small_outputs(notebook):
     assert code[0].source.startswith("SOURCE = ")
     assert "%pip install -q $SOURCE" in code[0].source
     outputs = [output for cell in code for output in cell.outputs]
-    images = sum("image/png" in output.get("data", {}) for output in outputs)
-    assert images >= 2 or notebook.stem in NOT_SAVED, "python colab/save.py runs and saves it"
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2, "python colab/save.py runs and saves it"
     assert not [output for output in outputs if output.get("name") == "stderr" or output.output_type == "error"]
     texts = [
         output.get("text", "") + json.dumps({k: v for k, v in output.get("data", {}).items() if "image" not in k})
