@@ -122,6 +122,9 @@ def get_config(variant: str = "small") -> Any:
     config.evaluation.batch = 256
     config.evaluation.clients = placeholder(int)  # score at most so many
     config.evaluation.last_k = 10  # mean over the last k evaluations
+    config.evaluation.scores = placeholder(
+        tuple
+    )  # more, such as ("my_package.scores:top5",): (outputs, x, y, mask [B]) -> (sum, weight)
     config.evaluation.targets = (0.5, 0.8, 0.9)  # rounds until these accuracies are reached
 
     config.plan = ConfigDict()

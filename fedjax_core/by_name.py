@@ -10,6 +10,7 @@ name imports what it names, so a configuration is as trustworthy as the code tha
 """
 
 import ast
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -137,7 +138,7 @@ def find(
         raise ValueError(f"{what} {values.short(spec)} has the option {min(twice)!r}, which is also given beside it")
     function, origin = lookup(what, name, builtin, prefixes)
     found = Found(what, spec, name, own | dict(options or {}), function, origin)
-    check(f"{what} {name!r}", function, given, found.options)
+    check(f"{what} {name!r}", function, given, found.options, f"{what}." if options else None)
     return found
 
 
@@ -161,7 +162,7 @@ def lookup(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Cont
     )
 
 
-def check(what: str, function: Callable, given: Iterable[str], options: Mapping[str, Any]) -> None:
+def check(what: str, function: Callable, given: Iterable[str], options: Mapping[str, Any], prefix: str | None = None) -> None:
     """Raises what `call` would, without calling.
 
     Args:
@@ -169,26 +170,29 @@ def check(what: str, function: Callable, given: Iterable[str], options: Mapping[
       function: takes named arguments only known by its signature.
       given: names of arguments that the caller passes itself.
       options: what the user wrote, by name.
+      prefix: what stands before an option's name where its value is refused; None: "`what`: ".
 
     Raises:
       TypeError: an option that `function` does not take, one that it needs and that is missing, or one of `given`.
       ValueError: an option whose value its annotation does not allow.
     """
-    parameters, anything = _parameters(function)
-    settable = [name for name in parameters if name not in given]
+    named, others = parameters(function)
+    settable = [name for name in named if name not in given]
     for name, value in options.items():
         if name in settable:
-            values.check(f"{what}: {name}", value, parameters[name].annotation)
-        elif not anything or name in given:
+            values.check(f"{what}: {name}" if prefix is None else f"{prefix}{name}", value, named[name].annotation)
+        elif not others or name in given:
             listed = ", ".join(settable) or "none"
             raise TypeError(f"{what} has no option {name!r}; it takes: {listed}.{did_you_mean(name, settable)}")
     for name in settable:
-        if name not in options and parameters[name].default is inspect.Parameter.empty:
+        if name not in options and named[name].default is inspect.Parameter.empty:
             raise TypeError(f"{what} needs the option {name!r}; it takes: {', '.join(settable)}.")
 
 
-def _parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
-    """(those that have names, whether others are taken as well)."""
+def parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
+    """(those that have names, whether others are taken as well); of a class those of its making."""
+    if isinstance(function, type) and not hasattr(function, "_fields"):
+        function = functools.partial(function.__init__, None)  # self; flax's classes hide the signature behind a metaclass
     try:
         found = inspect.signature(function, eval_str=True).parameters.values()
     except (NameError, TypeError, AttributeError, SyntaxError):  # annotations for type checkers alone
@@ -202,8 +206,8 @@ def _parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]
 def call(what: str, function: Callable, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Calls `function` with those of `given` that it takes, and with all of `options`, checked by `check`."""
     check(what, function, given, options)
-    parameters, _ = _parameters(function)
-    return function(**{name: given[name] for name in parameters if name in given}, **options)
+    named, _ = parameters(function)
+    return function(**{name: given[name] for name in named if name in given}, **options)
 
 
 def options(what: str, default: T, *given: Mapping[str, Any] | None) -> T:
@@ -213,10 +217,10 @@ def options(what: str, default: T, *given: Mapping[str, Any] | None) -> T:
       ValueError: there is no such option, or its value is not what the NamedTuple's annotation allows.
     """
     found: dict[str, Any] = {}
-    parameters, _ = _parameters(type(default))
+    named, _ = parameters(type(default))
     for some in given:
         for name, value in (some or {}).items():
             choose(f"option of {what}", name, default._fields)
             if value is not None:
-                found[name] = values.check(f"{what}.{name}", value, parameters[name].annotation)
+                found[name] = values.check(f"{what}.{name}", value, named[name].annotation)
     return default._replace(**found)

@@ -44,6 +44,7 @@ PositiveFraction = Annotated[float, Limit("in (0, 1]", lambda v: 0 < v <= 1)]
 BelowOne = Annotated[float, Limit("in [0, 1)", lambda v: 0 <= v < 1)]
 AtLeastOne = Annotated[int, Limit("at least 1", lambda v: v >= 1)]
 AtLeastZero = Annotated[int, Limit("at least 0", lambda v: v >= 0)]
+Width = Annotated[int, Limit("in [1, 2**20]", lambda v: 1 <= v <= 2**20)]
 Seed = Annotated[int, Limit("in [0, 2**32)", lambda v: 0 <= v < 2**32)]
 
 

@@ -90,7 +90,7 @@ def build(config):
 def test_paper_builds_and_its_round_traces_at_full_size(name):
     config = get(name, "paper")
     sim = build(config)
-    assert len(sim.data.train.y) >= (6000 if language.named(config.data.source) else 36_000)  # not the digits
+    assert len(sim.data.train.y) >= (6000 if config.data.source.startswith(language.SOURCE) else 36_000)  # not the digits
     shapes = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
     state = jax.eval_shape(sim._init, shapes(sim._held_on_host), jax.random.key_data(jax.random.key(0)))
     new, records = jax.eval_shape(

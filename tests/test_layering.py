@@ -62,7 +62,7 @@ def room(name: str) -> str:
 
 
 def test_the_reader_of_imports_reads():
-    assert "fedjax_core.run" in imports("fedjax_core/experiment.py")
+    assert "fedjax_core.run" in imports("fedjax_core/experiment/runs.py")
     assert "fedjax_core.algorithm" in imports("fedjax_core/engine/simulation.py")
     assert "fedjax_core.commands.ending" in imports("methods/main.py")
     assert imports("fedjax_core/storage/files.py") == frozenset()

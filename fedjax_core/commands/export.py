@@ -55,7 +55,7 @@ def export(
     """
     by_name.choose("layout", layout, weights.WRITTEN)
     config, simulation, state = experiment.load(run, done)
-    if experiment.few_shot(config) is not None:
+    if experiment.resolve(config).episodes is not None:
         raise ValueError(f"{run} was trained on {config.task}: its network has no classes of its own, and cannot be exported")
     view = simulation.view(state, client or 0)
     name = _chosen(config.method.name, view, client, model)
@@ -68,7 +68,7 @@ def export(
             raise
     number = view.client % len(config.models)
     spec, file = config.models[number], experiment.weight_files(config)[number]
-    mean, std = experiment.scaling(config, data.train, file)
+    mean, std = experiment.scaling(config, data.train, file) or (None, None)
     outputs = data.classes if net is None else net.params["head"]["kernel"].shape[-1]
     names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # FedMD's tells those apart too
     description = {

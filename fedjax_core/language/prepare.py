@@ -17,7 +17,7 @@ import os
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from fedjax_core.learning.metrics import Pair, mean_of
 from fedjax_core.nn.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.storage.workdir import read_json
 from fedjax_core.task import Task, part_of
+from fedjax_core.values import AtLeastOne, Positive, one_of
 
 SOURCE, MODEL, PARTITION = "instructions", "pretrained", "by_domain"
 WRITTEN = 80  # tokens of an answer at most
@@ -53,10 +54,10 @@ class Source(NamedTuple):
     folder: str = "."
     train: str = "train.jsonl.gz"
     test: str = "test.jsonl.gz"
-    tested: str = "left_out"
+    tested: Annotated[str, one_of(*instructions.TESTED)] = "left_out"
     prepared: bool = False
-    examples: int | None = None
-    test_examples: int | None = None
+    examples: AtLeastOne | None = None
+    test_examples: AtLeastOne | None = None
 
 
 class Spec(NamedTuple):
@@ -74,11 +75,11 @@ class Spec(NamedTuple):
 
     folder: str | None = None
     package: str | None = None
-    dtype: str = "float32"
-    limit: int = 256
-    long: str = "refuse"
+    dtype: Annotated[str, one_of(*DTYPES)] = "float32"
+    limit: AtLeastOne = 256
+    long: Annotated[str, one_of(*instructions.LONG)] = "refuse"
     remat: bool = False
-    temperature: float = text.TEMPERATURE
+    temperature: Positive = text.TEMPERATURE
 
 
 class Prepared(NamedTuple):
@@ -105,48 +106,29 @@ class Prepared(NamedTuple):
     widths: tuple[int, ...]
 
 
-def named(source: str) -> bool:
-    """Whether a config's source of data is one of instructions."""
-    return by_name.parse(source)[0] == SOURCE
-
-
-def check(source: str, spec: str) -> tuple[Source, Spec]:
-    """Both as they are named; raises ValueError or TypeError for what there is not."""
-    of, model = by_name.parse(source), by_name.parse(spec)
-    if model[0] != MODEL:
-        raise ValueError(f"model {spec!r} cannot read instructions; models must be ('{MODEL}(folder=...)',)")
-    where, own = by_name.call(f"data set {SOURCE!r}", Source, {}, of[1]), by_name.call(f"model {MODEL!r}", Spec, {}, model[1])
-    if (own.folder is None) == (own.package is None):
-        raise ValueError(f"model {spec!r} has folder={own.folder!r}, package={own.package!r}; it must have one of them")
-    by_name.choose("tested", where.tested, instructions.TESTED)
-    by_name.choose("long", own.long, instructions.LONG)
-    by_name.choose("dtype", own.dtype, DTYPES)
-    for name, number in (("examples", where.examples), ("test_examples", where.test_examples), ("limit", own.limit)):
-        optional = name != "limit"
-        if not (number is None and optional) and (type(number) is not int or number < 1):
-            raise ValueError(f"{name}={number!r} must be a whole number, at least 1" + (", or None" if optional else ""))
-    if type(own.temperature) not in (int, float) or not 0 < own.temperature < float("inf"):
-        raise ValueError(f"temperature={own.temperature!r} must be a positive number")
-    return where, own
+def check(spec: Spec) -> None:
+    """Raises ValueError for a model that has not one place that it is read from."""
+    if (spec.folder is None) == (spec.package is None):
+        raise ValueError(f"model {MODEL!r} has folder={spec.folder!r}, package={spec.package!r}; it must have one of them")
 
 
 @functools.lru_cache(maxsize=2)
-def prepare(source: str, data_dir: str | None, clients: int, seed: int, spec: str) -> Prepared:
+def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec) -> Prepared:
     """Data, read and tokenised once.
 
     Args:
-      source: such as "instructions(leave_out='sentiment')".
+      of: where they are.
       data_dir: where data sets lie; None: as `sources.load`.
       clients: N.
       seed: of the data.
-      spec: such as "pretrained(folder='llama-7b')".
+      own: the model.
 
     Raises:
-      ValueError, TypeError: an unknown option or model, damaged files, or a text that does not fit.
+      ValueError: damaged files, or a text that does not fit.
       OSError: a file is not there.
       ImportError: a package is missing; the message says how to get it.
     """
-    of, own = check(source, spec)
+    check(own)
     root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / of.folder
     train, test = _read(of, root)
     divided = instructions.leave_out(train, test, of.leave_out, clients, seed, of.tested)
@@ -249,12 +231,12 @@ def _arrays(made: Prepared) -> Net:
     return Net(base | {"head": head}, {})
 
 
-def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task:
+def task(made: Prepared, adapter: lora.Kind | None, shapes_only: bool = False) -> Task:
     """The model's task on its data. Tasks on one folder share its weights while there are such tasks.
 
     Args:
       made: by `prepare`.
-      adapter: such as "lora(rank=8)"; None: the model is trained whole.
+      adapter: what is trained beside it; None: the model is trained whole.
       shapes_only: zeros that take no memory in place of its weights, which are not looked for.
 
     Raises:
@@ -276,7 +258,7 @@ def task(made: Prepared, adapter: str | None, shapes_only: bool = False) -> Task
     if adapter is None:
         made_of = part_of(model, arrays, [name for name in arrays.params if name != "head" or not encoder], **settings)
     else:
-        made_of = lora.adapted(model, arrays, lora.parse(adapter), **settings)
+        made_of = lora.adapted(model, arrays, adapter, **settings)
     own = {"accuracy": accuracy} | ({"rouge1": rouge1} if encoder else {})
     each = {f"{name}_{kind}": _of_kind(score, i) for i, kind in enumerate(made.kinds) for name, score in own.items()}
     return dataclasses.replace(made_of, scores=({"rouge1": rouge1} if encoder else {}) | (each if len(made.kinds) > 1 else {}))
@@ -322,7 +304,7 @@ def answers(
     return tokenizer.decode(text.complete(write, tokens, batch, widest=widest))
 
 
-def parameters(made: Prepared, adapter: str | None, frozen: Net, net: Net) -> PyTree:
+def parameters(made: Prepared, adapter: lora.Kind | None, frozen: Net, net: Net) -> PyTree:
     """What `made.model.generate` takes of one network: its adapter beside the frozen kernels, unmerged, so that no base is copied.
 
     Args:
@@ -333,4 +315,4 @@ def parameters(made: Prepared, adapter: str | None, frozen: Net, net: Net) -> Py
     """
     if adapter is None:
         return frozen.params | net.params
-    return lora.adapter(lora.parse(adapter), frozen.params, made.model.name).wrap(frozen.params, net.params[lora.ENTRY], None)
+    return lora.adapter(adapter, frozen.params, made.model.name).wrap(frozen.params, net.params[lora.ENTRY], None)

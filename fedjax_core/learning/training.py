@@ -9,7 +9,7 @@ loop is found here too: which leaves are trained (`parts.py`), minibatches and p
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from fedjax_core.learning.parts import join, part, split, under
 from fedjax_core.learning.rows import Batch, accumulate, class_means, class_sums, each, in_order, received, steps, take
 from fedjax_core.learning.trained import tell
 from fedjax_core.task import Model
+from fedjax_core.values import BelowOne, NonNegative, Positive, one_of
 
 __all__ = [
     "Aux",
@@ -346,14 +347,14 @@ def _around(lr, decay, round, core, weight_decay, clip, anneal):  # noqa: A002
 
 
 def sgd(
-    lr: float,
+    lr: Positive,
     *,
-    momentum: float = 0.0,
+    momentum: NonNegative = 0.0,
     nesterov: bool = False,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
-    decay: float = 1.0,
-    anneal: str | None = None,
+    weight_decay: NonNegative = 0.0,
+    clip: Positive | None = None,
+    decay: Positive = 1.0,
+    anneal: Annotated[str, one_of("linear", "cosine")] | None = None,
 ) -> Optimizer:
     """Stochastic gradient descent, as torch defines its momentum and (coupled) weight decay.
 
@@ -370,8 +371,10 @@ def sgd(
       round -> optax transformation.
 
     Raises:
-      ValueError: lr, clip or decay is not positive; another form of annealing.
+      ValueError: lr, clip or decay is not positive; another form of annealing; Nesterov's momentum without momentum.
     """
+    if nesterov and not momentum:
+        raise ValueError("optimizer.nesterov=True needs optimizer.momentum, which is 0")
     _positive(lr=lr, decay=decay, **({} if clip is None else {"clip": clip}))
     if anneal is not None:
         annealed(anneal)
@@ -380,15 +383,15 @@ def sgd(
 
 
 def adam(
-    lr: float,
+    lr: Positive,
     *,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
-    decay: float = 1.0,
-    anneal: str | None = None,
+    b1: BelowOne = 0.9,
+    b2: BelowOne = 0.999,
+    eps: Positive = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    clip: Positive | None = None,
+    decay: Positive = 1.0,
+    anneal: Annotated[str, one_of("linear", "cosine")] | None = None,
 ) -> Optimizer:
     """Adam; weight decay is decoupled (AdamW). Other arguments as in `sgd`."""
     _positive(lr=lr, decay=decay, eps=eps, **({} if clip is None else {"clip": clip}))

@@ -1,6 +1,6 @@
 """Networks: layers that are fast inside loops, and modules split into pure functions."""
 
 from fedjax_core.nn.conv import describe
-from fedjax_core.nn.model import MODULES, build, count, from_module, image_size
+from fedjax_core.nn.model import FIXED, MODULES, build, count, from_module, image_size
 
-__all__ = ["MODULES", "build", "count", "describe", "from_module", "image_size"]
+__all__ = ["FIXED", "MODULES", "build", "count", "describe", "from_module", "image_size"]

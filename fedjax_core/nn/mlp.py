@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 
 from fedjax_core.nn.layers import dropout
+from fedjax_core.values import BelowOne, Width
 
 Array = jax.Array
 
@@ -19,8 +20,8 @@ class MLP(nnx.Module):
         classes: int,
         input_shape: tuple[int, ...],
         *,
-        widths: Sequence[int] = (200, 200),
-        dropout: float = 0.0,
+        widths: Sequence[Width] = (200, 200),
+        dropout: BelowOne = 0.0,
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):

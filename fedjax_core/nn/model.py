@@ -18,6 +18,7 @@ from fedjax_core.nn.resnet import Bottleneck, ResNet
 from fedjax_core.nn.vit import ViT
 from fedjax_core.nn.wrap import framed, resized
 from fedjax_core.task import Model
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 STATS_MODES = ("average", "local", "freeze")
 Scale = float | Sequence[float]
@@ -26,8 +27,8 @@ Scale = float | Sequence[float]
 def from_module(
     make: Callable[[nnx.Rngs], Any],
     name: str,
-    mean: Scale = 0.0,
-    std: Scale = 1.0,
+    mean: Scale | None = 0.0,
+    std: Scale | None = 1.0,
     stats_mode: str = "average",
     dtype: jax.typing.DTypeLike | None = None,
 ) -> Model:
@@ -40,7 +41,8 @@ def from_module(
     Args:
       make: builds the module from the streams that initialise it.
       name: the model's name.
-      mean: subtracted from inputs, one number or one per channel. uint8 inputs are divided by 255 first.
+      mean: subtracted from inputs, one number or one per channel. uint8 inputs are divided by 255 first. None: inputs are taken
+        as they are, whatever their type, such as tokens.
       std: inputs are divided by it, after that.
       stats_mode: "average" and "local": training uses and moves batch statistics (where they are kept is the caller's
         business); "freeze": the running ones are used always, and never move.
@@ -99,12 +101,14 @@ def from_module(
     return Model(init, apply, features, head, name)
 
 
-def _normalise(x: Array, mean: Scale, std: Scale, dtype: jax.typing.DTypeLike | None) -> Array:
+def _normalise(x: Array, mean: Scale | None, std: Scale | None, dtype: jax.typing.DTypeLike | None) -> Array:
     def spread(scale: Scale) -> Array:
         """One number or one per channel, shaped to broadcast against x."""
         array = jnp.asarray(scale, jnp.float32)
         return jnp.reshape(array, (1,) * (x.ndim - array.ndim) + array.shape)
 
+    if mean is None or std is None:
+        return x
     unit = 255.0 if x.dtype == jnp.uint8 else 1.0
     return ((x.astype(jnp.float32) / unit - spread(mean)) / spread(std)).astype(dtype or jnp.float32)
 
@@ -130,8 +134,8 @@ def build(
     name: str,
     classes: int,
     input_shape: tuple[int, ...],
-    mean: Scale = 0.0,
-    std: Scale = 1.0,
+    mean: Scale | None = 0.0,
+    std: Scale | None = 1.0,
     stats_mode: str = "average",
     dtype: jax.typing.DTypeLike | None = None,
     **options: Any,
@@ -182,7 +186,11 @@ def build(
 
 
 def image_size(
-    input_shape: Sequence[int], *, resize: int | Sequence[int] | None = None, frame: int = 0, **others: Any
+    input_shape: Sequence[int],
+    *,
+    resize: AtLeastOne | tuple[AtLeastOne, AtLeastOne] | None = None,
+    frame: AtLeastZero = 0,
+    **others: Any,
 ) -> tuple[int, int] | None:
     """Height and width of the images that a network with these options sees; None for inputs that are no images."""
     del others

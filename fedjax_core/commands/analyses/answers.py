@@ -22,7 +22,7 @@ def answered(
     run: Path, config: Any, simulation: Simulation, state: State, model: str | None = None, beams: int = 1
 ) -> list[dict[str, Any]]:
     """A row per client (of the global model on common tests: one) and test row; kept in the run's directory."""
-    made = experiment.prepared(config)
+    made, adapter = experiment.prepared(config), experiment.resolve(config).adapter
     model, done = analysis.model_of(simulation, state, model), int(state.round)
     known = read_json(run / ANSWERS) if (run / ANSWERS).exists() else {}
     key = model if beams == 1 else f"{model}, {beams} beams"
@@ -33,7 +33,7 @@ def answered(
     for client in [0] if model == "global" and common else simulation.scored_clients().tolist():
         view, rows = simulation.view(state, client), simulation.data.test_index[client].tolist()
         x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
-        params = language.parameters(made, config.adapter, view.task.frozen, trained_network(view, model, x))
+        params = language.parameters(made, adapter, view.task.frozen, trained_network(view, model, x))
         texts = language.answers(made, params, rows, simulation.evaluation.batch, beams=beams)
         asked = [made.divided.test[row] for row in rows]
         right = [row.answer for row in asked]

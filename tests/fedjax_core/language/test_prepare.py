@@ -151,16 +151,17 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     assert scores["test/personal/all/loss/mean"] != scores["test/global/loss"]
     assert not any("rouge1" in name for name in scores)
     made, task, net = experiment.prepared(asked), sim.groups[0].task, state.server.net
+    adapter = experiment.resolve(asked).adapter
     generate = jax.jit(functools.partial(made.model.generate, limit=3))
     x = jax.tree.map(lambda leaf: leaf[:2], sim.data.test.x)
-    own = generate(language.parameters(made, asked.adapter, task.frozen, net), x["tokens"], x["mask"])
+    own = generate(language.parameters(made, adapter, task.frozen, net), x["tokens"], x["mask"])
     chex.assert_trees_all_equal(own, generate(task.model.whole(net).params, x["tokens"], x["mask"]))
     assert {"test/global/accuracy_pairs", "test/global/accuracy_proofs"} <= set(scores)
     pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
     monkeypatch.setattr(experiment, "load", lambda run, data: (asked, sim, state))
     monkeypatch.setattr(text, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
-    written = language.answers(made, language.parameters(made, asked.adapter, task.frozen, net), range(6), batch=4)
+    written = language.answers(made, language.parameters(made, adapter, task.frozen, net), range(6), batch=4)
     lengths = np.array([len(said) for said in written]) + np.arange(6)
     for name, wanted in (("rouge(model='global')", lengths), ("rouge(model='global', of='proofs')", lengths[3:])):
         assert analyse.number(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
@@ -260,7 +261,7 @@ def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
     assert told["lengths"][:4] == [x["mask"][mine].sum(1).tolist() for mine in index]
     assert [length for mine in told["lengths"][4:] for length in mine] == made.data.test.x["mask"].sum(1).tolist()
     assert told["longest"] == x["tokens"].shape[1] == made.widths[0] + 8
-    task = language.task(made, asked.adapter, shapes_only=True)
+    task = language.task(made, experiment.resolve(asked).adapter, shapes_only=True)
     rows = np.argsort(x["mask"].sum(1))[:2]
     few = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), x)
     read = jax.make_jaxpr(task.model.apply)(jax.eval_shape(task.model.init, jax.random.key(0)), few)
@@ -289,7 +290,7 @@ def test_what_does_not_go_together_is_refused(config):
         ({"augment": "flip"}, "augment='flip' is for images; with instructions it must be None"),
         ({"train": "head"}, "train='head' is for images"),
         ({"models": ("mlp",)}, "model 'mlp' cannot read instructions"),
-        ({"models": ("pretrained(limit=9)",)}, "has folder=None, package=None; it must have one of them"),
+        ({"models": ("pretrained(limit=9)",)}, "model 'pretrained' has folder=None, package=None; it must have one of them"),
         (
             {"adapter": "lora(targets=('gate',))"},
             "unknown adapter target of scoring bert of width 12 'gate'; allowed: key, output, query, value",
@@ -304,23 +305,27 @@ def test_what_does_not_go_together_is_refused(config):
     with pytest.raises(ValueError, match=r"instructions need data\.partition='by_domain' and one model"):
         experiment.build(asked)
     for spec, message in (
-        ("long='drop'", "unknown long 'drop'; allowed: refuse, cut"),
-        ("limit=0", "limit=0 must be a whole number, at least 1"),
+        ("long='drop'", "model 'pretrained': long='drop' must be one of 'refuse', 'cut'"),
+        ("limit=0", "limit=0 must be at least 1"),
         ("limit=None", "limit=None must be a whole number, at least 1"),
         ("limit=9.5", "limit=9.5 must be a whole number, at least 1"),
-        ("dtype='float16'", "unknown dtype 'float16'; allowed: float32, bfloat16"),
-        ("temperature=0", "temperature=0 must be a positive number"),
-        ("temperature='low'", "temperature='low' must be a positive number"),
+        ("dtype='float16'", "dtype='float16' must be one of 'float32', 'bfloat16'"),
+        ("temperature=0", "temperature=0 must be positive"),
+        ("temperature='low'", "temperature='low' must be a finite number, positive"),
     ):
+        asked = made()
+        asked.models = (f"pretrained(folder='x', {spec})",)
         with pytest.raises(ValueError, match=message):
-            language.check("instructions(leave_out='logic')", f"pretrained(folder='x', {spec})")
+            experiment.resolve(asked)
     for option, message in (
-        ("examples=0, prepared=True", "examples=0 must be a whole number, at least 1, or None"),
-        ("test_examples=True", "test_examples=True must be a whole number, at least 1, or None"),
-        ("tested='all'", "unknown tested 'all'; allowed: left_out, own"),
+        ("examples=0, prepared=True", "data set 'instructions': examples=0 must be at least 1 or None"),
+        ("test_examples=True", "test_examples=True must be a whole number, at least 1 or None"),
+        ("tested='all'", "tested='all' must be one of 'left_out', 'own'"),
     ):
+        asked = made()
+        asked.data.source = f"instructions(leave_out='logic', {option})"
         with pytest.raises(ValueError, match=message):
-            language.check(f"instructions(leave_out='logic', {option})", "pretrained(folder='x')")
+            experiment.resolve(asked)
     asked = made()
     asked.models = (asked.models[0].replace("limit=40", "limit=49"),)
     with pytest.raises(ValueError, match="limit=49 is too much for bert of width 12: it takes at most 48 tokens"):
@@ -328,5 +333,7 @@ def test_what_does_not_go_together_is_refused(config):
     asked.models = (asked.models[0].replace("limit=49, long='cut'", "limit=30"),)
     with pytest.raises(ValueError, match=r"films: a text has \d+ tokens, limit=30; raise it, or take long='cut'"):
         experiment.build(asked)
+    asked = made()
+    asked.data.source = "instructions(folder='flan')"
     with pytest.raises(TypeError, match="data set 'instructions' needs the option 'leave_out'"):
-        language.check("instructions(folder='flan')", "pretrained(folder='x')")
+        experiment.resolve(asked)

@@ -1,0 +1,47 @@
+"""From a config to a simulation, and to a run: what the command lines and the notebooks share.
+
+`resolve` finds and checks all that a config names, `build` makes a simulation of it, `execute` runs it in a work directory.
+"""
+
+from fedjax_core.experiment.asked import (
+    NORMALISATIONS,
+    OPTIMIZERS,
+    STATISTICS,
+    TASKS,
+    Asked,
+    Config,
+    check,
+    method,
+    names,
+    resolve,
+)
+from fedjax_core.experiment.building import beginning, build, dataset, prepared, scale, scaling, spelled, weight_files
+from fedjax_core.experiment.building import network_of as network
+from fedjax_core.experiment.runs import PROGRAMS, execute, keep_programs, load, use_all_cores
+
+__all__ = [
+    "NORMALISATIONS",
+    "OPTIMIZERS",
+    "PROGRAMS",
+    "STATISTICS",
+    "TASKS",
+    "Asked",
+    "Config",
+    "beginning",
+    "build",
+    "check",
+    "dataset",
+    "execute",
+    "keep_programs",
+    "load",
+    "method",
+    "names",
+    "network",
+    "prepared",
+    "resolve",
+    "scale",
+    "scaling",
+    "spelled",
+    "use_all_cores",
+    "weight_files",
+]

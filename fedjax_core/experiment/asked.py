@@ -1,0 +1,300 @@
+"""From a config to what it asks for: every name found, every setting checked; what is wrong is said in one line. No data are read.
+
+`resolve(config)` is the one place that reads a config's names; `build` reads what it returns and nothing else.
+"""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import optax
+
+from fedjax_core import by_name, nn, values
+from fedjax_core.by_name import Found
+from fedjax_core.data import partition, sources
+from fedjax_core.engine.simulation import Evaluation
+from fedjax_core.experiment import fields
+from fedjax_core.language import prepare as language
+from fedjax_core.learning import augment, episodes, lora, training
+from fedjax_core.task import PARTS
+
+Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
+OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
+STATISTICS = ("average", "local", "freeze")
+NORMALISATIONS = {  # mean and deviation by channel, where the data's own are not taken
+    "data": None,
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": ((0.5,), (0.5,)),
+}
+TASKS = {"classification": lambda: None, "episodes": episodes.Episodes}
+MODELS: dict[str, Callable] = nn.MODULES | {language.MODEL: language.Spec}
+OF_METHODS, OF_MODELS = ("task", "optimizer"), ("classes", "input_shape", "rngs", "dtype", "blocks", "block")
+FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
+
+
+class Data(NamedTuple):
+    """Where the data come from, and who gets which.
+
+    Attributes:
+      source: a reader, or of texts `language.Source`.
+      directory: where data sets lie, or None.
+      size, examples: see `data.smaller`.
+      partition: a scheme.
+      clients: N.
+      seed: of all draws that divide the data.
+      tests: what `federated.federate` is told beside: long_tail, test_split, test_examples, those that are given.
+    """
+
+    source: Found
+    directory: str | None
+    size: int | None
+    examples: int | None
+    partition: Found
+    clients: int
+    seed: int
+    tests: dict[str, Any]
+
+
+class Network(NamedTuple):
+    """One of the models.
+
+    Attributes:
+      found: a module, or of texts `language.Spec`.
+      around: what stands before it: resize, frame.
+      file: with the weights that it begins from, or None.
+    """
+
+    found: Found
+    around: dict[str, Any]
+    file: str | None
+
+
+class Asked(NamedTuple):
+    """What a config asks for.
+
+    Attributes:
+      seed: of initialisation, sampling and training.
+      method: its builder, with its options.
+      optimizer: made.
+      data: its source and its division.
+      networks: client i has network i mod their number.
+      public: the source of a set that everybody holds, and how many examples of it; None: no such set.
+      episodes: how they are drawn; None where plain examples are classified.
+      adapter: what is trained beside a frozen network, or None.
+      train: which part of networks is trained, one of `PARTS`.
+      normalise: one of `NORMALISATIONS`.
+      statistics: one of `STATISTICS`.
+      augment: of training images, or None.
+      scores: by name, what is scored beside accuracy and loss.
+      cohort: how many clients take part, or their fraction; None: all.
+      dropout: probability that a sampled client does not come back.
+      evaluation: what is scored.
+      chunk, devices, hold: how a round is spread, see `parallel.choose`.
+    """
+
+    seed: int
+    method: Found
+    optimizer: training.Optimizer
+    data: Data
+    networks: tuple[Network, ...]
+    public: tuple[Found, int | None] | None
+    episodes: episodes.Episodes | None
+    adapter: lora.Kind | None
+    train: str
+    normalise: str
+    statistics: str
+    augment: str | None
+    scores: dict[str, Callable]
+    cohort: int | float | None
+    dropout: float
+    evaluation: Evaluation
+    chunk: int | None
+    devices: int | None
+    hold: str
+
+
+class _Methods(Mapping[str, Callable]):
+    """Builders by name, each imported when it is asked for."""
+
+    def __iter__(self):
+        return (m.name for m in pkgutil.iter_modules(importlib.import_module("methods").__path__) if m.name != "main")
+
+    def __len__(self):
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> Callable:
+        if name not in set(iter(self)):
+            raise KeyError(name)
+        return getattr(importlib.import_module(f"methods.{name}"), name)
+
+
+METHODS = _Methods()
+
+
+def names() -> dict[str, str]:
+    """The methods that there are, each with the first line of its docstring."""
+    return {name: (importlib.import_module(f"methods.{name}").__doc__ or "").partition("\n")[0] for name in METHODS}
+
+
+def method(name: str) -> Callable:
+    """The builder of a method: the function in `methods/<name>.py` that has its name, or one from outside (`by_name.py`).
+
+    Raises:
+      ValueError: there is no such method.
+    """
+    return by_name.lookup("method", name, METHODS)[0]
+
+
+def resolve(config: Config) -> Asked:
+    """What a config asks for, checked.
+
+    Raises:
+      ValueError, TypeError: a name or an option that there is not, or a value that is not allowed; the message names the field.
+      AttributeError: the config lacks a field.
+    """
+    said = fields.check(config)
+    cohort = said["cohort.fraction"] if said["cohort.size"] is None else said["cohort.size"]
+    asked = Asked(
+        said["seed"],
+        _method(config),
+        optimizer(config),
+        _data(said),
+        _networks(said),
+        _public(said["public"]),
+        by_name.find("task", said["task"], TASKS, field="task")(),
+        None if said["adapter"] is None else by_name.find("adapter", said["adapter"], lora.ADAPTERS, field="adapter")(),
+        by_name.choose("train", said["train"], PARTS),
+        by_name.choose("normalise", said["normalise"], NORMALISATIONS),
+        by_name.choose("statistics", said["statistics"], STATISTICS),
+        said["augment"],
+        {found.name.rpartition(":")[2]: _score(found) for found in _scores(said["evaluation.scores"] or ())},
+        cohort,
+        said["dropout"],
+        Evaluation(tuple(said["evaluation.scopes"]), said["evaluation.batch"], said["evaluation.clients"]),
+        said["plan.chunk"],
+        said["plan.devices"],
+        said["plan.hold"],
+    )
+    if asked.augment is not None:
+        augment.parse(asked.augment)
+    _go_together(asked, said)
+    return asked
+
+
+def check(config: Config) -> None:
+    """Raises what `resolve` does."""
+    resolve(config)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what a config leaves at None."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _method(config: Config) -> Found:
+    options = _given(config.method.to_dict())
+    return by_name.find("method", options.pop("name"), METHODS, given=OF_METHODS, field="method.name", options=options)
+
+
+def optimizer(config: Config) -> training.Optimizer:
+    """The optimiser that a config names: one of `OPTIMIZERS`; from outside one like them, or one of optax's."""
+    options = _given(config.optimizer.to_dict())
+    name = options.pop("name")
+    function = by_name.lookup("optimizer", by_name.parse(name, "optimizer.name")[0], OPTIMIZERS)[0]
+    if "lr" in options and "lr" not in by_name.parameters(function)[0] and "learning_rate" in by_name.parameters(function)[0]:
+        options["learning_rate"] = options.pop("lr")
+    made = by_name.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)()
+    return (lambda round: made) if isinstance(made, optax.GradientTransformation) else made  # noqa: A006
+
+
+def algorithm(asked: Asked) -> Callable:
+    """The method with its optimiser and options: task -> Algorithm."""
+    return functools.partial(asked.method.function, optimizer=asked.optimizer, **asked.method.options)
+
+
+def _reader(spec: str, field: str) -> Found:
+    if by_name.parse(spec, field)[0] == language.SOURCE:
+        return by_name.find("data set", spec, {language.SOURCE: language.Source}, field=field)
+    found = sources.find(spec, field=field)
+    return found._replace(options={key: value for key, value in found.options.items() if key != "path" or ":" not in found.name})
+
+
+def _data(said: Mapping[str, Any]) -> Data:
+    source = _reader(said["data.source"], "data.source")
+    scheme = by_name.find("partition", said["data.partition"], partition.SCHEMES, given=partition.GIVEN, field="data.partition")
+    split, rows = said["data.test_split"], said["data.test_examples"]
+    if (split == "matched") != (rows is not None):
+        raise ValueError(f"data.test_split={split!r}, data.test_examples={rows}: 'matched' needs a number, the others take none")
+    tests = _given({"long_tail": said["data.long_tail"], "test_split": split, "test_examples": rows})
+    where = (said["data.dir"], said["data.size"], said["data.examples"])
+    return Data(source, *where, scheme, said["data.clients"], said["data.seed"], tests)
+
+
+def _public(spec: str | None) -> tuple[Found, int | None] | None:
+    if spec is None:
+        return None
+    name, options = by_name.parse(spec, "public")
+    number = values.check("public: examples", options.pop("examples", None), values.AtLeastOne | None)
+    written = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
+    return _reader(written, "public"), number
+
+
+def _networks(said: Mapping[str, Any]) -> tuple[Network, ...]:
+    models = said["models"]
+    return tuple(network(spec, file) for spec, file in zip(models, files(models, said["weights"]), strict=True))
+
+
+def files(models: Sequence[str], given: str | Sequence[str | None] | None) -> tuple[str | None, ...]:
+    """The file that each of some models begins from, or None.
+
+    Raises:
+      ValueError: there are not as many as models.
+    """
+    found = (given,) * len(models) if given is None or isinstance(given, str) else tuple(given)
+    if len(found) != len(models):
+        raise ValueError(f"weights={found} must be one file, or one (or None) for each of the {len(models)} models")
+    return found
+
+
+def network(spec: str, file: str | None = None) -> Network:
+    """A model by its spec, with its options checked."""
+    name, options = by_name.parse(spec, "models")
+    function, origin = by_name.lookup("model", name, MODELS)
+    of_images = function is not language.Spec
+    around = {key: options.pop(key) for key in ("resize", "frame") if key in options and of_images}
+    by_name.check(f"model {name!r}", nn.image_size, ("input_shape",), around)
+    by_name.check(f"model {name!r}", function, (*OF_MODELS, *nn.FIXED.get(name, ())) if of_images else (), options)
+    return Network(Found("model", spec, name, options, function, origin), around, file)
+
+
+def _scores(specs: Sequence[str]) -> list[Found]:
+    return [by_name.find("score", spec, {}, given=("outputs", "x", "y", "mask"), field="evaluation.scores") for spec in specs]
+
+
+def _score(found: Found) -> Callable:
+    return functools.partial(found.function, **found.options) if found.options else found.function
+
+
+def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:
+    """Raises ValueError for texts with what is for images, or the other way round."""
+    texts = asked.data.source.function is language.Source
+    for one in asked.networks:
+        reads = one.found.function is language.Spec
+        if texts and not reads:
+            raise ValueError(f"model {one.found.spec!r} cannot read instructions; models must be ('{language.MODEL}(folder=...)',)")
+        if reads and not texts:
+            raise ValueError(
+                f"model {one.found.spec!r} reads texts; data.source={said['data.source']!r} has none, instructions has"
+            )
+        if reads:
+            language.check(one.found())
+    if not texts:
+        return
+    for name, only in FOR_IMAGES.items():
+        if said[name] != only:
+            raise ValueError(f"{name}={said[name]!r} is for images; with instructions it must be {only!r}")
+    if asked.data.partition.spec != language.PARTITION or len(asked.networks) != 1:
+        wants = f"instructions need data.partition={language.PARTITION!r} and one model"
+        raise ValueError(f"data.partition={asked.data.partition.spec!r}, models={tuple(said['models'])}: {wants}")

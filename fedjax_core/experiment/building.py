@@ -1,0 +1,287 @@
+"""From what a config asks for to a simulation: data are read and divided, networks built, tasks made of both."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_core import nn
+from fedjax_core.algorithm import Examples, Net
+from fedjax_core.by_name import Found
+from fedjax_core.data import federated, sources
+from fedjax_core.data.smaller import adapted, smaller
+from fedjax_core.engine import cohort as cohorts
+from fedjax_core.engine import parallel
+from fedjax_core.engine.simulation import Group, Simulation
+from fedjax_core.experiment.asked import NORMALISATIONS, Asked, Config, Network, algorithm, files, network, resolve
+from fedjax_core.language import prepare as language
+from fedjax_core.learning import augment, episodes, lora
+from fedjax_core.learning.normalisation import local_statistics
+from fedjax_core.storage import weights
+from fedjax_core.task import PARTS, Model, Task, of_model, part_of
+
+Scaling = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel
+
+
+class Kind(NamedTuple):
+    """A kind of data: the way from its source to a network's task.
+
+    Attributes:
+      federated: (asked) -> the data, divided over the clients.
+      task: (asked, network, data, public examples, shapes_only) -> the task of the clients that have the network.
+    """
+
+    federated: Callable[[Asked], federated.FederatedData]
+    task: Callable[..., Task]
+
+
+def build(config: Config, data: federated.FederatedData | None = None, shapes_only: bool = False) -> Simulation:
+    """The simulation that a config describes.
+
+    Args:
+      config: see `configs/base.py`.
+      data: in place of the config's, such as mock data of the same shape.
+      shapes_only: nothing will run: what is frozen is zeros that take no memory, and files of weights are not looked for.
+
+    Returns:
+      The simulation, checked but not compiled; nothing is on a device yet.
+
+    Raises:
+      ValueError, TypeError: the config asks for something that is not there or not possible; the message names it.
+      FileNotFoundError: the data are not there; the message says where to get and put them.
+    """
+    asked = resolve(config)
+    kind = _kind(asked)
+    data = kind.federated(asked) if data is None else data
+    clients, networks = np.arange(data.clients), asked.networks
+    if not 1 <= len(networks) <= len(clients):
+        models = tuple(one.found.spec for one in networks)
+        raise ValueError(f"models={models} must be at least one, and no more than the {len(clients)} clients")
+    places: dict[tuple[str, str | None], list[int]] = {}
+    for i, one in enumerate(networks):
+        places.setdefault((one.found.spec, one.file), []).append(i)
+    make = algorithm(asked)
+    make = local_statistics(make) if asked.statistics == "local" else make
+    groups, everybodys = [], public(asked, data.train)
+    for (spec, _), mine in places.items():
+        one = networks[mine[0]]
+        task = kind.task(asked, one._replace(file=None) if shapes_only else one, data, everybodys, shapes_only)
+        if asked.scores:
+            task = dataclasses.replace(task, scores={**task.scores, **asked.scores})
+        groups.append(Group(f"{mine[0]}: {spec}", make, task, clients[np.isin(clients % len(networks), mine)]))
+    return Simulation(
+        groups,
+        data,
+        cohort=asked.cohort,
+        dropout=asked.dropout,
+        plan=_plan(asked, data.clients),
+        evaluation=asked.evaluation,
+        hold=asked.hold,
+        episodes=asked.episodes,
+    )
+
+
+def dataset(config: Config) -> federated.FederatedData:
+    """The config's data, divided over its clients."""
+    asked = resolve(config)
+    return _kind(asked).federated(asked)
+
+
+def prepared(config: Config) -> language.Prepared:
+    """Instructions, read for the config's one model.
+
+    Raises:
+      ValueError: the config has none, or asks for what is for images alone.
+    """
+    asked = resolve(config)
+    if _kind(asked) is not TEXTS:
+        raise ValueError(f"data.source={asked.data.source.spec!r} has no texts; instructions(leave_out=...) has")
+    return _read(asked)
+
+
+def _kind(asked: Asked) -> Kind:
+    return TEXTS if asked.data.source.function is language.Source else ROWS
+
+
+def _plan(asked: Asked, population: int) -> parallel.Plan | None:
+    if asked.chunk is None and asked.devices is None:
+        return None
+    cohort = population if asked.cohort is None else asked.cohort
+    return parallel.choose(cohorts.number(cohort, population), chunk=asked.chunk, devices=asked.devices)
+
+
+# ------------------------------------------------------------------------------------- rows of images, or of other arrays
+
+
+def _loaded(source: Found, directory: str | None) -> sources.Dataset:
+    return sources.load(source.name, directory, **source.options)
+
+
+def _divided(asked: Asked) -> federated.FederatedData:
+    data = asked.data
+    scheme = {"name": data.partition.name, **data.partition.options}
+    whole = smaller(_loaded(data.source, data.directory), data.size, data.examples)
+    return federated.federate(whole, scheme, data.clients, data.seed, **data.tests)
+
+
+def public(asked: Asked, like: Examples) -> Examples | tuple[()]:
+    """The labelled set that everybody holds, as examples of the shape of `like`; empty if none is asked for."""
+    if asked.public is None:
+        return ()
+    source, number = asked.public
+    return adapted(smaller(_loaded(source, asked.data.directory), examples=number).train, like)
+
+
+def _classified(
+    asked: Asked, one: Network, data: federated.FederatedData, everybodys: Examples | tuple[()], shapes_only: bool
+) -> Task:
+    """The task to classify rows: a network for them, and what of it is trained."""
+
+    def wrapped(model: Model) -> Model:
+        model = model if asked.augment is None else augment.augmented(model, asked.augment)
+        return model if asked.episodes is None else episodes.prototypical(model, data.classes)
+
+    outputs = data.classes + (int(everybodys.y.max()) + 1 if isinstance(everybodys, Examples) else 0)
+    outputs = 1 if asked.episodes is not None else outputs
+    model = _model(one, data, asked.statistics, outputs, _scaling(asked.normalise, data.train, one.file))
+    shape = tuple(data.train.x.shape[1:])
+    settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": everybodys}
+    if one.file is None and asked.adapter is None and asked.train == "all":
+        return of_model(wrapped(model), **settings)
+    image = nn.image_size(shape, **(_of_file(one) | one.around))
+    arrays = beginning(model, one.file, asked.train, asked.seed, image, shapes_only)
+    if asked.adapter is not None:
+        return lora.adapted(model, arrays, asked.adapter, PARTS[asked.train] or (), **settings).wrapped(wrapped)
+    return part_of(model, arrays, asked.train, **settings).wrapped(wrapped)
+
+
+def _of_file(one: Network) -> dict[str, Any]:
+    """Options that go with a network's file of weights."""
+    return dict(weights.options(one.file) if one.file else {})
+
+
+def _model(one: Network, data: federated.FederatedData, statistics: str, classes: int, scaling: Scaling | None) -> Model:
+    mean, std = scaling or (None, None)
+    options = _of_file(one) | one.found.options | one.around
+    return nn.build(one.found.name, classes, data.train.x.shape[1:], mean, std, statistics, **options)
+
+
+def network_of(
+    spec: str,
+    data: federated.FederatedData,
+    statistics: str = "average",
+    classes: int | None = None,
+) -> Model:
+    """A model for the data.
+
+    Args:
+      spec: name and options, as in `config.models`.
+      data: to be classified; inputs are normalised by the training set's mean and deviation.
+      statistics: as in configs.
+      classes: outputs of the head; None: as many as the data have.
+    """
+    return _model(network(spec), data, statistics, classes or data.classes, _scaling("data", data.train, None))
+
+
+def weight_files(config: Config) -> tuple[str | None, ...]:
+    """The file that each of `config.models` begins from, or None.
+
+    Raises:
+      ValueError: there are not as many as models.
+    """
+    return files(config.models, config.weights)
+
+
+def spelled(spec: str, file: str | None) -> str:
+    """The spec of a network that begins from a file: with the options that go with it, where the spec does not say them."""
+    own = weights.options(file) if file else {}
+    if not own:
+        return spec
+    one = network(spec)
+    options = own | one.found.options | one.around
+    return f"{one.found.name}({', '.join(f'{option}={value!r}' for option, value in options.items())})"
+
+
+def scaling(config: Config, examples: Examples, file: str | None = None) -> Scaling | None:
+    """Mean and deviation by which a network's inputs are normalised: its file's, if it says so; else as `config.normalise` asks;
+    None for whole numbers that are no pixels, such as tokens.
+
+    Raises:
+      ValueError: an unknown normalisation, or one for other channels.
+    """
+    return _scaling(resolve(config).normalise, examples, file)
+
+
+def _scaling(normalise: str, examples: Examples, file: str | None) -> Scaling | None:
+    own = None if file is None else weights.scaling(file)
+    dtype = np.asarray(examples.x).dtype
+    if own is None and np.issubdtype(dtype, np.integer) and dtype != np.uint8:
+        return None
+    found = own or NORMALISATIONS[normalise] or scale(examples)
+    channels = examples.x.shape[-1] if examples.x.ndim > 1 else 1
+    if len(found[0]) not in (1, channels):
+        origin = f"weights={file!r}" if own else f"normalise={normalise!r}"
+        raise ValueError(f"{origin} is for images of {len(found[0])} channels, these have {channels}")
+    return found
+
+
+def beginning(
+    model: Model, file: str | None, train: str, seed: int, image: tuple[int, int] | None, shapes_only: bool = False
+) -> Net:
+    """The arrays that a network begins from: those of its file; or if but a part is trained, random ones for the rest.
+
+    Args:
+      model: the network.
+      file: with its weights, or None.
+      train: what is trained, one of `PARTS`.
+      seed: of what is random.
+      image: height and width of the images that it sees; None: they are no images.
+      shapes_only: zeros in place of random ones.
+    """
+    if file is not None:
+        return weights.backbone(file, model.name, jax.eval_shape(model.init, jax.random.key(0)), image=image)
+    if shapes_only:
+        zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        net = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
+    else:
+        net = jax.device_get(jax.jit(model.init)(jax.random.key(seed)))
+    return net._replace(params={name: entry for name, entry in net.params.items() if name not in (PARTS[train] or ())})
+
+
+def scale(examples: Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel (the last axis), of uint8 pixels in units of 255."""
+    x = np.asarray(examples.x)
+    axes = tuple(range(x.ndim - 1))
+    if x.dtype == np.uint8:  # sums of whole numbers, block by block: several times faster, and exact
+        rows = x.reshape(len(x), -1)
+        sums = np.zeros((2, rows.shape[1]), np.uint64)
+        for start in range(0, len(rows), 64):
+            wide = rows[start : start + 64].astype(np.uint32)
+            sums += np.stack([wide.sum(0, dtype=np.uint32), (wide * wide).sum(0, dtype=np.uint32)])
+        total, squares = sums.reshape(2, -1, x.shape[-1]).sum(1).tolist()
+        number = x.size // x.shape[-1]
+        mean = np.array(total) / number / 255
+        std = np.array([(q * number - s * s) ** 0.5 for s, q in zip(total, squares, strict=True)]) / number / 255
+    else:
+        mean, std = x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64)
+    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+# ------------------------------------------------------------------------------------------------------------------ texts
+
+
+def _read(asked: Asked) -> language.Prepared:
+    data, (one,) = asked.data, asked.networks
+    return language.prepare(data.source(), data.directory, data.clients, data.seed, one.found())
+
+
+def _answered(asked: Asked, one: Network, data: Any, everybodys: Any, shapes_only: bool) -> Task:
+    """The task to answer instructions."""
+    del one, data, everybodys
+    return language.task(_read(asked), asked.adapter, shapes_only)
+
+
+ROWS = Kind(_divided, _classified)
+TEXTS = Kind(lambda asked: _read(asked).data, _answered)

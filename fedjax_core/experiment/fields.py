@@ -1,0 +1,74 @@
+"""What the fields of a config may hold, beside the names that `asked` finds: `configs/base.py` says what each is for."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fedjax_core import values
+from fedjax_core.engine.federation import SCOPES
+from fedjax_core.values import AtLeastOne, BelowOne, Fraction, PositiveFraction, Seed, one_of
+
+Pixels = Annotated[int, values.Limit("in [1, 4096]", lambda v: 1 <= v <= 4096)]
+FIELDS: dict[str, Any] = {
+    "seed": Seed,
+    "rounds": AtLeastOne,
+    "dropout": BelowOne,
+    "data.source": str,
+    "data.dir": str | None,
+    "data.size": Pixels | None,
+    "data.examples": AtLeastOne | None,
+    "data.clients": AtLeastOne,
+    "data.partition": str,
+    "data.seed": Seed,
+    "data.long_tail": Annotated[float, values.Limit("at least 1", lambda v: v >= 1)] | None,
+    "data.test_split": Annotated[str, one_of("proportional", "matched", "all", "partition")] | None,
+    "data.test_examples": AtLeastOne | None,
+    "task": str,
+    "cohort.fraction": PositiveFraction | None,
+    "cohort.size": AtLeastOne | None,
+    "models": Sequence[str],
+    "weights": str | Sequence[str | None] | None,
+    "train": str,
+    "adapter": str | None,
+    "normalise": str,
+    "public": str | None,
+    "statistics": str,
+    "augment": str | None,
+    "optimizer.name": str,
+    "evaluation.every": AtLeastOne,
+    "evaluation.scopes": Sequence[Annotated[str, one_of(*SCOPES)]],
+    "evaluation.batch": AtLeastOne,
+    "evaluation.clients": AtLeastOne | None,
+    "evaluation.last_k": AtLeastOne,
+    "evaluation.targets": Sequence[Fraction],
+    "evaluation.scores": Sequence[str] | None,
+    "plan.chunk": AtLeastOne | None,
+    "plan.devices": AtLeastOne | None,
+    "plan.hold": Annotated[str, one_of("device", "host")],
+    "callbacks": Sequence[str],
+    "profile": bool,
+    "checkpoint.seconds": values.NonNegative,
+    "checkpoint.keep": AtLeastOne,
+    "method.name": str,
+}
+MAY_LACK: dict[str, Any] = {
+    "evaluation.scores": None,
+    "callbacks": (),
+}  # in configs that were written before there was such a field
+
+
+def check(config: Any) -> dict[str, Any]:
+    """All fields by dotted name, each of an allowed type and in its range.
+
+    Raises:
+      ValueError: one is not; the message has the field, its value and what is allowed.
+      AttributeError: the config lacks a field.
+    """
+    found = {}
+    for field, wanted in FIELDS.items():
+        *above, last = field.split(".")
+        place = config
+        for name in above:
+            place = getattr(place, name)
+        value = place.get(last, MAY_LACK[field]) if field in MAY_LACK else getattr(place, last)
+        found[field] = values.check(field, value, wanted)
+    return found

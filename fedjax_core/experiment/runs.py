@@ -1,0 +1,124 @@
+"""A run of a config in a work directory: executed, resumed, loaded again."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from fedjax_core import nn
+from fedjax_core.data import federated
+from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.experiment.asked import Config
+from fedjax_core.experiment.building import build
+from fedjax_core.run import Finished, restored, run
+from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, RUN, read_json
+
+PROGRAMS = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
+
+
+def execute(
+    config: Config,
+    workdir: str,
+    progress: bool | None = None,
+    *,
+    data: federated.FederatedData | None = None,
+    console: Callable[[str], None] | None = None,
+    callbacks: Sequence[Any] = (),
+) -> Finished:
+    """Builds and runs a config in a work directory, or resumes it there.
+
+    Args:
+      config: see `configs/base.py`.
+      workdir: a new directory, or one that holds this run.
+      progress: True: a bar; False: no bar and no lines; None: a bar on a terminal or in a notebook, lines elsewhere.
+      data: in place of the config's, which they must be if the run is resumed.
+      console: takes what is said (label table, scores at the end); None: standard error.
+      callbacks: told what happens, beside those that the config names: see `fedjax_core/run/callbacks.py`.
+
+    Returns:
+      The final state, the summary, the plots and the history; see `fedjax_core.run.run`, also for what it raises.
+    """
+    simulation = build(config, data)
+    try:
+        return run(
+            simulation,
+            workdir,
+            config.to_dict(),
+            seed=config.seed,
+            rounds=config.rounds,
+            every=config.evaluation.every,
+            targets=tuple(config.evaluation.targets),
+            last_k=config.evaluation.last_k,
+            checkpoint_seconds=config.checkpoint.seconds,
+            keep=config.checkpoint.keep,
+            record={"convolution": nn.describe()},
+            chosen_plan=config.plan.chunk is not None or config.plan.devices is not None,
+            profile=config.profile,
+            callbacks=(*config.get("callbacks", ()), *callbacks),
+            progress=progress,
+            console=console,
+        )
+    finally:
+        simulation.release()  # the next run's base has the room, whenever this one's objects are collected
+
+
+def load(
+    workdir: str | os.PathLike, done: int | None = None, data: federated.FederatedData | None = None
+) -> tuple[Config, Simulation, State]:
+    """A run as its directory holds it, to score or to analyse; the directory is only read.
+
+    Args:
+      workdir: of a run, finished or not.
+      done: the round after which; None: the last one that has a checkpoint.
+      data: in place of the config's, for a run that was given its data.
+
+    Returns:
+      (config, simulation, state).
+
+    Raises:
+      ValueError: the directory has no such checkpoint, or its data are not the config's any more.
+      OSError: it holds no run, or it cannot be read.
+    """
+    folder = Path(workdir)
+    config: Config = ConfigDict(_tuples(read_json(folder / CONFIG)))
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    done = checkpoints.latest() if done is None else done
+    if done is None:
+        raise ValueError(f"{folder} has no checkpoint yet; let the run go on until it has one")
+    if (config.plan.devices or 1) > jax.device_count():
+        config.plan.devices = None
+    try:
+        simulation = build(config, data)
+    except AttributeError as error:
+        raise ValueError(f"{folder / CONFIG} has no field {error}; another version of the code wrote it") from None
+    before, now = read_json(folder / RUN)["partition"]["hash"], simulation.data.partition_hash
+    if before != now:
+        raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
+    return config, simulation, restored(simulation, checkpoints, done)
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as the tuples that configs have."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def keep_programs(directory: str) -> None:
+    """Keeps compiled programs in a directory, for this process and the next ones; '' for nowhere."""
+    if directory:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def use_all_cores() -> None:
+    """On a CPU gives jax one device per core, over which clients are spread. Call it before anything touches a device."""
+    if (
+        "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
+        and jax.config.values["jax_num_cpu_devices"] < 1
+    ):
+        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
