@@ -9,6 +9,8 @@ A config is named by its bare name (`fedjax-core list configs`) or by a file of 
 The same command again resumes an interrupted run. On several processes give each --coordinator, --processes and --process.
 """
 
+import ast
+import functools
 import logging
 import re
 import sys
@@ -24,6 +26,7 @@ from fedjax_core.commands import ending, shipped
 from fedjax_core.reporting import report
 
 MORE = "--help tells more"
+_METHOD = "--config.method."
 HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 
 
@@ -66,8 +69,11 @@ def main(arguments: Sequence[str]) -> int:
         asked, rest = _parted(arguments)
         name, colon, variant = asked.partition(":")
         line = ["run", f"--config={shipped.file('config', name)}{colon}{variant}", *rest]  # first: what follows changes it
+        line, other = _other_method(line)
         given = _flags(line)
         given(line)
+        if other and (dropped := experiment.switch(given.config, other)):
+            report.say(f"method {other['name']!r} has no options {', '.join(dropped)}: those of the config are dropped")
         if given.workdir is None:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
         if len({value is None for value in (given.coordinator, given.processes, given.process)}) > 1:
@@ -110,6 +116,25 @@ def _parted(arguments: Sequence[str]) -> tuple[str, list[str]]:
         named = f"found {', '.join(map(repr, found))}" if found else "found no config"
         raise ValueError(f"give --config=configs/X.py, or a bare name such as fedavg, once, and --workdir=DIR; {named}; {MORE}")
     return found[0], rest
+
+
+def _other_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """(the line without its flags of config.method, what they say) where they name a method, which may be another one than the
+    config's, with other options; else the line as it is."""
+    of = [word for word in line if word.startswith(_METHOD) and "=" in word]
+    said: dict[str, Any] = {}
+    for word in of:
+        *above, last = word.removeprefix(_METHOD).partition("=")[0].split(".")
+        place = functools.reduce(lambda at, key: at.setdefault(key, {}), above, said)
+        place[last] = _literal(word.partition("=")[2])
+    return ([word for word in line if word not in of], said) if "name" in said else (list(line), {})
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 def _misused(error: Exception, arguments: Sequence[str]) -> Exception | str:

@@ -14,6 +14,7 @@ from fedjax_core.experiment.asked import (
     method,
     names,
     resolve,
+    switch,
 )
 from fedjax_core.experiment.building import beginning, build, dataset, prepared, scale, scaling, spelled, weight_files
 from fedjax_core.experiment.building import network_of as network
@@ -42,6 +43,7 @@ __all__ = [
     "scale",
     "scaling",
     "spelled",
+    "switch",
     "use_all_cores",
     "weight_files",
 ]

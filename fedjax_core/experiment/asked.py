@@ -147,6 +147,27 @@ def method(name: str) -> Callable:
     return by_name.lookup("method", name, METHODS)[0]
 
 
+def switch(config: Config, method_of: Mapping[str, Any]) -> list[str]:
+    """Gives a config another method, in place: options that the new one has not are dropped.
+
+    Args:
+      config: with a method; it may be locked.
+      method_of: "name" of the new method, and options of it.
+
+    Returns:
+      The options that were dropped.
+
+    Raises:
+      ValueError: there is no such method.
+    """
+    takes, others = by_name.parameters(method(by_name.parse(method_of["name"], "method.name")[0]))
+    before = config.method.to_dict()
+    kept = {key: value for key, value in before.items() if key in takes or others}
+    with config.unlocked():
+        config.method = kept | dict(method_of)
+    return sorted(set(before) - set(kept) - {"name"})
+
+
 def resolve(config: Config) -> Asked:
     """What a config asks for, checked.
 

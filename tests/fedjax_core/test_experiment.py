@@ -106,6 +106,19 @@ class ErrorsTest(chex.TestCase):
             experiment.build(config(data__source="digit"))
 
 
+class SwitchTest(chex.TestCase):
+    def test_another_method_keeps_what_it_takes(self):
+        settings = config(dict(name="fedprox", epochs=3, batch=4, mu=0.5)).lock()
+        self.assertEqual(experiment.switch(settings, {"name": "moon", "tau": 0.1}), [])
+        self.assertEqual(settings.method.to_dict(), dict(name="moon", epochs=3, batch=4, mu=0.5, tau=0.1))
+        self.assertEqual(experiment.switch(settings, {"name": "scaffold"}), ["mu", "tau"])
+        self.assertEqual(experiment.resolve(settings).method.options, dict(epochs=3, batch=4))
+        self.assertTrue(settings.is_locked)
+        experiment.switch(settings, {"name": "fedavg", "mu": 0.1})
+        with self.assertRaisesRegex(TypeError, "method 'fedavg' has no option 'mu'"):
+            experiment.resolve(settings)
+
+
 class BuildTest(chex.TestCase):
     def test_models_take_turns(self):
         sim = build(dict(name="fedhe", epochs=1, batch=4), models=("mlp(widths=(6,))", "mlp(widths=(7,))", "mlp(widths=(8,))"))
