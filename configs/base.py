@@ -118,7 +118,7 @@ def get_config(variant: str = "small") -> Any:
 
     config.evaluation = ConfigDict()
     config.evaluation.every = 5  # rounds
-    config.evaluation.scopes = ("global", "own")  # also "post_local", "all": fedjax_core/engine/simulation.py
+    config.evaluation.scopes = ("global", "own")  # also "post_local", "all": fedjax_core/engine/federation.py
     config.evaluation.batch = 256
     config.evaluation.clients = placeholder(int)  # score at most so many
     config.evaluation.last_k = 10  # mean over the last k evaluations
