@@ -9,10 +9,11 @@ Departures: none; there is no paper.
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 
-def centralized(task: Task, *, optimizer: training.Optimizer, epochs: int = 1, batch: int = 64) -> Algorithm:
+def centralized(task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64) -> Algorithm:
     """Builds centralised training.
 
     Args:

@@ -23,6 +23,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Ne
 from fedjax_core.learning import training
 from fedjax_core.learning.metrics import Pair
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 _FRESH = 0x6672  # of personal models that do not begin from the common initialisation
@@ -76,9 +77,9 @@ def ditto(
     *,
     optimizer: training.Optimizer,
     lam: float = 1.0,
-    epochs: int = 1,
-    personal_epochs: int | None = None,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    personal_epochs: AtLeastZero | None = None,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
 ) -> Algorithm:
     """Builds Ditto (Algorithm 1).

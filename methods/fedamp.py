@@ -31,6 +31,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 ATTENTION = ("distance", "cosine")
 
@@ -44,8 +45,8 @@ def fedamp(
     rho: float = 1.0,
     attention: str = "distance",
     own_weight: float = 0.1,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
 ) -> Algorithm:
     """Builds FedAMP (Algorithm 1) or HeurFedAMP.
 

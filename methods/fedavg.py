@@ -19,6 +19,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 class Server(NamedTuple):
@@ -35,8 +36,8 @@ def fedavg(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
     loss: training.Loss | None = None,
     review: optax.GradientTransformation | None = None,

@@ -8,6 +8,7 @@ Departures: none; there is no one paper. finetune_epochs=0 scores FedAvg's model
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 
@@ -15,10 +16,10 @@ def fedavg_ft(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
-    finetune_epochs: int = 5,
+    finetune_epochs: AtLeastZero = 5,
     finetune_rate: float = 1.0,
     finetune_part: str = "all",
 ) -> Algorithm:

@@ -19,13 +19,14 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Algorithm, Net
 from fedjax_core.learning import training
 from fedjax_core.task import Model, Task, width
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedper import fedper
 
 LAYER = "linear"
 
 
 def fedavg_linear(
-    task: Task, *, optimizer: training.Optimizer, epochs: int = 1, batch: int = 64, weights: str = "samples"
+    task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64, weights: str = "samples"
 ) -> Algorithm:
     """Builds FedAvg+Linear.
 

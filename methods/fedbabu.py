@@ -16,6 +16,7 @@ Departures: the mean is weighed by samples unless asked otherwise. The model bef
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedper import fedper
 
 
@@ -23,10 +24,10 @@ def fedbabu(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
-    finetune_epochs: int = 5,
+    finetune_epochs: AtLeastZero = 5,
     finetune_rate: float = 0.01,
     finetune_part: str = "all",
 ) -> Algorithm:

@@ -17,6 +17,7 @@ Departures: the mean is weighed by samples unless asked otherwise. `config.stati
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import personal, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedper import fedper
 
 
@@ -25,8 +26,8 @@ def fedbn(
     *,
     optimizer: training.Optimizer,
     others: bool = False,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
 ) -> Algorithm:
     """Builds FedBN (Algorithm 1).

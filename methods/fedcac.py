@@ -30,6 +30,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 class Server(NamedTuple):
@@ -50,8 +51,8 @@ def fedcac(
     optimizer: training.Optimizer,
     tau: float = 0.5,
     beta: float = 100,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
 ) -> Algorithm:
     """Builds FedCAC (Algorithm 1).

@@ -39,6 +39,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import layer, linear
 from fedjax_core.task import Task, common_width
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 _STREAM = 0x67656E  # of the generator's initialisation, and of what clients draw for it
 MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalisation
@@ -129,11 +130,11 @@ def fedgen(
     *,
     optimizer: training.Optimizer,
     variant: str = "mixed",
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     noise: int = 512,
     hidden: int = 512,
-    generator_batch: int = 32,
+    generator_batch: AtLeastOne = 32,
     generator_frozen: bool = False,
     alpha: float | None = None,
     beta: float | None = None,

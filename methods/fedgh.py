@@ -25,6 +25,7 @@ from fedjax_core.algorithm import Algorithm, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import projected
 from fedjax_core.task import Task, common_width
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedproto import own
 
 
@@ -32,12 +33,12 @@ def fedgh(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     projection: int | None = None,
     server_lr: float = 0.01,
-    server_epochs: int = 1,
-    server_batch: int = 1,
+    server_epochs: AtLeastZero = 1,
+    server_batch: AtLeastOne = 1,
 ) -> Algorithm:
     """Builds FedGH (Algorithm 1).
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 class Server(NamedTuple):
@@ -35,7 +36,9 @@ class Server(NamedTuple):
     known: Array
 
 
-def fedhe(task: Task, *, optimizer: training.Optimizer, alpha: float = 0.5, epochs: int = 1, batch: int = 64) -> Algorithm:
+def fedhe(
+    task: Task, *, optimizer: training.Optimizer, alpha: float = 0.5, epochs: AtLeastZero = 1, batch: AtLeastOne = 64
+) -> Algorithm:
     """Builds FedHe.
 
     Args:

@@ -31,6 +31,7 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Peers, Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "denominator": ("uploaded", "local")}
 
@@ -71,8 +72,8 @@ def fedhpl(
     compress: bool = True,
     average: Sequence[str] = (),
     weights: str = "samples",
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
 ) -> Algorithm:
     """Builds FedHPL (Algorithm 1).
 

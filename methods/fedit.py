@@ -12,6 +12,7 @@ averaged each for themselves.
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 
@@ -19,8 +20,8 @@ def fedit(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    epochs: int = 2,
-    batch: int = 32,
+    epochs: AtLeastZero = 2,
+    batch: AtLeastOne = 32,
     weights: str = "uniform",
 ) -> Algorithm:
     """Builds FedIT.

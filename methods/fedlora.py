@@ -14,6 +14,7 @@ of several architectures share one small adapter that is trained in turn with ea
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg_ft import fedavg_ft
 
 
@@ -21,9 +22,9 @@ def fedlora(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    epochs: int = 2,
-    finetune_epochs: int = 2,
-    batch: int = 32,
+    epochs: AtLeastZero = 2,
+    finetune_epochs: AtLeastZero = 2,
+    batch: AtLeastOne = 32,
     weights: str = "uniform",
 ) -> Algorithm:
     """Builds FedLoRA.

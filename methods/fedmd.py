@@ -26,6 +26,7 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 DIGEST, REVISIT = 0x646967, 0x726576  # draws of the digest; and, before the rounds, of the private training
 
@@ -58,12 +59,12 @@ def fedmd(
     *,
     optimizer: training.Optimizer,
     align: int | None = None,
-    digest_epochs: int = 1,
-    digest_batch: int = 256,
-    epochs: int = 4,
-    batch: int = 64,
-    public_epochs: int = 20,
-    private_epochs: int = 25,
+    digest_epochs: AtLeastZero = 1,
+    digest_batch: AtLeastOne = 256,
+    epochs: AtLeastZero = 4,
+    batch: AtLeastOne = 64,
+    public_epochs: AtLeastZero = 20,
+    private_epochs: AtLeastZero = 25,
 ) -> Algorithm:
     """Builds FedMD (Algorithm 1).
 

@@ -26,6 +26,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task, width
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 class Server(NamedTuple):
@@ -44,8 +45,8 @@ def fednh(
     optimizer: training.Optimizer,
     rho: float = 0.9,
     scale: float = 20.0,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "uniform",
 ) -> Algorithm:
     """Builds FedNH (Algorithm 1).

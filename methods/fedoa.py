@@ -49,6 +49,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Ne
 from fedjax_core.learning import lora, losses, training
 from fedjax_core.learning.metrics import Pair, mean_of
 from fedjax_core.task import Model, Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.ditto import beside
 from methods.fedavg import fedavg
 from methods.fedopt import fedopt
@@ -137,9 +138,9 @@ def fedoa(
     lam: float = 0.5,
     distance: str = "l2",
     features: str = "features",
-    epochs: int = 2,
-    personal_epochs: int | None = None,
-    batch: int = 32,
+    epochs: AtLeastZero = 2,
+    personal_epochs: AtLeastZero | None = None,
+    batch: AtLeastOne = 32,
     weights: str = "uniform",
     server: str | None = None,
     server_lr: float | None = None,

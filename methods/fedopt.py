@@ -33,6 +33,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.learning import training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 SERVERS = {"adagrad": (0.1, 0.0), "adam": (0.01, 0.9), "yogi": (0.01, 0.9), "momentum": (1.0, 0.9)}  # server_lr, b1
@@ -72,8 +73,8 @@ def fedopt(
     b1: float | None = None,
     b2: float = 0.99,
     tau: float = 1e-3,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "uniform",
 ) -> Algorithm:
     """Builds FedAdagrad, FedAdam, FedYogi (Algorithm 2) or FedAvgM.

@@ -20,6 +20,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Ne
 from fedjax_core.learning import aggregators, training
 from fedjax_core.learning import personal as parts
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 Train = Callable[[Net, ClientData, Array], training.Fitted]
 
@@ -29,8 +30,8 @@ def fedper(
     *,
     optimizer: training.Optimizer,
     personal: Sequence[str] | parts.Selection = ("head",),
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
     train: Train | None = None,
     finetune: Train | None = None,

@@ -48,6 +48,7 @@ from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples, Net, PyTree
 from fedjax_core.learning import aggregators, augment, losses, training
 from fedjax_core.task import Task, width
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 STATISTICS = ("evaluate", "train")
 CLASSIFIERS = ("shared", "personal")
@@ -182,9 +183,9 @@ def fedpft(
     optimizer: training.Optimizer,
     prompts: int = 10,
     prompt_scale: float = 1.0,
-    transform_epochs: int = 4,
-    model_epochs: int = 1,
-    batch: int = 100,
+    transform_epochs: AtLeastZero = 4,
+    model_epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 100,
     transform_rate: float = 0.5,
     alternate: bool = True,
     classifier: str = "shared",

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Model, Task, common_width, width
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 FAR = -1e9  # the logit of a class without a prototype
 
@@ -69,7 +70,13 @@ def own(model: Model, net: Net, data: ClientData, *, classes: int, batch: int) -
 
 
 def fedproto(
-    task: Task, *, optimizer: training.Optimizer, lam: float = 1.0, epochs: int = 1, batch: int = 64, weights: str = "samples"
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    lam: float = 1.0,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
+    weights: str = "samples",
 ) -> Algorithm:
     """Builds FedProto (Algorithm 1).
 

@@ -18,6 +18,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedproto import Prototypes, drawn, nothing_known, own, renewed
 
 
@@ -32,7 +33,13 @@ class Server(NamedTuple):
 
 
 def fedproto_g(
-    task: Task, *, optimizer: training.Optimizer, lam: float = 1.0, epochs: int = 1, batch: int = 64, weights: str = "samples"
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    lam: float = 1.0,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
+    weights: str = "samples",
 ) -> Algorithm:
     """Builds FedProto with a global model.
 

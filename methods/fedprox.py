@@ -18,11 +18,18 @@ import optax
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 
 def fedprox(
-    task: Task, *, optimizer: training.Optimizer, mu: float = 0.01, epochs: int = 1, batch: int = 64, weights: str = "samples"
+    task: Task,
+    *,
+    optimizer: training.Optimizer,
+    mu: float = 0.01,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
+    weights: str = "samples",
 ) -> Algorithm:
     """Builds FedProx (Algorithm 2).
 

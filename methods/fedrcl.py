@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Algorithm, Array
 from fedjax_core.learning import losses, training
 from fedjax_core.task import Model, Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 NEGATIVES = 2
@@ -83,8 +84,8 @@ def fedrcl(
     lam: float = 0.7,
     contrast: float = 1.0,
     beta: float = 1.0,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "uniform",
 ) -> Algorithm:
     """Builds FedRCL.

@@ -22,6 +22,7 @@ import optax
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedper import fedper
 
 HEAD = 0x68656164  # the head's draws; those of the body are a client's own, as in FedBABU
@@ -32,11 +33,11 @@ def fedrep(
     *,
     optimizer: training.Optimizer,
     personal: Sequence[str] = ("head",),
-    head_epochs: int = 10,
-    body_epochs: int = 1,
-    batch: int = 64,
+    head_epochs: AtLeastZero = 10,
+    body_epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
-    finetune_epochs: int = 0,
+    finetune_epochs: AtLeastZero = 0,
 ) -> Algorithm:
     """Builds FedRep (Algorithm 1).
 

@@ -23,6 +23,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 def fedrod(
@@ -30,8 +31,8 @@ def fedrod(
     *,
     optimizer: training.Optimizer,
     gamma: float = 1.0,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
 ) -> Algorithm:
     """Builds FedRoD (linear).

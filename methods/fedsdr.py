@@ -24,6 +24,7 @@ from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array
 from fedjax_core.learning import losses, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.ditto import beside
 from methods.fedavg import fedavg
 
@@ -42,8 +43,8 @@ def fedsdr(
     *,
     optimizer: training.Optimizer,
     lam: float = 0.5,
-    epochs: int = 2,
-    batch: int = 32,
+    epochs: AtLeastZero = 2,
+    batch: AtLeastOne = 32,
     weights: str = "uniform",
     variant: str = "default",
 ) -> Algorithm:

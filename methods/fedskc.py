@@ -56,6 +56,7 @@ from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task, width
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 LEAST = 1e-6  # U below which logits count as equal to the knowledge
 
@@ -195,8 +196,8 @@ def fedskc(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    epochs: int = 10,
-    batch: int = 64,
+    epochs: AtLeastZero = 10,
+    batch: AtLeastOne = 64,
     variant: str = "default",
     weights: str = "samples",
     lcl: Mapping[str, Any] | None = None,

@@ -31,6 +31,7 @@ from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import layer, linear
 from fedjax_core.task import Task, common_width
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedproto import Prototypes, fedproto, nothing_known
 
 _STREAM = 0x746770  # of the generator's initialisation
@@ -73,12 +74,12 @@ def fedtgp(
     *,
     optimizer: training.Optimizer,
     lam: float = 10.0,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     margin: float = 100.0,
     server_lr: float = 0.01,
-    server_epochs: int = 100,
-    server_batch: int = 10,
+    server_epochs: AtLeastZero = 100,
+    server_batch: AtLeastOne = 10,
 ) -> Algorithm:
     """Builds FedTGP (Algorithm 1).
 

@@ -9,9 +9,10 @@ Departures: none; there is no paper.
 from fedjax_core.algorithm import Algorithm, ClientOutput
 from fedjax_core.learning import training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
-def local(task: Task, *, optimizer: training.Optimizer, epochs: int = 1, batch: int = 64) -> Algorithm:
+def local(task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64) -> Algorithm:
     """Builds local training.
 
     Args:

@@ -23,6 +23,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import projected
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 class Client(NamedTuple):
@@ -48,8 +49,8 @@ def moon(
     mu: float = 5.0,
     tau: float = 0.5,
     projection: int = 256,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
 ) -> Algorithm:
     """Builds MOON (Algorithm 1).

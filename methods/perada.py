@@ -27,6 +27,7 @@ from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, ClientData, Examples
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.ditto import beside
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen
@@ -44,8 +45,8 @@ class Distillation(NamedTuple):
 
     on: bool = False
     rounds: int = 30
-    epochs: int = 20
-    batch: int = 2048
+    epochs: AtLeastZero = 20
+    batch: AtLeastOne = 2048
     lr: float = 1e-3
     temperature: float = 1.0
 
@@ -58,8 +59,8 @@ def perada(
     *,
     optimizer: training.Optimizer,
     lam: float = 0.5,
-    epochs: int = 2,
-    batch: int = 32,
+    epochs: AtLeastZero = 2,
+    batch: AtLeastOne = 32,
     weights: str = "uniform",
     measure: bool = False,
     variant: str = "default",

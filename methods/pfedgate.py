@@ -32,6 +32,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.layers import BatchNorm
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 def pfedgate(
@@ -41,8 +42,8 @@ def pfedgate(
     sparsity: float = 0.5,
     blocks: int = 5,
     clip: float = 10.0,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
 ) -> Algorithm:
     """Builds pFedGate (Algorithm 1, with gate and network trained together).

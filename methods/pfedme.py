@@ -33,6 +33,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import training
 from fedjax_core.learning.trained import tell
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen
 
@@ -65,8 +66,8 @@ def pfedme(
     outer_lr: float = 0.005,
     beta: float = 1.0,
     warm: bool = True,
-    epochs: int = 1,
-    batch: int = 20,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 20,
     weights: str = "uniform",
     measure: bool = False,
     variant: str = "default",

@@ -29,6 +29,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.nn.project import layer, linear
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 _STREAM = 0x7067  # of the generator's initialisation
 
@@ -59,8 +60,8 @@ def pfedpg(
     heads: int = 8,
     inner: int = 512,
     server_lr: float = 1e-3,
-    epochs: int = 5,
-    batch: int = 64,
+    epochs: AtLeastZero = 5,
+    batch: AtLeastOne = 64,
 ) -> Algorithm:
     """Builds pFedPG (Algorithm 1).
 

@@ -25,6 +25,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 SCALE = 0.5  # of a pixel in [0, 1], per unit of a prompt
 PROMPT = 0x707274  # the prompt phase's draws; those of the network are a client's own, as in FedAvg
@@ -35,11 +36,11 @@ def pfedpt(
     *,
     optimizer: training.Optimizer,
     pad: int = 2,
-    prompt_epochs: int = 5,
+    prompt_epochs: AtLeastZero = 5,
     prompt_lr: float = 1.0,
     prompt_momentum: float = 0.5,
-    epochs: int = 5,
-    batch: int = 64,
+    epochs: AtLeastZero = 5,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
 ) -> Algorithm:
     """Builds pFedPT (Algorithm 1).

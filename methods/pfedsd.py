@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
 from fedjax_core.learning import losses, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 
@@ -43,8 +44,8 @@ def pfedsd(
     optimizer: training.Optimizer,
     lam: float = 0.5,
     temperature: float = 3.0,
-    epochs: int = 1,
-    batch: int = 64,
+    epochs: AtLeastZero = 1,
+    batch: AtLeastOne = 64,
     weights: str = "samples",
 ) -> Algorithm:
     """Builds pFedSD.

@@ -25,6 +25,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
+from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 class Server(NamedTuple):
@@ -37,7 +38,9 @@ class Server(NamedTuple):
     c: PyTree
 
 
-def scaffold(task: Task, *, optimizer: training.Optimizer, server_lr: float = 1.0, epochs: int = 1, batch: int = 64) -> Algorithm:
+def scaffold(
+    task: Task, *, optimizer: training.Optimizer, server_lr: float = 1.0, epochs: AtLeastZero = 1, batch: AtLeastOne = 64
+) -> Algorithm:
     """Builds SCAFFOLD (Algorithm 1, option II).
 
     Args:
