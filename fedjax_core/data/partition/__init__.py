@@ -92,11 +92,15 @@ def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> t
         if not (half is None and half is not halves[0]) and (not isinstance(half, Sequence) or len(half) != clients):
             found = f"{len(half)} lists" if isinstance(half, Sequence) else type(half).__name__
             raise TypeError(f"partition {name!r} returned {found}: must be a list of {clients} index lists, or two of them.")
+    read: list[Index | None] = []
     try:
-        train, test = (
-            half and [index_list(f"{what} rows of client {i}", part, rows[of]) for i, part in enumerate(half)]
-            for half, what, of in zip(halves, ("training", "test"), rows, strict=True)
-        )
+        for half, what, of in zip(halves, ("training", "test"), rows, strict=True):
+            lists = (
+                None if half is None else [index_list(f"{what} rows of client {i}", part, rows[of]) for i, part in enumerate(half)]
+            )
+            read.append(lists)
     except ValueError as error:
         raise ValueError(f"partition {name!r}: {error}") from error
+    train, test = read
+    assert train is not None
     return train, test

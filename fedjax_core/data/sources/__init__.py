@@ -114,6 +114,7 @@ def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -
 
 def _checked(name: str, made: Any) -> Dataset:
     """What a reader from outside returned, as a data set."""
+    given: dict[str, Any]
     if isinstance(made, Dataset):
         (train_x, train_y), (test_x, test_y), columns = made.train, made.test, made._asdict()
         given = {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y, **columns}

@@ -93,6 +93,7 @@ def from_table(
 
 def _column(part: str, table: Any, name: str) -> Column:
     """The cells of one column."""
+    named: Any = table
     there = getattr(table, "column_names", None)  # Hugging Face's
     there = getattr(table, "columns", None) if there is None else there  # pandas'
     if there is None and isinstance(table, Mapping):
@@ -108,7 +109,7 @@ def _column(part: str, table: Any, name: str) -> Column:
         raise ValueError(f"{part} holds several tables, {', '.join(map(str, there))}: give one of them.")
     if name not in list(there):
         raise ValueError(f"{part} has no column {name!r}; it has: {', '.join(map(str, there))}.")
-    return list(table[name])
+    return list(named[name])
 
 
 def _inputs(read: Mapping[str, Mapping[str, Column]], x: str | Sequence[str]) -> dict[str, np.ndarray]:

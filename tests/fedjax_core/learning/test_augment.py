@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithm import ClientData, Examples
-from fedjax_core.learning import augment, training
+from fedjax_core.learning import augment, colours, crops, training
 from tests import toy
 
 RNG = np.random.default_rng(0)
@@ -117,7 +117,7 @@ def windowed(x: np.ndarray, top: int, left: int, height: int, width: int) -> np.
 @pytest.mark.parametrize("shape", SHAPES[:3])
 def test_resize_is_bilinear_and_stays_in_the_window(shape):
     x = image(shape)
-    resize = jax.jit(augment.resize)
+    resize = jax.jit(crops.resize)
     for height, width in {(1, 1), (2, 3), (shape[0], 1), (1, shape[1]), shape[:2]}:
         for top, left in {(0, 0), (shape[0] - height, shape[1] - width)}:
             found = resize(x, *np.float32([top, left, height, width]))
@@ -128,7 +128,7 @@ def test_resize_is_bilinear_and_stays_in_the_window(shape):
 
 
 def test_windows_lie_inside_and_are_as_asked():
-    draw = functools.partial(augment.window, height=60, width=80, scale=(0.2, 0.5), ratio=(0.5, 2.0))
+    draw = functools.partial(crops.window, height=60, width=80, scale=(0.2, 0.5), ratio=(0.5, 2.0))
     found = np.stack(jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(2), 500)), -1)
     top, left, height, width = found.T
     np.testing.assert_array_equal(found, np.round(found))
@@ -156,12 +156,12 @@ def test_windows_lie_inside_and_are_as_asked():
 )
 def test_windows_that_never_fit_give_the_middle(height, width, ratio, wanted):
     """Of the image's whole area at a ratio that it has not, no window fits."""
-    assert tuple(map(int, augment.window(jax.random.key(0), height, width, (1.0, 1.0), ratio))) == wanted
+    assert tuple(map(int, crops.window(jax.random.key(0), height, width, (1.0, 1.0), ratio))) == wanted
 
 
 def test_resized_crop_takes_the_drawn_window():
     x, key = image((9, 12, 3)), jax.random.key(5)
-    place = np.asarray(augment.window(key, 9, 12, (0.2, 0.6), (0.75, 4 / 3)), int)
+    place = np.asarray(crops.window(key, 9, 12, (0.2, 0.6), (0.75, 4 / 3)), int)
     found = augment.resized_crop((0.2, 0.6))(key, x)
     np.testing.assert_allclose(found, windowed(x, *place), atol=1e-6)
 
@@ -200,7 +200,7 @@ CORNERS = np.array(list(itertools.product((0.0, 0.5, 1.0), repeat=3)), np.float3
 @pytest.mark.parametrize("name", NAIVE)
 @pytest.mark.parametrize("x", [image(), CORNERS], ids=["random", "corners"])
 def test_adjustments(name, x):
-    adjust = jax.jit(augment.ADJUST[name])
+    adjust = jax.jit(colours.ADJUST[name])
     for amount in (-0.5, -0.3, 0.0, 0.2, 0.5) if name == "hue" else (0.0, 0.6, 1.0, 1.4, 2.0):
         found = np.stack(adjust(tuple(np.moveaxis(x, -1, 0)), np.float32(amount)), -1)
         np.testing.assert_allclose(found, NAIVE[name](x.astype(np.float64), amount), atol=2e-6, err_msg=f"{amount}")

@@ -1,0 +1,116 @@
+"""Augmentations that move pixels: windows and mirrors. See `augment.py`."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_core.algorithm import Array
+from fedjax_core.values import AtLeastZero, Fraction, Positive
+
+Augment = Callable[[Array, Array], Array]  # key, image [H, W, C] in [0, 1] -> [H, W, C]
+Range = tuple[Positive, Positive]  # lowest and highest
+
+
+def crop(padding: AtLeastZero = 4) -> Augment:
+    """Pads with zeros (black) on all sides and cuts out a window of the original size, all positions alike.
+
+    As torchvision's RandomCrop, and on CIFAR since Lee, Xie, Gallagher, Zhang, Tu. Deeply-Supervised Nets. AISTATS 2015.
+
+    Args:
+      padding: pixels on each side; less than the image's smaller side, or some windows would hold nothing of it.
+
+    Raises:
+      ValueError: padding < 0. When traced: the image is not larger than the padding.
+    """
+    if padding < 0:
+        raise ValueError(f"augmentation crop: padding={padding} must be at least 0")
+
+    def op(key: Array, x: Array) -> Array:
+        if padding >= min(x.shape[:2]):
+            size = f"{x.shape[0]}x{x.shape[1]}"
+            raise ValueError(
+                f"augmentation crop: padding={padding} of images {size} must be less than {min(x.shape[:2])}, their smaller side"
+            )
+        top, left = jax.random.randint(key, (2,), 0, 2 * padding + 1)
+        around = jnp.pad(x, ((padding, padding), (padding, padding), (0, 0)))
+        return jax.lax.dynamic_slice(around, (top, left, jnp.zeros_like(top)), x.shape)
+
+    return op
+
+
+def flip(probability: Fraction = 0.5) -> Augment:
+    """Mirrors left and right, with the given probability.
+
+    Args:
+      probability: of being mirrored, in [0, 1].
+
+    Raises:
+      ValueError: the probability is not in [0, 1].
+    """
+    if not 0 <= probability <= 1:
+        raise ValueError(f"augmentation flip: probability={probability} is not in [0, 1]")
+    return lambda key, x: jnp.where(jax.random.uniform(key) < probability, x[:, ::-1], x)
+
+
+def resized_crop(scale: Range = (0.08, 1.0), ratio: Range = (3 / 4, 4 / 3)) -> Augment:
+    """Cuts out a window of random area and shape, and resizes it bilinearly to the size of the image.
+
+    Ten windows are drawn and the first that fits is taken; if none does, the largest one in the middle whose ratio is allowed. As
+    torchvision's RandomResizedCrop (Szegedy et al. Going Deeper with Convolutions. CVPR 2015).
+
+    Args:
+      scale: of the window's area, as a part of the image's; uniform.
+      ratio: of the window's width to its height; log-uniform.
+
+    Raises:
+      ValueError: not 0 < lowest <= highest, or a scale above 1.
+    """
+    for name, (lowest, highest), top in (("scale", scale, 1.0), ("ratio", ratio, float("inf"))):
+        if not 0 < lowest <= highest <= top:
+            limit = " <= 1" if top == 1 else ""
+            raise ValueError(f"augmentation resized_crop: {name}={(lowest, highest)} must be 0 < lowest <= highest{limit}")
+
+    def op(key: Array, x: Array) -> Array:
+        return resize(x, *window(key, x.shape[0], x.shape[1], scale, ratio))
+
+    return op
+
+
+def window(key: Array, height: int, width: int, scale: Range, ratio: Range) -> tuple[Array, Array, Array, Array]:
+    """What `resized_crop` cuts out of an image [height, width]: (top, left, height, width), whole numbers as float32."""
+    sizes, places = jax.random.split(key)
+    u = jax.random.uniform(sizes, (10, 2))
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * u[:, 0])
+    low, high = jnp.log(jnp.asarray(ratio, jnp.float32))
+    shape = jnp.exp(low + (high - low) * u[:, 1])
+    h, w = jnp.round(jnp.sqrt(area / shape)), jnp.round(jnp.sqrt(area * shape))
+    fits = (h > 0) & (h <= height) & (w > 0) & (w <= width)
+    first, found = jnp.argmax(fits), jnp.any(fits)
+    tall, wide = float(height), float(width)  # the fallback's
+    if width / height < ratio[0]:
+        tall = float(round(width / ratio[0]))
+    elif width / height > ratio[1]:
+        wide = float(round(height * ratio[1]))
+    h, w = jnp.where(found, h[first], tall), jnp.where(found, w[first], wide)
+    v = jax.random.uniform(places, (2,))
+    top = jnp.where(found, jnp.floor(v[0] * (height - h + 1)), (height - tall) // 2)
+    left = jnp.where(found, jnp.floor(v[1] * (width - w + 1)), (width - wide) // 2)
+    return top, left, h, w
+
+
+def resize(x: Array, top: Array, left: Array, height: Array, width: Array) -> Array:
+    """A window of the image [H, W, C], stretched to [H, W, C] bilinearly, as two products with small matrices.
+
+    Pixels are areas (their centres lie at halves), and what lies outside of the window is never read. A window is no larger than
+    the image, so there is nothing to smooth.
+    """
+    rows, columns = _stretch(x.shape[0], top, height), _stretch(x.shape[1], left, width)
+    return jnp.einsum("ik,jl,klc->ijc", rows, columns, x, precision="highest").astype(x.dtype)
+
+
+def _stretch(n: int, start: Array, length: Array) -> Array:
+    """[n, n] weights: pixel i of the result, as a mean of neighbouring pixels k in [start, start + length)."""
+    at = (jnp.arange(n, dtype=jnp.float32) + 0.5) * (length / n) - 0.5
+    at = start + jnp.clip(at, 0, length - 1)
+    return jnp.maximum(0, 1 - jnp.abs(at[:, None] - jnp.arange(n, dtype=jnp.float32)[None]))
