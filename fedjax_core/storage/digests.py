@@ -18,4 +18,4 @@ def of_array(array: np.ndarray) -> str:
     """The digest of an array: of its dtype and its shape as of its bits."""
     kind = f"{array.dtype.name}{list(array.shape)}".encode()
     bits = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return f"crc32:{zlib.crc32(bits, zlib.crc32(kind)):08x}"
+    return f"crc32:{zlib.crc32(bits.data, zlib.crc32(kind)):08x}"
