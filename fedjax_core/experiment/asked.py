@@ -259,7 +259,10 @@ def _public(spec: str | None) -> tuple[Found, int | None] | None:
     name, options = by_name.parse(spec, "public")
     number = values.check("public: examples", options.pop("examples", None), values.AtLeastOne | None)
     written = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
-    return _reader(written, "public"), number
+    try:
+        return _reader(written, "public"), number
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"public: {error}") from None
 
 
 def _networks(said: Mapping[str, Any]) -> tuple[Network, ...]:

@@ -1,0 +1,70 @@
+"""Hostile values in every option of every method: one line that names the field, or a config that holds."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs import base
+from fedjax_core import by_name, experiment
+from fedjax_core.experiment.asked import OF_METHODS
+
+HOSTILE = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    float("nan"),
+    float("inf"),
+    2**70,
+    10**5000,
+    "",
+    "x\ny",
+    "f(" * 9000,
+    "no_such.module:f",
+    (),
+    (1,),
+    ("a",),
+]
+    "models": "model",
+    "optimizer.name": "optimizer",
+    "method.name": "method",
+    "data.source": "data set",
+    "data.partition": "partition",
+}
+
+
+def refusal(config) -> str:
+    try:
+        experiment.resolve(config)
+    except (ValueError, TypeError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def asked(name="fedavg", **options):
+    config = base.get_config("smoke")
+    config.method = dict(name=name, **options)
+    return config.copy_and_resolve_references()
+
+
+@settings(derandomize=True, deadline=None, max_examples=300, database=None)
+@given(st.sampled_from(sorted(experiment.names())), st.data())
+def test_every_option_of_every_method(name, data):
+    takes = [option for option in by_name.parameters(experiment.method(name))[0] if option not in OF_METHODS]
+    option, value = data.draw(st.sampled_from(takes)), data.draw(st.sampled_from([v for v in HOSTILE if v is not None]))
+    said = refusal(asked(name, **{option: value}))
+    assert "\n" not in said
+    assert not said or f"method.{option}=" in said
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("evaluation.targets", ("a",)), ("checkpoint.seconds", float("nan")), ("seed", 2**70)]
+)
+def test_late_errors_are_early(field, value):
+    config = asked()
+    *above, last = field.split(".")
+    place = config[above[0]] if above else config
+    with config.ignore_type():
+        place[last] = value
+    assert f"{field}=" in refusal(config)
