@@ -26,12 +26,6 @@ HOSTILE = [
     (1,),
     ("a",),
 ]
-    "models": "model",
-    "optimizer.name": "optimizer",
-    "method.name": "method",
-    "data.source": "data set",
-    "data.partition": "partition",
-}
 
 
 def refusal(config) -> str:
