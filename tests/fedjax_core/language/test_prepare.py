@@ -186,7 +186,7 @@ def test_answers_in_words(config, monkeypatch, model):
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
     made = config(model, name="fedit", batch=4)
     sim = experiment.build(made)
-    prepared = language.prepare(made.data.source, made.data.dir, 4, made.data.seed, made.models[0])
+    prepared = experiment.prepared(made)
     view = sim.view(sim.init(0), 0)
     params = view.task.model.whole(view.holds["global"][0]).params
     found = language.answers(prepared, params, range(5), batch=2, longest=6)
