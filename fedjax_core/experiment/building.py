@@ -1,6 +1,7 @@
 """From what a config asks for to a simulation: data are read and divided, networks built, tasks made of both."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples, Net
-from fedjax_core.by_name import Found
+from fedjax_core.by_name import BUILT_IN, Found
 from fedjax_core.data import federated, sources
 from fedjax_core.data.smaller import adapted, smaller
 from fedjax_core.engine import cohort as cohorts
@@ -165,7 +166,11 @@ def _of_file(one: Network) -> dict[str, Any]:
 def _model(one: Network, data: federated.FederatedData, statistics: str, classes: int, scaling: Scaling | None) -> Model:
     mean, std = scaling or (None, None)
     options = _of_file(one) | one.found.options | one.around
-    return nn.build(one.found.name, classes, data.train.x.shape[1:], mean, std, statistics, **options)
+    shape = data.train.x.shape[1:]
+    if one.found.origin != BUILT_IN:
+        scaled = functools.partial(nn.normalise, mean=mean, std=std, dtype=None)
+        return nn.outside.build(one.found.function, one.found.name, classes, shape, options, scaled, statistics)
+    return nn.build(one.found.name, classes, shape, mean, std, statistics, **options)
 
 
 def network_of(

@@ -1,6 +1,7 @@
 """Networks: layers that are fast inside loops, and modules split into pure functions."""
 
+from fedjax_core.nn import outside
 from fedjax_core.nn.conv import describe
-from fedjax_core.nn.model import FIXED, MODULES, build, count, from_module, image_size
+from fedjax_core.nn.model import FIXED, MODULES, build, count, from_module, image_size, normalise
 
-__all__ = ["FIXED", "MODULES", "build", "count", "describe", "from_module", "image_size"]
+__all__ = ["FIXED", "MODULES", "build", "count", "describe", "from_module", "image_size", "normalise", "outside"]

@@ -69,7 +69,7 @@ def from_module(
 
     def run(net, x, key, train, mask):
         module = nnx.merge(graphdef, no_head | net.params, net.stats)
-        x = _normalise(x, mean, std, dtype)
+        x = normalise(x, mean, std, dtype)
         if mask is not None:
             x = jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0, x, 0)
         batch = train and stats_mode != "freeze"
@@ -101,7 +101,9 @@ def from_module(
     return Model(init, apply, features, head, name)
 
 
-def _normalise(x: Array, mean: Scale | None, std: Scale | None, dtype: jax.typing.DTypeLike | None) -> Array:
+def normalise(x: Array, mean: Scale | None, std: Scale | None, dtype: jax.typing.DTypeLike | None) -> Array:
+    """Inputs less `mean`, over `std`, see `from_module`."""
+
     def spread(scale: Scale) -> Array:
         """One number or one per channel, shaped to broadcast against x."""
         array = jnp.asarray(scale, jnp.float32)

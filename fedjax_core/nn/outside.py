@@ -1,0 +1,188 @@
+"""Networks of others as a `Model`: modules of Flax NNX and of Flax Linen that know nothing of this library.
+
+A builder takes those of these arguments that it names, beside options of its own, and returns a module or a finished `Model`:
+
+  classes        K, outputs
+  input_shape    of one example, without the batch
+  rngs           `nnx.Rngs` for an NNX module's initial values; a Linen module draws them itself
+
+A module is called with x [B, ...] and returns logits [B, K]. If it has `body` (x -> features [B, D]) and a linear `head` (features
+-> logits), it serves methods that share a part of a network, exchange features or replace heads; else such a method ends with a line
+that says so. Both are given those of `train`, `mask` [B] and `key` that they name. An NNX module's dropout draws from the round's
+keys, and its `train()` and `eval()` are called. Batch normalisation must leave out rows that do not count, so a module that has it
+must take `mask` and hand it on.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as linen
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_core import by_name
+from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.task import Model
+
+Prepare = Callable[[Array], Array]
+PARTS = "give the module a method body(x) that returns features [B, D], and a linear `head` for them"
+
+
+def build(
+    builder: Callable[..., Any],
+    name: str,
+    classes: int,
+    input_shape: tuple[int, ...],
+    options: dict[str, Any],
+    prepare: Prepare = lambda x: x,
+    stats_mode: str = "average",
+) -> Model:
+    """The Model of a builder from outside.
+
+    Args:
+      builder: see the module.
+      name: what messages call it.
+      classes: K.
+      input_shape: of one example.
+      options: the builder's own.
+      prepare: of inputs, such as normalisation.
+      stats_mode: "freeze" uses running batch statistics always; see `model.from_module`.
+
+    Raises:
+      TypeError: it returned something else than a module or a Model.
+      ValueError: the module has variables of an unknown kind, or batch statistics and no `mask`.
+    """
+
+    def make(rngs: nnx.Rngs) -> Any:
+        return by_name.call(f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options)
+
+    made = nnx.eval_shape(lambda: make(nnx.Rngs(0))) if _is_nnx(builder) else make(nnx.Rngs(0))
+    if isinstance(made, Model):
+        return made
+    if isinstance(made, nnx.Module):
+        return _of_nnx(make, name, prepare, stats_mode)
+    if isinstance(made, linen.Module):
+        return _of_linen(made, name, input_shape, prepare, stats_mode)
+    raise TypeError(f"model {name!r} is a {type(made).__name__}; a builder returns a module of flax.nnx or flax.linen, or a Model")
+
+
+def _is_nnx(builder: Callable[..., Any]) -> bool:
+    return isinstance(builder, type) and issubclass(builder, nnx.Module)
+
+
+def _taken(function: Callable, **given: Any) -> dict[str, Any]:
+    """Those of the arguments that a function names."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in given.items() if name in parameters}
+
+
+def _checked(name: str, stats: PyTree, functions: list[Callable]) -> None:
+    if jax.tree.leaves(stats) and not any("mask" in inspect.signature(f).parameters for f in functions):
+        raise ValueError(
+            f"model {name!r} has batch statistics, which rows of padding would enter: let it take mask= [B] and hand it on to its "
+            "normalisation, or use group or layer normalisation"
+        )
+
+
+def _model(name: str, init: Callable, run: Callable, head: Callable | None, prepare: Prepare) -> Model:
+    """`run`: (net, x, key, train, mask) -> (features or, without a head, logits; stats)."""
+
+    def lacks(*_: Any, **__: Any):
+        raise ValueError(f"model {name!r} gives logits alone, and the method wants its features or its head: {PARTS}")
+
+    def masked(x: Array, mask: Array | None) -> Array:
+        x = prepare(x)
+        return x if mask is None else jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0, x, jnp.zeros((), x.dtype))
+
+    def found(net, x, key=None, train=False, mask=None):
+        out, stats = run(net, masked(x, mask), key, train, mask)
+        return out.astype(jnp.float32), stats
+
+    def apply(net, x, key=None, train=False, mask=None, intermediates=False):
+        out, stats = found(net, x, key, train, mask)
+        outputs: dict[str, Any] = {"logits": out} if head is None else {"logits": head(net, out), "features": out}
+        return (outputs | {"intermediates": {}} if intermediates else outputs), stats
+
+    return Model(init, apply, lacks if head is None else found, head or lacks, name)
+
+
+def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_mode: str) -> Model:
+    abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    graphdef, *states, others = nnx.split(abstract, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+    params, stats, streams = map(nnx.to_pure_dict, states)
+    if jax.tree.leaves(others):
+        raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {nnx.to_pure_dict(others)}")
+    parts = hasattr(abstract, "body") and hasattr(abstract, "head")
+    named = type(abstract).body if parts else type(abstract).__call__
+    _checked(name, stats, [named])
+
+    def init(key: Array) -> Net:
+        _, params, stats, _ = nnx.split(make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat, nnx.RngState)
+        return Net(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
+
+    def module_of(net: Net, key: Array | None) -> Any:
+        """The module with a net's arrays, its random streams from `key`; what the net lacks must not be asked for."""
+        leaves, structure = jax.tree.flatten(streams)
+        start = jax.random.key(0) if key is None else key
+        fresh = [
+            jax.random.fold_in(start, i)
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            else jnp.zeros(leaf.shape, leaf.dtype)
+            for i, leaf in enumerate(leaves)
+        ]
+        return nnx.merge(graphdef, params | net.params, stats | net.stats, structure.unflatten(fresh))
+
+    def run(net, x, key, train, mask):
+        module = module_of(net, key)
+        batch = train and stats_mode != "freeze"
+        module.train() if train else module.eval()
+        call = module.body if parts else module
+        out = call(x, **_taken(named, train=train, mask=mask, key=key))
+        out = out[0] if isinstance(out, tuple) else out
+        return out, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat)) if batch else net.stats
+
+    def head(net: Net, features: Array) -> Array:
+        return module_of(net, None).head(features).astype(jnp.float32)
+
+    return _model(name, init, run, head if parts else None, prepare)
+
+
+def _of_linen(module: linen.Module, name: str, input_shape: tuple[int, ...], prepare: Prepare, stats_mode: str) -> Model:
+    parts = hasattr(type(module), "body") and hasattr(type(module), "head")
+    named = type(module).body if parts else type(module).__call__
+    example = jax.eval_shape(prepare, jax.ShapeDtypeStruct((1, *input_shape), jnp.float32))
+
+    def variables(key: Array) -> dict[str, PyTree]:
+        def whole(module, x):
+            return module.head(module.body(x, **_taken(named, train=False))) if parts else module(x, **_taken(named, train=False))
+
+        return dict(module.init({"params": key, "dropout": key}, jnp.zeros(example.shape, example.dtype), method=whole))
+
+    shapes = jax.eval_shape(variables, jax.random.key(0))
+    if others := set(shapes) - {"params", "batch_stats"}:
+        raise ValueError(f"model {name!r} has variables besides params and batch_stats: {', '.join(sorted(others))}")
+    _checked(name, shapes.get("batch_stats", {}), [named])
+
+    def init(key: Array) -> Net:
+        made = variables(key)
+        return Net(made["params"], made.get("batch_stats", {}))
+
+    def collections(net: Net) -> dict[str, PyTree]:
+        return {"params": net.params} | ({"batch_stats": net.stats} if net.stats else {})
+
+    def run(net, x, key, train, mask):
+        batch = train and stats_mode != "freeze" and bool(net.stats)
+        rngs = {} if key is None else {"dropout": key}
+        given = _taken(named, train=train, mask=mask, key=key, deterministic=not train)
+        method = "body" if parts else None
+        if not batch:
+            return module.apply(collections(net), x, rngs=rngs, method=method, **given), net.stats
+        out, moved = module.apply(collections(net), x, rngs=rngs, method=method, mutable=["batch_stats"], **given)
+        return out, dict(moved)["batch_stats"]
+
+    def head(net: Net, features: Array) -> Array:
+        return jnp.asarray(module.apply(collections(net), features, method="head")).astype(jnp.float32)
+
+    return _model(name, init, run, head if parts else None, prepare)
