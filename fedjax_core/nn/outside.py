@@ -6,8 +6,8 @@ A builder takes those of these arguments that it names, beside options of its ow
   input_shape    of one example, without the batch
   rngs           `nnx.Rngs` for an NNX module's initial values; a Linen module draws them itself
 
-A module is called with x [B, ...] and returns logits [B, K]. If it has `body` (x -> features [B, D]) and a linear `head` (features
--> logits), it serves methods that share a part of a network, exchange features or replace heads; else such a method ends with a line
+A module takes x [B, ...] and returns logits [B, K]. With a method `body` (x -> features [B, D]) and a linear `head` (features
+-> logits) it serves methods that share a part of a network, exchange features or replace heads; else such a method ends with a line
 that says so. Both are given those of `train`, `mask` [B] and `key` that they name. An NNX module's dropout draws from the round's
 keys, and its `train()` and `eval()` are called. Batch normalisation must leave out rows that do not count, so a module that has it
 must take `mask` and hand it on.
