@@ -128,7 +128,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
         start = jax.random.key(0) if key is None else key
         fresh = [
             jax.random.fold_in(start, i)
-            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
             else jnp.zeros(leaf.shape, leaf.dtype)
             for i, leaf in enumerate(leaves)
         ]
@@ -151,7 +151,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
 
 def _of_linen(module: linen.Module, name: str, input_shape: tuple[int, ...], prepare: Prepare, stats_mode: str) -> Model:
     parts = hasattr(type(module), "body") and hasattr(type(module), "head")
-    named = type(module).body if parts else type(module).__call__
+    named = getattr(type(module), "body" if parts else "__call__")
     example = jax.eval_shape(prepare, jax.ShapeDtypeStruct((1, *input_shape), jnp.float32))
 
     def variables(key: Array) -> dict[str, PyTree]:
