@@ -72,8 +72,6 @@ def main(arguments: Sequence[str]) -> int:
         line, other = _other_method(line)
         given = _flags(line)
         given(line)
-        if other and (dropped := experiment.switch(given.config, other)):
-            report.say(f"method {other['name']!r} has no options {', '.join(dropped)}: those of the config are dropped")
         if given.workdir is None:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
         if len({value is None for value in (given.coordinator, given.processes, given.process)}) > 1:
@@ -81,6 +79,8 @@ def main(arguments: Sequence[str]) -> int:
     except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return report.fail(_misused(error, arguments), 2)
     try:
+        if other and (dropped := experiment.switch(given.config, other)):
+            report.say(f"method {other['name']!r} has no options {', '.join(dropped)}: those of the config are dropped")
         experiment.keep_programs(given.compilation_cache)
         if given.coordinator:
             jax.distributed.initialize(given.coordinator, given.processes, given.process)

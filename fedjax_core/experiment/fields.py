@@ -8,23 +8,30 @@ from fedjax_core.engine.federation import SCOPES
 from fedjax_core.values import AtLeastOne, BelowOne, Fraction, PositiveFraction, Seed, one_of
 
 Pixels = Annotated[int, values.Limit("in [1, 4096]", lambda v: 1 <= v <= 4096)]
+
+
+def or_none(wanted: Any) -> Any:
+    """The annotation, or None; type checkers know no `|` of an alias outside of annotations."""
+    return wanted | None
+
+
 FIELDS: dict[str, Any] = {
     "seed": Seed,
     "rounds": AtLeastOne,
     "dropout": BelowOne,
     "data.source": str,
     "data.dir": str | None,
-    "data.size": Pixels | None,
-    "data.examples": AtLeastOne | None,
+    "data.size": or_none(Pixels),
+    "data.examples": or_none(AtLeastOne),
     "data.clients": AtLeastOne,
     "data.partition": str,
     "data.seed": Seed,
-    "data.long_tail": Annotated[float, values.Limit("at least 1", lambda v: v >= 1)] | None,
-    "data.test_split": Annotated[str, one_of("proportional", "matched", "all", "partition")] | None,
-    "data.test_examples": AtLeastOne | None,
+    "data.long_tail": or_none(Annotated[float, values.Limit("at least 1", lambda v: v >= 1)]),
+    "data.test_split": or_none(Annotated[str, one_of("proportional", "matched", "all", "partition")]),
+    "data.test_examples": or_none(AtLeastOne),
     "task": str,
-    "cohort.fraction": PositiveFraction | None,
-    "cohort.size": AtLeastOne | None,
+    "cohort.fraction": or_none(PositiveFraction),
+    "cohort.size": or_none(AtLeastOne),
     "models": Sequence[str],
     "weights": str | Sequence[str | None] | None,
     "train": str,
@@ -37,12 +44,12 @@ FIELDS: dict[str, Any] = {
     "evaluation.every": AtLeastOne,
     "evaluation.scopes": Sequence[Annotated[str, one_of(*SCOPES)]],
     "evaluation.batch": AtLeastOne,
-    "evaluation.clients": AtLeastOne | None,
+    "evaluation.clients": or_none(AtLeastOne),
     "evaluation.last_k": AtLeastOne,
     "evaluation.targets": Sequence[Fraction],
     "evaluation.scores": Sequence[str] | None,
-    "plan.chunk": AtLeastOne | None,
-    "plan.devices": AtLeastOne | None,
+    "plan.chunk": or_none(AtLeastOne),
+    "plan.devices": or_none(AtLeastOne),
     "plan.hold": Annotated[str, one_of("device", "host")],
     "callbacks": Sequence[str],
     "profile": bool,
