@@ -127,9 +127,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
         leaves, structure = jax.tree.flatten(streams)
         start = jax.random.key(0) if key is None else key
         fresh = [
-            jax.random.fold_in(start, i)
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            else jnp.zeros(leaf.shape, leaf.dtype)
+            jax.random.fold_in(start, i) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.zeros(leaf.shape, leaf.dtype)
             for i, leaf in enumerate(leaves)
         ]
         return nnx.merge(graphdef, params | net.params, stats | net.stats, structure.unflatten(fresh))

@@ -18,15 +18,21 @@ from fedjax_core.learning import losses, trained, training
 from fedjax_core.reporting import analysis
 from fedjax_core.reporting.analysis import counts, landscapes, refits
 from fedjax_core.storage.export import _logits, trained_network
+from fedjax_core.testing.case import Case
 from methods.fedavg import fedavg
 from methods.fedpft import fedpft
 from tests import toy
 
+ADAPTED = Case(  # its personal model is one network
+    functools.partial(toy.METHODS["fedoa_lora"], reading={"micro": 3, "shared": 0.0}), task=toy.task_adapted
+)
+
 
 @functools.cache
-def drawn(name: str) -> tuple[simulation.Simulation, simulation.State]:
+def drawn(case: str | Case) -> tuple[simulation.Simulation, simulation.State]:
     """A simulation and a state that no two clients share: the first one, with noise."""
-    sim = toy.simulate(name, evaluation=Evaluation(("global", "own")))
+    case = toy.CASES[case] if isinstance(case, str) else case
+    sim = case.simulate(evaluation=Evaluation(("global", "own")))
     rng = np.random.default_rng(0)
     noisy = lambda x: x + rng.normal(size=x.shape).astype(x.dtype) if x.dtype == np.float32 else x
     return sim, sim.put(jax.tree.map(noisy, jax.device_get(sim.init(0))))
@@ -293,7 +299,7 @@ class FrozenTest(chex.TestCase):
         jax.config.update("jax_captured_constants_warn_bytes", 100)  # fewer than the body's kernel has; warnings are errors
 
     def test_no_program_has_it_as_a_constant(self):
-        sim, state = drawn("fedoa_lora")
+        sim, state = drawn(ADAPTED)
         on_device = weakref.ref(jax.tree.leaves(sim.held.tasks)[0])
         kernel = sim.groups[0].task.frozen.params["body"]["kernel"]
         self.assertGreater(kernel.nbytes, 100)
@@ -306,7 +312,7 @@ class FrozenTest(chex.TestCase):
         self.assertIsNone(on_device(), "no analysis keeps it")
 
     def test_clients_share_programs(self):
-        sim, state = drawn("fedoa_lora")
+        sim, state = drawn(ADAPTED)
         on_device = weakref.ref(jax.tree.leaves(sim.held.tasks)[0])
         before = _logits._cache_size(), refits._optimum._cache_size()
         x = sim.data.test.x[:8]

@@ -136,8 +136,8 @@ def test_lost_records_are_taken_from_the_other_file(tmp_path, lost):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("[1, 2]", "line 2 of .* is no record of a round"),
-        ('"text"', "line 2 of .* is no record of a round"),
+        ("[1, 2]", "line 2 of .* is a list, expected an object"),
+        ('"text"', "line 2 of .* is text .*, expected an object"),
         ('{"train/loss": 1.0}', "line 2 of .* is no record of a round"),
         ('{"round": "2"}', "line 2 of .* is no record of a round"),
         ('{"round": 1}', "line 2 of .* is of round 1, after one of round 1"),

@@ -12,17 +12,20 @@ from fedjax_core.run.stopping import SIGNALS, Stop, lenient_console
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_a_request(number):
-    before = signal.getsignal(number)
-    with Stop() as stop:
-        assert not stop.asked
-        os.kill(os.getpid(), number)
-        assert stop.asked
-        if number == getattr(signal, "SIGHUP", None):
-            os.kill(os.getpid(), number)  # a closing terminal may send two
-        else:
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), number)
-    assert signal.getsignal(number) == before
+    outside = signal.signal(number, signal.default_int_handler)  # the tests themselves may run under nohup
+    try:
+        with Stop() as stop:
+            assert not stop.asked
+            os.kill(os.getpid(), number)
+            assert stop.asked
+            if number == getattr(signal, "SIGHUP", None):
+                os.kill(os.getpid(), number)  # a closing terminal may send two
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), number)
+        assert signal.getsignal(number) == signal.default_int_handler
+    finally:
+        signal.signal(number, outside)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this platform has no SIGHUP")
