@@ -54,10 +54,55 @@ def _group(item) -> str:
     return group
 
 
+SLOW = {  # files that take more than some ten seconds of computing, as measured
+    *(
+        "test_command_line",
+        "test_configs",
+        "test_documents",
+        "test_memory",
+        "test_pages",
+        "test_processes",
+        "test_resume",
+        "test_speed",
+    ),
+    *(
+        "test_analyse",
+        "test_predict",
+        "test_table",
+        "test_simulation",
+        "test_parallel",
+        "test_prepare",
+        "test_text",
+        "test_analysis",
+    ),
+    *(
+        "test_augment",
+        "test_aggregators",
+        "test_episodes",
+        "test_lora",
+        "test_normalisation",
+        "test_training",
+        "test_conv",
+        "test_llama",
+    ),
+    *("test_model", "test_pool", "test_vit", "test_plots", "test_checkpoint", "test_export", "test_predictor", "test_loop"),
+}
+QUICK_METHODS = {"fedavg", "scaffold", "fedskc", "fedper", "fedoa"}  # whose contract and own tests a quick run has
+
+
+def _slow(item) -> bool:
+    file = item.path.stem
+    if file == "test_every_method":
+        return _group(item) not in QUICK_METHODS
+    return file in SLOW or (item.path.parent.name == "methods" and file.removeprefix("test_") not in QUICK_METHODS)
+
+
 def pytest_collection_modifyitems(items):
-    """With `--dist loadgroup`, a group goes to one worker."""
+    """With `--dist loadgroup`, a group goes to one worker. `-m "not slow"` answers in minutes."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
+        if _slow(item):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_teardown(item, nextitem):
