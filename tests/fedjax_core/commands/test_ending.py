@@ -87,7 +87,8 @@ def test_an_interruption_during_imports_ends_at_once(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    import json\nexcept BaseException:\n    pass\n"
     )
-    code = "from fedjax_core.commands import ending\nwith ending._interruptible():\n    import slow\nprint('went on')"
+    heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # the tests themselves may ignore it
+    code = heard + "from fedjax_core.commands import ending\nwith ending._interruptible():\n    import slow\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "stopped: interrupted before it began\n"
