@@ -105,6 +105,7 @@ def test_notebook_runs_where_the_wheel_is(notebook, installed, data_folder, monk
     (kernel / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "wheel", "language": "python"}))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # notebooks train for a while: compiled as users do
     read = nbformat.read(notebook, as_version=4)
     place = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(read, timeout=300, startup_timeout=300, kernel_name="wheel", resources=place)
