@@ -1,5 +1,7 @@
 """Modules that know nothing of this library."""
 
+import inspect
+
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
@@ -118,7 +120,7 @@ def test_what_is_no_module_is_told():
 def test_a_config_names_a_module_of_a_file(tmp_path):
     """By its path; FedAvg trains it, and FedPer, which shares a part, says what it would need."""
     file = tmp_path / "mine.py"
-    source = __import__("inspect").getsource(Plain)
+    source = inspect.getsource(Plain)
     file.write_text(f"import numpy as np\nfrom flax import nnx\n\n\n{source}")
     config = fedavg.get_config("smoke")
     config.models, config.plan.devices = (f"{file}:Plain(width=6)",), 1
