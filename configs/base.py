@@ -106,6 +106,9 @@ def get_config(variant: str = "small") -> Any:
     config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
     config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/learning/augment.py
+    config.loss = (
+        "cross_entropy"  # of labels, wherever a method has it; or your own, "my_file.py:focal(gamma=2.0)": (logits, y, mask)
+    )
     config.optimizer = ConfigDict()
     config.optimizer.name = "sgd"  # or "adam"
     config.optimizer.lr = 0.1
@@ -122,9 +125,8 @@ def get_config(variant: str = "small") -> Any:
     config.evaluation.batch = 256
     config.evaluation.clients = placeholder(int)  # score at most so many
     config.evaluation.last_k = 10  # mean over the last k evaluations
-    config.evaluation.scores = placeholder(
-        tuple
-    )  # more, such as ("my_package.scores:top5",): (outputs, x, y, mask [B]) -> (sum, weight)
+    # Scores beside accuracy and loss, such as ("my_package.scores:top5",): (outputs, x, y, mask [B]) -> (sum, weight)
+    config.evaluation.scores = placeholder(tuple)
     config.evaluation.targets = (0.5, 0.8, 0.9)  # rounds until these accuracies are reached
 
     config.plan = ConfigDict()

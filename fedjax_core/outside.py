@@ -27,6 +27,7 @@ GROUPS = {  # where packages announce what they bring, by what it is
     "partition": "fedjax_core.partitions",
     "optimizer": "fedjax_core.optimizers",
     "augmentation": "fedjax_core.augmentations",
+    "loss": "fedjax_core.losses",
     "score": "fedjax_core.scores",
     "callback": "fedjax_core.callbacks",
 }
@@ -46,6 +47,20 @@ def announced(what: str) -> dict[str, importlib.metadata.EntryPoint]:
             raise ValueError(f"{what} {point.name!r} is announced twice, as {found[point.name].value!r} and as {point.value!r}")
         found[point.name] = point
     return found
+
+
+GIVEN_AS = {"method": "method", "model": "model", "loss": "loss", "score": "scores"}  # arguments of `experiment.build`
+_GIVEN: dict[tuple[str, str], Callable] = {}
+
+
+def give(what: str, name: str, found: Callable) -> str:
+    """Keeps what was given in Python for as long as this process runs, and returns the name by which a config finds it.
+
+    What is given later under the same name takes its place.
+    """
+    name = re.sub(r"\W", "_", name)
+    _GIVEN[what, name] = found
+    return f"given:{name}"
 
 
 def load(what: str, name: str) -> tuple[Callable, str]:
@@ -68,6 +83,10 @@ def member(what: str, name: str) -> tuple[Callable, str]:
       ValueError: there is no such module, file or member, or importing it failed.
     """
     module, _, own = name.rpartition(":")
+    if module == "given":
+        if (what, own) not in _GIVEN:
+            raise ValueError(f"{what} {name!r} was given in Python; give it again: experiment.load(..., {GIVEN_AS[what]}=...)")
+        return _GIVEN[what, own], "given in Python"
     holder = _file(what, name, module) if module.endswith(".py") else _module(what, name, module)
     if not hasattr(holder, own):
         there = [key for key, value in vars(holder).items() if callable(value) and not key.startswith("_")]

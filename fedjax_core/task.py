@@ -83,6 +83,8 @@ class Task:
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
       group: the place of this network's clients among them.
       scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight).
+      loss: of labels, in place of the cross-entropy in every method's loss: (logits [B, K], y [B], mask [B]) -> the mean over the
+        rows in `mask`; None: cross-entropy (`losses.of`). The score named "loss" is the cross-entropy always.
 
     `frozen` and `public` travel as arguments of the jitted round and are bound again inside it (`bind`): closed over, a large
     backbone would be printed into the compiled program as a constant.
@@ -98,6 +100,7 @@ class Task:
     groups: tuple[Peers, ...] = ()
     group: int = 0
     scores: Mapping[str, Callable[..., tuple[Array, Array]]] = dataclasses.field(default_factory=dict, hash=False)
+    loss: Callable[[Array, Array, Array], Array] | None = None
 
     @property
     def model(self) -> Model:

@@ -102,7 +102,7 @@ def ditto(
     own = epochs if personal_epochs is None else personal_epochs
     if not (lam >= 0 and own >= 0):
         raise ValueError(f"lam={lam}, personal_epochs={own} must not be negative")
-    loss = training.cross_entropy(task.model)
+    loss = training.supervised(task)
 
     def train(w, v_k, data, key):
         chain = optax.chain(training.proximal(lam, w.params), optimizer(task.round))

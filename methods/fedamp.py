@@ -74,7 +74,7 @@ def fedamp(
     if not 0 <= own_weight <= 1:
         raise ValueError(f"own_weight={own_weight} must lie in [0, 1]")
     model = task.model
-    loss = training.cross_entropy(model)
+    loss = training.supervised(task)
 
     def server_init(key):
         return jax.tree.map(lambda p: jnp.broadcast_to(p, (task.population, *p.shape)), model.init(key).params)

@@ -60,7 +60,7 @@ def fedavg(
       ValueError: an argument is out of range.
     """
     model = task.model
-    loss = training.cross_entropy(model) if loss is None else loss
+    loss = training.supervised(task) if loss is None else loss
     train = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
     aggregator = aggregators.aggregate(
         aggregators.mean(aggregators.weights(weights)), review=optax.identity() if review is None else review

@@ -43,7 +43,7 @@ def fedavg_ft(
     """
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     finetune = training.finetune(
-        training.cross_entropy(task.model),
+        training.supervised(task),
         optimizer(task.round),
         epochs=finetune_epochs,
         batch=batch,

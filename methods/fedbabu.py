@@ -49,7 +49,7 @@ def fedbabu(
     Raises:
       ValueError: an argument is out of range.
     """
-    loss, local = training.cross_entropy(task.model), optimizer(task.round)
+    loss, local = training.supervised(task), optimizer(task.round)
     train = training.fit(loss, local, epochs=epochs, batch=batch, trainable=training.part("body"))
     part = training.part(finetune_part)
     finetune = training.finetune(loss, local, epochs=finetune_epochs, batch=batch, rate=finetune_rate, trainable=part)

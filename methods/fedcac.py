@@ -75,7 +75,7 @@ def fedcac(
     if not (0 <= tau <= 1 and beta > 0):
         raise ValueError(f"tau={tau}, beta={beta}: tau must lie in [0, 1], beta must be positive")
     model, weigh = task.model, jax.vmap(aggregators.weights(weights))
-    train = training.fit(training.cross_entropy(model), optimizer(task.round), epochs=epochs, batch=batch)
+    train = training.fit(training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
 
     def server_init(key):
         params = model.init(key).params

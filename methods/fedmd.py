@@ -109,7 +109,7 @@ def fedmd(
         out, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
         return losses.absolute_error(out["logits"], rows.y, rows.mask), training.Aux(stats, ())
 
-    ce = training.cross_entropy(model)
+    ce = training.supervised(task)
 
     def prepare(sent, w_k, data, key):
         labelled = ClientData(Examples(public.x, public.y + task.classes), jnp.arange(total), jnp.int32(total))

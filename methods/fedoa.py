@@ -195,7 +195,7 @@ def fedoa(
 
     def loss(net, batch, key):
         e, outputs, stats = phi(net, batch.x, key, train=True, mask=batch.mask)
-        risk, sums = training.risk(outputs, batch)
+        risk, sums = training.risk(outputs, batch, losses.of(task))
         d = penalty(e, batch.beside, batch.mask, losses.rounding(task.frozen, net, outputs))
         rows = jnp.sum(batch.mask, dtype=d.dtype)
         return risk + lam * d, training.Aux(stats, {"personal_loss": sums["loss"], "distance": (d * rows, rows)})  # Eq. 3
@@ -206,7 +206,7 @@ def fedoa(
         more = {"feature_distance": apart(seen(model, trained.net, data, batch, features), g, data)} if measure else {}
         return trained.net, trained.sums | more
 
-    step = training.full_step(training.cross_entropy(model), optimizer(task.round), batch=batch)
+    step = training.full_step(training.supervised(task), optimizer(task.round), batch=batch)
 
     def stepped(w, client, data, key):
         w_e = step(w, data, key)

@@ -57,7 +57,7 @@ def fedper(
     model = task.model
     own = personal if callable(personal) else parts.entries(*personal)
     if train is None:
-        train = training.fit(training.cross_entropy(model), optimizer(task.round), epochs=epochs, batch=batch)
+        train = training.fit(training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
 
     def client_update(w_b, w_p, data, key):
         net = training.join(w_p, w_b)

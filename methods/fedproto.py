@@ -51,12 +51,12 @@ def renewed(prototypes: Prototypes, mean: Array, weight: Array) -> Prototypes:
     return Prototypes(jnp.where(seen[:, None], mean, prototypes.means), prototypes.known | seen)
 
 
-def drawn(model: Model, prototypes: Prototypes, lam: float) -> training.Loss:
+def drawn(model: Model, prototypes: Prototypes, lam: float, of_labels: losses.OfLabels = losses.cross_entropy) -> training.Loss:
     """The client's loss: cross-entropy, and the squared distance of features to the prototype of their class."""
 
     def loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        ce = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+        ce = of_labels(outputs["logits"], batch.y, batch.mask)
         apart = jnp.mean((outputs["features"] - prototypes.means[batch.y]) ** 2, -1)
         value = ce + lam * losses.masked_mean(jnp.where(prototypes.known[batch.y], apart, 0), batch.mask)
         return value, training.Aux(stats, training.classified(ce, outputs["logits"], batch))
@@ -100,7 +100,7 @@ def fedproto(
     model = task.model
 
     def client_update(sent, w_i, data, key):
-        train = training.fit(drawn(model, sent, lam), optimizer(task.round), epochs=epochs, batch=batch)
+        train = training.fit(drawn(model, sent, lam, losses.of(task)), optimizer(task.round), epochs=epochs, batch=batch)
         trained = train(w_i, data, key)
         uplink = own(model, trained.net, data, classes=task.classes, batch=batch)
         return ClientOutput(trained.net, uplink, trained.sums)

@@ -61,7 +61,9 @@ def pairwise(features: Array, y: Array, mask: Array, tau: float, lam: float) -> 
     return losses.masked_mean(pull, mask), losses.masked_mean(push, mask)
 
 
-def relaxed(model: Model, *, tau: float, lam: float, contrast: float, beta: float) -> training.Loss:
+def relaxed(
+    model: Model, *, tau: float, lam: float, contrast: float, beta: float, of_labels: losses.OfLabels = losses.cross_entropy
+) -> training.Loss:
     """The client's loss."""
 
     def loss(net, batch, key):
@@ -69,7 +71,7 @@ def relaxed(model: Model, *, tau: float, lam: float, contrast: float, beta: floa
         seen = [x for name, x in outputs["intermediates"].items() if name.endswith("_pre")] or [outputs["features"]]
         levels = [jnp.mean(x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), 1) for x in seen]
         pulls, pushes = zip(*(pairwise(x, batch.y, batch.mask, tau, lam) for x in levels), strict=True)
-        ce = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+        ce = of_labels(outputs["logits"], batch.y, batch.mask)
         value = ce + (contrast * sum(pulls) + beta * sum(pushes)) / len(levels)
         return value, training.Aux(stats, training.classified(ce, outputs["logits"], batch))
 
@@ -114,5 +116,5 @@ def fedrcl(
     for name, found in (("contrast", contrast), ("beta", beta)):
         if not found >= 0:
             raise ValueError(f"{name}={found} must not be negative")
-    loss = relaxed(task.model, tau=tau, lam=lam, contrast=contrast, beta=beta)
+    loss = relaxed(task.model, tau=tau, lam=lam, contrast=contrast, beta=beta, of_labels=losses.of(task))
     return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, loss=loss)

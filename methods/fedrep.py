@@ -59,7 +59,7 @@ def fedrep(
     """
     if head_epochs < 0 or body_epochs < 0:
         raise ValueError(f"head_epochs={head_epochs}, body_epochs={body_epochs} must be at least 0")
-    is_head, loss = training.under(*personal), training.cross_entropy(task.model)
+    is_head, loss = training.under(*personal), training.supervised(task)
 
     def phase(epochs, trainable):
         return training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trainable)

@@ -25,7 +25,7 @@ def local(task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1,
       The algorithm; the server's state is empty, a client's is its model.
     """
     model = task.model
-    train = training.fit(training.cross_entropy(model), optimizer(task.round), epochs=epochs, batch=batch)
+    train = training.fit(training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
 
     def client_update(sent, w_i, data, key):
         trained = train(w_i, data, key)

@@ -95,7 +95,7 @@ def perada(
     if kd.on and not jax.tree.leaves(task.public):
         raise ValueError("distil.on=True needs public examples, task.public is empty; name a set in config.public")
     model, pull = task.model, 0.0 if variant == "released" else 2 * lam
-    loss = training.cross_entropy(model)
+    loss = training.supervised(task)
 
     def train(w, v_i, data, key):
         chain = optax.chain(training.proximal(pull, w.params), optimizer(task.round))

@@ -92,7 +92,7 @@ def pfedgate(
         t = jnp.sum(values * batch.mask[:, None], 0) / jnp.maximum(jnp.sum(batch.mask), 1)
         theta = Net(gated(net.params["network"], t), net.stats["network"])
         outputs, stats = model.apply(theta, batch.x, key, train=True, mask=batch.mask)
-        value = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+        value = losses.of(task)(outputs["logits"], batch.y, batch.mask)
         sums = training.classified(value, outputs["logits"], batch)
         return value, training.Aux({"network": stats, "gate": gate_stats}, sums)
 

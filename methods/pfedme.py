@@ -99,7 +99,7 @@ def pfedme(
         found = f"lam={lam}, beta={beta} must not be negative, outer_lr={outer_lr} positive, inner_steps={inner_steps} at least 1"
         raise ValueError(found)
     model, released = task.model, variant == "released"
-    ce, inner = training.cross_entropy(model), optax.with_extra_args_support(optimizer(task.round))
+    ce, inner = training.supervised(task), optax.with_extra_args_support(optimizer(task.round))
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=optax.scale(beta))
 
     def envelope(data):

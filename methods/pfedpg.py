@@ -89,7 +89,7 @@ def pfedpg(
         raise ValueError(f"heads={heads} must divide inner={inner}, and both be at least 1")
     if not server_lr >= 0:
         raise ValueError(f"server_lr={server_lr} must not be negative")
-    loss, trained = training.cross_entropy(model), training.under("prompts", "head")
+    loss, trained = training.supervised(task), training.under("prompts", "head")
     train = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trained)
 
     def apart(net):

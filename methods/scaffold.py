@@ -59,7 +59,7 @@ def scaffold(
     if not server_lr > 0:
         raise ValueError(f"server_lr={server_lr} must be positive")
     model = task.model
-    loss = training.cross_entropy(model)
+    loss = training.supervised(task)
 
     def server_init(key):
         net = model.init(key)

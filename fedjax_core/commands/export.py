@@ -89,10 +89,10 @@ def export(
     if net is None:
         method = {option: value for option, value in config.method.to_dict().items() if value is not None and option != "name"}
         description |= {"options": method, "population": data.clients, "train": config.train, "adapter": config.adapter}
-        predictor.save_predictor(out, view, name, some, description, experiment.method)
+        predictor.save_predictor(out, view, name, some, description, experiment.method, experiment.builder)
         return description
     if layout == "own":
-        files.save_model(out, net, description)
+        files.save_model(out, net, description, experiment.builder)
         return description
     if layout == "transformers":
         weights.write_config(os.path.join(os.path.dirname(out), "config.json"), net, description)

@@ -60,6 +60,7 @@ KINDS = {
     "optimizers": Kind("optimizer", "optimizer.name", lambda: experiment.OPTIMIZERS),
     "augmentations": Kind("augmentation", "augment", lambda: augment.OPS),
     "adapters": Kind("adapter", "adapter", lambda: lora.ADAPTERS),
+    "losses": Kind("loss", "loss", lambda: experiment.LOSSES, ("logits", "y", "mask")),
     "tasks": Kind("task", "task", lambda: experiment.TASKS),
 }
 FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import by_name, experiment
-from fedjax_core.algorithm import Algorithm, PyTree
+from fedjax_core.algorithm import PyTree
 from fedjax_core.commands import ending
 from fedjax_core.data.sources.images import IMAGE_ENDINGS
 from fedjax_core.reporting import report
@@ -37,7 +37,12 @@ Source = tuple[list[str], Callable[[int, int], np.ndarray]]  # n names, and (sta
 
 
 def predict(
-    path: str | os.PathLike, examples: str | os.PathLike, *, array: str | None = None, batch: int = 256
+    path: str | os.PathLike,
+    examples: str | os.PathLike,
+    *,
+    array: str | None = None,
+    batch: int = 256,
+    trust: bool = False,
 ) -> list[dict[str, Any]]:
     """The likeliest class of each example.
 
@@ -46,6 +51,7 @@ def predict(
       examples: a folder of images, one image, or a .npy or .npz file.
       array: its name in the .npz file; None: the only one, or "x".
       batch: examples at once.
+      trust: whether modules and files that the model names, a method or a network of somebody else's, may be imported.
 
     Returns:
       Rows with the keys `COLUMNS`: the file (of an array "NAME[row]"), its class's name, and that class's probability.
@@ -56,7 +62,7 @@ def predict(
     """
     if batch < 1:
         raise ValueError(f"batch={batch} must be at least 1")
-    model, arrays, description = _loaded(path)
+    model, arrays, description = _loaded(path, trust)
     names, read = _source(Path(examples), description, array)
     size = min(batch, len(names))
     apply = jax.jit(lambda arrays, x: jax.nn.softmax(model(arrays, x)["logits"]))
@@ -70,7 +76,7 @@ def predict(
     return table
 
 
-def _loaded(path: str | os.PathLike) -> tuple[Callable[[PyTree, PyTree], dict[str, Any]], PyTree, dict[str, Any]]:
+def _loaded(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree, PyTree], dict[str, Any]], PyTree, dict[str, Any]]:
     """(arrays, x) -> outputs, its arrays, and the description; whether it is one network or what a method predicts with.
 
     Raises:
@@ -81,10 +87,11 @@ def _loaded(path: str | os.PathLike) -> tuple[Callable[[PyTree, PyTree], dict[st
     for name, array in arrays.items():
         if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(np.asarray(array, np.float64)).all():
             raise ValueError(f"{path}: {name} is not finite; a model that predicts needs finite weights")
+    found = (experiment.method, experiment.builder) if trust else (_installed(experiment.method), _installed(experiment.builder))
     if description.get("holds") == predictor.HOLDS:
-        apply, tree, description = predictor.load_predictor(path, _method)
+        apply, tree, description = predictor.load_predictor(path, *found)
     else:
-        model, tree, description = export.load_model(path)
+        model, tree, description = export.load_model(path, found[1])
         apply = lambda net, x: model.apply(net, x)[0]
     for field, right, wanted in (
         ("mean", np.isfinite, "finite"),
@@ -95,13 +102,15 @@ def _loaded(path: str | os.PathLike) -> tuple[Callable[[PyTree, PyTree], dict[st
     return apply, tree, description
 
 
-def _method(name: str) -> Callable[..., Algorithm]:
-    """The builder of a method that is installed: a file must not choose what code is imported."""
-    if ":" in name:
-        raise ValueError(
-            f"the model is of {name}, code from outside; in Python load_predictor(path, lambda name: BUILDER) loads it"
-        )
-    return experiment.method(name)
+def _installed(find: Callable[[str], Callable[..., Any]]) -> Callable[[str], Callable[..., Any]]:
+    """Finds what is installed alone: a file must not choose what code is imported."""
+
+    def found(name: str) -> Callable[..., Any]:
+        if ":" in name:
+            raise ValueError(f"the model is of {name}, code from outside; --trust (in Python trust=True) lets this file import it")
+        return find(name)
+
+    return found
 
 
 def _source(path: Path, description: dict[str, Any], array: str | None) -> Source:
@@ -183,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", default="predictions.csv", help="the table; by default predictions.csv")
     parser.add_argument("--array", help="its name in the .npz file; by default the only one, or x")
     parser.add_argument("--batch", type=int, default=256, help="examples at once")
+    parser.add_argument("--trust", action="store_true", help="the model may import a method or network of yours that it names")
     return parser
 
 
@@ -195,7 +205,7 @@ def main(arguments: Sequence[str]) -> int:
         return report.fail(error, 2)
     try:
         experiment.keep_programs(experiment.PROGRAMS)
-        table = predict(given.model, given.examples, array=given.array, batch=given.batch)
+        table = predict(given.model, given.examples, array=given.array, batch=given.batch, trust=given.trust)
         write_csv(given.out, table, COLUMNS)
         report.say(f"{given.out}: {len(table)} predictions")
     except KeyboardInterrupt:

@@ -4,12 +4,14 @@
 """
 
 from fedjax_core.experiment.asked import (
+    LOSSES,
     NORMALISATIONS,
     OPTIMIZERS,
     STATISTICS,
     TASKS,
     Asked,
     Config,
+    builder,
     check,
     method,
     names,
@@ -21,6 +23,7 @@ from fedjax_core.experiment.building import network_of as network
 from fedjax_core.experiment.runs import PROGRAMS, execute, keep_programs, load, use_all_cores
 
 __all__ = [
+    "LOSSES",
     "NORMALISATIONS",
     "OPTIMIZERS",
     "PROGRAMS",
@@ -30,6 +33,7 @@ __all__ = [
     "Config",
     "beginning",
     "build",
+    "builder",
     "check",
     "dataset",
     "execute",

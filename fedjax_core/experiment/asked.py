@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 import optax
 
 from fedjax_core import by_name, nn, values
-from fedjax_core.by_name import Found
+from fedjax_core.by_name import BUILT_IN, Found
 from fedjax_core.data import partition, sources
 from fedjax_core.engine.simulation import Evaluation
 from fedjax_core.experiment import fields
 from fedjax_core.language import prepare as language
-from fedjax_core.learning import augment, episodes, lora, training
+from fedjax_core.learning import augment, episodes, lora, losses, training
 from fedjax_core.task import PARTS
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
+LOSSES = {"cross_entropy": losses.cross_entropy}
 STATISTICS = ("average", "local", "freeze")
 NORMALISATIONS = {  # mean and deviation by channel, where the data's own are not taken
     "data": None,
@@ -88,6 +89,7 @@ class Asked(NamedTuple):
       statistics: one of `STATISTICS`.
       augment: of training images, or None.
       scores: by name, what is scored beside accuracy and loss.
+      loss: of labels, in place of cross-entropy, or None.
       cohort: how many clients take part, or their fraction; None: all.
       dropout: probability that a sampled client does not come back.
       evaluation: what is scored.
@@ -107,6 +109,7 @@ class Asked(NamedTuple):
     statistics: str
     augment: str | None
     scores: dict[str, Callable]
+    loss: Callable | None
     cohort: int | float | None
     dropout: float
     evaluation: Evaluation
@@ -145,6 +148,15 @@ def method(name: str) -> Callable:
       ValueError: there is no such method.
     """
     return by_name.lookup("method", name, METHODS)[0]
+
+
+def builder(name: str) -> Callable:
+    """The builder of a network from outside (`nn/outside.py`).
+
+    Raises:
+      ValueError: there is none of that name.
+    """
+    return by_name.lookup("model", name, MODELS)[0]
 
 
 def switch(config: Config, method_of: Mapping[str, Any]) -> list[str]:
@@ -191,6 +203,7 @@ def resolve(config: Config) -> Asked:
         by_name.choose("statistics", said["statistics"], STATISTICS),
         said["augment"],
         {found.name.rpartition(":")[2]: _score(found) for found in _scores(said["evaluation.scores"] or ())},
+        _loss(said["loss"]),
         cohort,
         said["dropout"],
         Evaluation(tuple(said["evaluation.scopes"]), said["evaluation.batch"], said["evaluation.clients"]),
@@ -299,6 +312,11 @@ def _scores(specs: Sequence[str]) -> list[Found]:
 
 def _score(found: Found) -> Callable:
     return functools.partial(found.function, **found.options) if found.options else found.function
+
+
+def _loss(spec: str) -> Callable | None:
+    found = by_name.find("loss", spec, LOSSES, given=("logits", "y", "mask"), field="loss")
+    return None if found.origin == BUILT_IN else _score(found)
 
 
 def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:

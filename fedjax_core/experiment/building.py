@@ -16,6 +16,7 @@ from fedjax_core.data.smaller import adapted, smaller
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine import parallel
 from fedjax_core.engine.simulation import Group, Simulation
+from fedjax_core.experiment import given
 from fedjax_core.experiment.asked import NORMALISATIONS, Asked, Config, Network, algorithm, files, network, resolve
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, episodes, lora
@@ -38,12 +39,22 @@ class Kind(NamedTuple):
     task: Callable[..., Task]
 
 
-def build(config: Config, data: federated.FederatedData | None = None, shapes_only: bool = False) -> Simulation:
+def build(
+    config: Config,
+    data: federated.FederatedData | None = None,
+    *,
+    method: Callable | None = None,
+    model: Any = None,
+    loss: Callable | None = None,
+    scores: given.Scores | None = None,
+    shapes_only: bool = False,
+) -> Simulation:
     """The simulation that a config describes.
 
     Args:
       config: see `configs/base.py`.
       data: in place of the config's, such as mock data of the same shape.
+      method, model, loss, scores: in place of the config's, see `given.into`.
       shapes_only: nothing will run: what is frozen is zeros that take no memory, and files of weights are not looked for.
 
     Returns:
@@ -53,7 +64,7 @@ def build(config: Config, data: federated.FederatedData | None = None, shapes_on
       ValueError, TypeError: the config asks for something that is not there or not possible; the message names it.
       FileNotFoundError: the data are not there; the message says where to get and put them.
     """
-    asked = resolve(config)
+    asked = resolve(given.into(config, method, model, loss, scores))
     kind = _kind(asked)
     data = kind.federated(asked) if data is None else data
     clients, networks = np.arange(data.clients), asked.networks
@@ -69,8 +80,8 @@ def build(config: Config, data: federated.FederatedData | None = None, shapes_on
     for (spec, _), mine in places.items():
         one = networks[mine[0]]
         task = kind.task(asked, one._replace(file=None) if shapes_only else one, data, everybodys, shapes_only)
-        if asked.scores:
-            task = dataclasses.replace(task, scores={**task.scores, **asked.scores})
+        if asked.scores or asked.loss is not None:
+            task = dataclasses.replace(task, scores={**task.scores, **asked.scores}, loss=asked.loss)
         groups.append(Group(f"{mine[0]}: {spec}", make, task, clients[np.isin(clients % len(networks), mine)]))
     return Simulation(
         groups,

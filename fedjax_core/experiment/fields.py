@@ -40,6 +40,7 @@ FIELDS: dict[str, Any] = {
     "public": str | None,
     "statistics": str,
     "augment": str | None,
+    "loss": str,
     "optimizer.name": str,
     "evaluation.every": AtLeastOne,
     "evaluation.scopes": Sequence[Annotated[str, one_of(*SCOPES)]],
@@ -60,6 +61,7 @@ FIELDS: dict[str, Any] = {
 MAY_LACK: dict[str, Any] = {
     "evaluation.scores": None,
     "callbacks": (),
+    "loss": "cross_entropy",
 }  # in configs that were written before there was such a field
 
 

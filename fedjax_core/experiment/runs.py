@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from fedjax_core import nn
 from fedjax_core.data import federated
 from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.experiment import given
 from fedjax_core.experiment.asked import Config
 from fedjax_core.experiment.building import build
 from fedjax_core.run import Finished, restored, run
@@ -28,6 +29,7 @@ def execute(
     data: federated.FederatedData | None = None,
     console: Callable[[str], None] | None = None,
     callbacks: Sequence[Any] = (),
+    **replaced: Any,
 ) -> Finished:
     """Builds and runs a config in a work directory, or resumes it there.
 
@@ -38,10 +40,12 @@ def execute(
       data: in place of the config's, which they must be if the run is resumed.
       console: takes what is said (label table, scores at the end); None: standard error.
       callbacks: told what happens, beside those that the config names: see `fedjax_core/run/callbacks.py`.
+      **replaced: method, model, loss, scores in place of the config's, see `given.into`.
 
     Returns:
       The final state, the summary, the plots and the history; see `fedjax_core.run.run`, also for what it raises.
     """
+    config = given.into(config, **replaced)
     simulation = build(config, data)
     try:
         return run(
@@ -67,7 +71,7 @@ def execute(
 
 
 def load(
-    workdir: str | os.PathLike, done: int | None = None, data: federated.FederatedData | None = None
+    workdir: str | os.PathLike, done: int | None = None, data: federated.FederatedData | None = None, **replaced: Any
 ) -> tuple[Config, Simulation, State]:
     """A run as its directory holds it, to score or to analyse; the directory is only read.
 
@@ -75,6 +79,7 @@ def load(
       workdir: of a run, finished or not.
       done: the round after which; None: the last one that has a checkpoint.
       data: in place of the config's, for a run that was given its data.
+      **replaced: method, model, loss, scores, for a run that was given them and whose config says "given:...".
 
     Returns:
       (config, simulation, state).
@@ -84,7 +89,7 @@ def load(
       OSError: it holds no run, or it cannot be read.
     """
     folder = Path(workdir)
-    config: Config = ConfigDict(_tuples(read_json(folder / CONFIG)))
+    config: Config = given.into(ConfigDict(_tuples(read_json(folder / CONFIG))), **replaced)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     done = checkpoints.latest() if done is None else done
     if done is None:

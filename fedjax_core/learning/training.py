@@ -5,11 +5,12 @@ A method brings a loss (a proximal term is a term of it) and an optax chain (a c
     trained = fit(loss, optimizer(task.round), epochs=5, batch=64)(net, data, key)
 
 Several phases are several calls. Cached features are a `ClientData` whose arrays are the features. What a method writes beside the
-loop is found here too: which leaves are trained (`parts.py`), minibatches and passes over rows (`rows.py`), optimisers.
+loop is found here too: which leaves are trained (`parts.py`), minibatches and passes over rows (`rows.py`), optimisers
+(`optimizers.py`).
 """
 
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,11 @@ import optax
 
 from fedjax_core.algorithm import Array, ClientData, Net, PyTree
 from fedjax_core.learning import losses, metrics
+from fedjax_core.learning.optimizers import Optimizer, adam, annealed, mean_gradient, proximal, sgd
 from fedjax_core.learning.parts import join, part, split, under
 from fedjax_core.learning.rows import Batch, accumulate, class_means, class_sums, each, in_order, received, steps, take
 from fedjax_core.learning.trained import tell
-from fedjax_core.task import Model
-from fedjax_core.values import BelowOne, NonNegative, Positive, one_of
+from fedjax_core.task import Model, Task
 
 __all__ = [
     "Aux",
@@ -49,6 +50,7 @@ __all__ = [
     "sgd",
     "split",
     "steps",
+    "supervised",
     "take",
     "under",
 ]
@@ -76,27 +78,33 @@ class Fitted(NamedTuple):
 
 
 Loss = Callable[..., tuple[Array, Aux]]  # net, batch, key -> value, Aux; a fourth argument is what `each_epoch` found
-Optimizer = Callable[[Array | int], optax.GradientTransformation]  # round -> what one local training uses, state made anew
 
 
-def cross_entropy(model: Model) -> Loss:
-    """The plain loss: mean cross-entropy; sums: "loss" and "accuracy" over the examples seen."""
+def supervised(task: Task) -> Loss:
+    """The plain loss: the task's (`losses.of`) of the network's outputs; sums: "loss" and "accuracy" over the examples seen."""
+    return cross_entropy(task.model, losses.of(task))
+
+
+def cross_entropy(model: Model, of_labels: losses.OfLabels = losses.cross_entropy) -> Loss:
+    """Mean cross-entropy, or another loss of logits and labels; sums: "loss" and "accuracy" over the examples seen."""
 
     def loss(net: Net, batch: Batch, key: Array) -> tuple[Array, Aux]:
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        value, sums = risk(outputs, batch)
+        value, sums = risk(outputs, batch, of_labels)
         return value, Aux(stats, sums)
 
     return loss
 
 
-def risk(outputs: dict[str, PyTree], batch: Batch) -> tuple[Array, dict[str, metrics.Pair]]:
-    """Mean cross-entropy of a model's outputs, and the sums that go with it.
+def risk(
+    outputs: dict[str, PyTree], batch: Batch, of_labels: losses.OfLabels = losses.cross_entropy
+) -> tuple[Array, dict[str, metrics.Pair]]:
+    """Mean cross-entropy of a model's outputs, or another loss of logits and labels, and the sums that go with it.
 
     The targets are `batch.y`, or the outputs' own "targets" where a model reads them from its inputs, as one that writes text does.
     """
     batch = batch._replace(y=outputs.get("targets", batch.y))
-    value = losses.cross_entropy(outputs["logits"], batch.y, batch.mask)
+    value = of_labels(outputs["logits"], batch.y, batch.mask)
     return value, classified(value, outputs["logits"], batch)
 
 
@@ -267,139 +275,3 @@ def finetune(
         raise ValueError(f"finetune_epochs={epochs} must be at least 0, finetune_rate={rate} positive")
     slower = optax.chain(optimizer, optax.scale(rate))
     return fit(loss, slower, epochs=epochs, batch=batch, trainable=trainable) if epochs else None
-
-
-class MeanGradient(NamedTuple):
-    """State of `mean_gradient`. `mean`: like the params; `steps`: [] how many gradients it holds."""
-
-    mean: PyTree
-    steps: Array
-
-
-def mean_gradient() -> optax.GradientTransformation:
-    """Passes gradients on unchanged and keeps their running mean, which SCAFFOLD sends."""
-
-    def init(params):
-        return MeanGradient(optax.tree.zeros_like(params), jnp.zeros((), jnp.int32))
-
-    def update(updates, state, params=None):
-        del params
-        steps = state.steps + 1
-        mean = jax.tree.map(lambda m, g: m + (g - m) / steps.astype(m.dtype), state.mean, updates)
-        return updates, MeanGradient(mean, steps)
-
-    return optax.GradientTransformation(init, update)
-
-
-class Anchor(NamedTuple):
-    """State of `proximal`. `centre`: w_0, like the params."""
-
-    centre: PyTree
-
-
-def proximal(mu: float, centre: PyTree = None) -> optax.GradientTransformation:
-    """Adds mu * (w - w_0) to gradients, that of mu / 2 * ||w - w_0||^2; w_0 is `centre`, or if None what training began from."""
-
-    def init(params):
-        return Anchor(params if centre is None else centre)
-
-    def update(updates, state, params=None):
-        return jax.tree.map(lambda g, w, w_0: g + mu * (w - w_0), updates, params, state.centre), state
-
-    return optax.GradientTransformation(init, update)
-
-
-ANNEALS: dict[str, Callable[[Array], Array]] = {
-    "linear": lambda progress: 1 - progress,
-    "cosine": lambda progress: (1 + jnp.cos(jnp.pi * progress)) / 2,
-}
-
-
-def annealed(form: str) -> optax.GradientTransformationExtraArgs:
-    """Scales updates by what goes from 1 to 0 within one `fit`: "linear" or "cosine". The first step is a whole one.
-
-    Raises:
-      ValueError: another form.
-    """
-    if form not in ANNEALS:
-        raise ValueError(f"optimizer.anneal={form!r} is not one of {', '.join(map(repr, ANNEALS))}")
-
-    def update(updates, state, params=None, **told):
-        del params
-        rate = ANNEALS[form](jnp.asarray(told["progress"], jnp.float32))
-        return jax.tree.map(lambda u: u * rate.astype(u.dtype), updates), state
-
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-
-
-def _positive(**values: float) -> None:
-    for name, found in values.items():
-        if not found > 0:
-            raise ValueError(f"optimizer.{name}={found} must be positive")
-
-
-def _around(lr, decay, round, core, weight_decay, clip, anneal):  # noqa: A002
-    links = [] if clip is None else [optax.clip_by_global_norm(clip)]
-    if weight_decay:
-        links.append(optax.add_decayed_weights(weight_decay))
-    rate = lr if decay == 1 else lr * jnp.asarray(decay, jnp.float32) ** round
-    return optax.chain(*links, core, optax.scale_by_learning_rate(rate), *([] if anneal is None else [annealed(anneal)]))
-
-
-def sgd(
-    lr: Positive,
-    *,
-    momentum: NonNegative = 0.0,
-    nesterov: bool = False,
-    weight_decay: NonNegative = 0.0,
-    clip: Positive | None = None,
-    decay: Positive = 1.0,
-    anneal: Annotated[str, one_of("linear", "cosine")] | None = None,
-) -> Optimizer:
-    """Stochastic gradient descent, as torch defines its momentum and (coupled) weight decay.
-
-    Args:
-      lr: learning rate of round 0.
-      momentum: decay of the velocity, which starts anew in every round.
-      nesterov: whether the momentum is Nesterov's.
-      weight_decay: added to the gradient as weight_decay * w, before momentum.
-      clip: largest global norm of the raw gradient; None: no clipping.
-      decay: the learning rate of round r is lr * decay ** r.
-      anneal: "linear" or "cosine": from there to 0 within each local training; None: constant.
-
-    Returns:
-      round -> optax transformation.
-
-    Raises:
-      ValueError: lr, clip or decay is not positive; another form of annealing; Nesterov's momentum without momentum.
-    """
-    if nesterov and not momentum:
-        raise ValueError("optimizer.nesterov=True needs optimizer.momentum, which is 0")
-    _positive(lr=lr, decay=decay, **({} if clip is None else {"clip": clip}))
-    if anneal is not None:
-        annealed(anneal)
-    core = optax.trace(momentum, nesterov) if momentum else optax.identity()
-    return lambda round: _around(lr, decay, round, core, weight_decay, clip, anneal)  # noqa: A006
-
-
-def adam(
-    lr: Positive,
-    *,
-    b1: BelowOne = 0.9,
-    b2: BelowOne = 0.999,
-    eps: Positive = 1e-8,
-    weight_decay: NonNegative = 0.0,
-    clip: Positive | None = None,
-    decay: Positive = 1.0,
-    anneal: Annotated[str, one_of("linear", "cosine")] | None = None,
-) -> Optimizer:
-    """Adam; weight decay is decoupled (AdamW). Other arguments as in `sgd`."""
-    _positive(lr=lr, decay=decay, eps=eps, **({} if clip is None else {"clip": clip}))
-    if anneal is not None:
-        annealed(anneal)
-
-    def at(round):  # noqa: A002
-        core = optax.chain(optax.scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay))
-        return _around(lr, decay, round, core, 0.0, clip, anneal)
-
-    return at

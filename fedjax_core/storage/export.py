@@ -6,6 +6,10 @@
 
 The file has the arrays under dotted names (`params.head.kernel`, `stats.norm.mean`) and the description, as JSON, in its metadata.
 Loading builds the network anew from the description and runs no code from the file. A round trip is exact, whatever the dtype.
+
+A network of somebody else's is loaded where its builder is given: a file alone must not choose what code is imported.
+
+    model, net, description = load_model("model.safetensors", lambda name: Wide)
 """
 
 import functools
@@ -37,16 +41,29 @@ _FORM = {
 EXACT = 1e-3  # of the largest logit: how far two programs of one network may differ, but for those that round more coarsely
 
 
+Builders = Callable[[str], Callable[..., Any]]  # by the name that a description says
+
+
+def nobodys(name: str) -> Callable[..., Any]:
+    """`Builders` where none is given: networks of this library alone.
+
+    Raises:
+      ValueError: always.
+    """
+    raise ValueError(f"the network is {name}, code from outside; in Python load_model(path, lambda name: BUILDER) loads it")
+
+
 class NotOneNetwork(ValueError):
     """A model is more than one network, or several that predict alike; `predictor.py` saves such."""
 
 
-def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]) -> None:
+def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any], builders: Builders = nobodys) -> None:
     """Writes a network, atomically.
 
     Args:
       path: the file.
       net: its arrays.
+      builders: of networks that are not this library's.
       description: JSON values. It must have
         "model": the network as configs name it, such as "cnn(widths=(32, 64))";
         "classes": K; "class_names": K names;
@@ -60,17 +77,18 @@ def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]
       OSError: the file cannot be written.
     """
     told = plain(description)
-    model = described(told, "the description")
+    model = described(told, "the description", builders)
     arrays = named(net)
     fits(_shapes(model), arrays, f"the network to be saved in {path}", model.name)
     write_tensors(path, arrays, {"description": json.dumps(told, allow_nan=False)})
 
 
-def load_model(path: str | os.PathLike) -> tuple[Model, Net, dict[str, Any]]:
+def load_model(path: str | os.PathLike, builders: Builders = nobodys) -> tuple[Model, Net, dict[str, Any]]:
     """Reads what `save_model` wrote.
 
     Args:
       path: the file.
+      builders: of networks that are not this library's.
 
     Returns:
       (model, net, description); lists in the description stand for tuples and lists.
@@ -81,7 +99,7 @@ def load_model(path: str | os.PathLike) -> tuple[Model, Net, dict[str, Any]]:
     """
     arrays, metadata = read_tensors(path)
     description = described_in(metadata, path)
-    model = described(description, str(path))
+    model = described(description, str(path), builders)
     if description.get("holds", "network") != "network":
         raise ValueError(f"{path} holds what {description.get('method')} predicts with, not one network: load_predictor reads it")
     like = _shapes(model)
@@ -182,8 +200,8 @@ def described_in(metadata: Mapping[str, str], where: str | os.PathLike) -> dict[
     return description if isinstance(description, dict) else {}
 
 
-def described(description: Mapping[str, Any], where: str) -> Model:
-    """The network of a description.
+def described(description: Mapping[str, Any], where: str, builders: Builders = nobodys) -> Model:
+    """The network of a description; one that is not this library's is made by its builder.
 
     Raises:
       ValueError: a field is missing or of another kind, or there is no such network; the message begins with `where`.
@@ -195,8 +213,13 @@ def described(description: Mapping[str, Any], where: str) -> Model:
     if len(description["class_names"]) != description["classes"]:
         raise ValueError(f"{where} has {len(description['class_names'])} class_names for {description['classes']} classes")
     name, options = by_name.parse(description["model"])
-    fields = (description[field] for field in ("classes", "input_shape", "mean", "std", "statistics"))
-    return nn.build(name, *fields, **options)
+    classes, shape, mean, std, statistics = (
+        description[field] for field in ("classes", "input_shape", "mean", "std", "statistics")
+    )
+    if name in nn.MODULES or (builders is nobodys and ":" not in name):
+        return nn.build(name, classes, shape, mean, std, statistics, **options)
+    scaled = functools.partial(nn.normalise, mean=mean, std=std, dtype=None)
+    return nn.outside.build(builders(name), name, classes, tuple(shape), options, scaled, statistics)
 
 
 def _shapes(model: Model) -> Net:

@@ -24,7 +24,7 @@ from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.engine.view import View
 from fedjax_core.learning import lora, training
 from fedjax_core.learning.normalisation import local_statistics
-from fedjax_core.storage.export import EXACT, described, described_in, fits, loaded, named
+from fedjax_core.storage.export import EXACT, Builders, described, described_in, fits, loaded, named, nobodys
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain
 from fedjax_core.storage.tensors import read_tensors, write_tensors
@@ -54,7 +54,13 @@ class Predictor(NamedTuple):
 
 
 def save_predictor(
-    path: str | os.PathLike, view: View, name: str, x: PyTree, description: Mapping[str, Any], methods: Methods
+    path: str | os.PathLike,
+    view: View,
+    name: str,
+    x: PyTree,
+    description: Mapping[str, Any],
+    methods: Methods,
+    builders: Builders = nobodys,
 ) -> None:
     """Writes what one of a method's models predicts with, atomically.
 
@@ -66,6 +72,7 @@ def save_predictor(
       description: as in `export.save_model`, of the network alone; also "method", its "options", "population": N, "round", and
         "train" and "adapter" as configs have them.
       methods: a method's builder by its name.
+      builders: of networks that are not this library's.
 
     Raises:
       ValueError: a field is missing, or the method cannot be built from these fields or then predicts something else.
@@ -75,19 +82,20 @@ def save_predictor(
     held = view.holds[name]
     partly = told.get("train") != "all" or told.get("adapter") is not None
     arrays = named({"held": held, "frozen": view.task.frozen if partly else ()})
-    again = _built(told, arrays, methods, "the description")
+    again = _built(told, arrays, methods, builders, "the description")
     wanted, found = (np.asarray(outputs["logits"], np.float64) for outputs in (view.predict(name, held, x), _once(again, x)))
     if wanted.shape != found.shape or not np.abs(found - wanted).max() <= EXACT * max(np.abs(wanted).max(), 1e-30):
         raise ValueError(f"the model {name!r} of {told['method']} predicts something else when it is built again; it is not saved")
     write_tensors(path, arrays, {"description": json.dumps(told, allow_nan=False)})
 
 
-def load_predictor(path: str | os.PathLike, methods: Methods) -> Predictor:
+def load_predictor(path: str | os.PathLike, methods: Methods, builders: Builders = nobodys) -> Predictor:
     """Reads what `save_predictor` wrote.
 
     Args:
       path: the file.
       methods: a method's builder by its name.
+      builders: of networks that are not this library's.
 
     Raises:
       ValueError: the file is damaged, or is no such model, or its method is not there or takes other options; the message names it.
@@ -97,16 +105,16 @@ def load_predictor(path: str | os.PathLike, methods: Methods) -> Predictor:
     description = described_in(metadata, path)
     if description.get("holds") != HOLDS:
         raise ValueError(f"{path} holds one network: load_model reads it")
-    return _built(description, arrays, methods, str(path))
+    return _built(description, arrays, methods, builders, str(path))
 
 
 def _once(predictor: Predictor, x: PyTree) -> dict[str, Array]:
     return jax.jit(predictor.apply)(predictor.arrays, x)
 
 
-def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Methods, where: str) -> Predictor:
+def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Methods, builders: Builders, where: str) -> Predictor:
     """The predictor of a description, with the arrays that are saved under their names."""
-    network = described(description, where)
+    network = described(description, where, builders)
     if missing := [field for field in FIELDS if field not in description]:
         raise ValueError(f"{where} lacks {', '.join(missing)}; a saved predictor needs {', '.join(FIELDS)}")
     check(description, _FORM, f"the description of {where}")
@@ -114,23 +122,23 @@ def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Meth
     shape = tuple(description["input_shape"])
     settings = {"classes": description["classes"], "population": description["population"], "shape": shape}
     frozen = _nested({name: arrays[name] for name in arrays if name.startswith("frozen.")}).get("frozen", {})
-    nobodys = Net(frozen.get("params", {}), frozen.get("stats", {})) if frozen else ()
+    untrained = Net(frozen.get("params", {}), frozen.get("stats", {})) if frozen else ()
     task = of_model(network, **settings)
-    if isinstance(nobodys, Net):
+    if isinstance(untrained, Net):
         entries, adapter = PARTS[description["train"]] or (), description["adapter"]
         if adapter is None:
-            task = part_of(network, nobodys, description["train"], **settings)
+            task = part_of(network, untrained, description["train"], **settings)
         else:
-            task = lora.adapted(network, nobodys, lora.parse(adapter), entries, **settings)
+            task = lora.adapted(network, untrained, lora.parse(adapter), entries, **settings)
     builder, options = methods(description["method"]), _tuples(description["options"])
     by_name.check(f"method {description['method']!r}", builder, ("task", "optimizer"), options)
     build = functools.partial(builder, optimizer=training.sgd(1.0), **options)
     build = local_statistics(build) if description["statistics"] == "local" else build
     at = functools.partial(_algorithm, build, task, description["round"])
-    like = jax.eval_shape(lambda frozen: {"held": _begun(at(frozen)), "frozen": frozen}, nobodys)
+    like = jax.eval_shape(lambda frozen: {"held": _begun(at(frozen)), "frozen": frozen}, untrained)
     fits(like, arrays, where, f"{description['method']} of {network.name}")
     name = description["predictor"]
-    if name not in at(nobodys).predict:
+    if name not in at(untrained).predict:
         raise ValueError(f"{where}: {description['method']} has no predictor {name!r}")
 
     def apply(arrays, x):

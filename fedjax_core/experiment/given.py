@@ -1,0 +1,104 @@
+"""What is given in Python in place of what a config names: a method, networks, a loss, scores.
+
+It is written into the config by its name, so that such a run resumes, is analysed and is exported like any other: a function or
+class of a module as "module:name(option=...)", which a later process finds again; anything else, such as a lambda, as
+"given:name", which a later process must be given again.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flax import linen, nnx
+
+from fedjax_core import by_name, outside
+from fedjax_core.experiment.asked import Config, switch
+from fedjax_core.task import Model
+
+Scores = Sequence[Callable] | Mapping[str, Callable]
+
+
+def into(
+    config: Config,
+    method: Callable | None = None,
+    model: Any = None,
+    loss: Callable | None = None,
+    scores: Scores | None = None,
+) -> Config:
+    """A copy of a config with what is given in place of what it names; the config itself if nothing is.
+
+    Args:
+      config: see `configs/base.py`.
+      method: (task, optimizer=..., ...) -> Algorithm. It takes those of `config.method`'s options that it names; others of its
+        own are bound by `functools.partial`.
+      model: a network, or a sequence of them for client i mod their number: what builds a module of Flax NNX or Linen
+        (`nn/outside.py`), a Linen module, or a `Model`.
+      loss: of labels, (logits [B, K], y [B], mask [B]) -> the mean over the rows in `mask`.
+      scores: (outputs, x, y, mask [B]) -> (sum, weight); a sequence, or by name.
+
+    Raises:
+      TypeError: a network is a module of NNX that is made already: its initial values could not be drawn by the run's seed.
+    """
+    if method is None and model is None and loss is None and scores is None:
+        return config
+    config = config.copy_and_resolve_references()
+    with config.unlocked(), config.ignore_type():
+        if method is not None:
+            bound = method.keywords if isinstance(method, functools.partial) else {}
+            for option in set(bound) & set(config.method):
+                del config.method[option]
+            switch(config, {"name": named("method", method)})
+        if model is not None:
+            several = model if isinstance(model, list | tuple) and not isinstance(model, Model) else (model,)
+            config.models = tuple(named("model", _builder(one)) for one in several)
+        if loss is not None:
+            config.loss = named("loss", loss)
+        if scores is not None:
+            several = scores.items() if isinstance(scores, Mapping) else ((None, score) for score in scores)
+            config.evaluation.scores = tuple(named("score", score, name) for name, score in several)
+    return config
+
+
+def named(what: str, given: Callable, name: str | None = None) -> str:
+    """The spec that finds a function or class again: by its module, or else as one that was given (`outside.give`).
+
+    Args:
+      what: it is, one of `outside.GROUPS`.
+      given: it, or a `functools.partial` of it with named options.
+      name: that it must have; None: its own.
+    """
+    function, options = given, {}
+    while isinstance(function, functools.partial) and not function.args:
+        function, options = function.func, function.keywords | options
+    own = getattr(function, "__qualname__", type(function).__name__)
+    spec = f"{getattr(function, '__module__', '')}:{own}"
+    if options:
+        spec += f"({', '.join(f'{key}={value!r}' for key, value in options.items())})"
+    if name in (None, own) and _finds(what, spec, function, options):
+        return spec
+    return outside.give(what, name or own.rpartition(".")[2].strip("<>"), given)
+
+
+def _finds(what: str, spec: str, function: Callable, options: dict[str, Any]) -> bool:
+    """Whether a spec, read from a file, stands for this function with these options."""
+    try:
+        place, read = by_name.parse(spec)
+        return by_name.lookup(what, place, {})[0] is function and read == options
+    except ValueError:
+        return False
+
+
+def _builder(network: Any) -> Callable:
+    """What makes a network, of a network that is made already."""
+    if isinstance(network, nnx.Module):
+        what = f"the model {type(network).__name__} is made already, with values that no seed of a run drew"
+        raise TypeError(f"{what}; give its class, or a function (classes, input_shape, rngs) -> module")
+    if not isinstance(network, Model | linen.Module):
+        return network
+    made = functools.partial(_itself, network)
+    made.__qualname__ = network.name if isinstance(network, Model) else type(network).__name__  # pyright: ignore[reportAttributeAccessIssue]
+    return made
+
+
+def _itself(network: Any) -> Any:
+    return network

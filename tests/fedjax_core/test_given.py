@@ -1,0 +1,148 @@
+"""What is given in Python in place of what a config names."""
+
+import functools
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+from configs import fedavg
+from fedjax_core import experiment, outside
+from fedjax_core.commands import export, predict
+from fedjax_core.experiment import given
+from fedjax_core.learning import losses
+from fedjax_core.storage import export as files
+from fedjax_core.storage.json_files import read_json, read_jsonl
+from methods.scaffold import scaffold
+
+ROOT = Path(__file__).parents[2]
+
+
+class Small(nnx.Module):
+    def __init__(self, classes: int, input_shape: tuple[int, ...], *, width: int = 4, rngs: nnx.Rngs):
+        self.layer = nnx.Linear(int(np.prod(input_shape)), width, rngs=rngs)
+        self.head = nnx.Linear(width, classes, rngs=rngs)
+
+    def body(self, x):
+        return jnp.tanh(self.layer(x.reshape(len(x), -1)))
+
+
+class Plain(linen.Module):
+    classes: int = 10
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(self.classes)(x.reshape(len(x), -1))
+
+
+def twice(logits, y, mask, times: float = 2.0):
+    return times * losses.cross_entropy(logits, y, mask)
+
+
+def certain(outputs, x, y, mask):
+    """Rows of which the network is sure."""
+    sure = jnp.max(jax.nn.softmax(outputs["logits"]), 1) > 0.9
+    return jnp.sum(jnp.where(mask, sure, 0), dtype=jnp.float32), jnp.sum(mask, dtype=jnp.float32)
+
+
+def config(rounds: int = 2, lr: float = 0.1):
+    made = fedavg.get_config("smoke")
+    made.rounds = made.evaluation.every = rounds
+    made.models, made.optimizer.lr, made.data.examples, made.data.clients = ("mlp(widths=(4,))",), lr, 100, 4
+    made.plan.devices = 1
+    return made
+
+
+def run(directory: Path, made, **replaced):
+    return experiment.execute(made, str(directory), progress=False, console=lambda text: None, **replaced)
+
+
+def test_all_at_once_runs_resumes_loads_exports_and_predicts(tmp_path):
+    replaced = {
+        "method": functools.partial(scaffold, server_lr=0.5),
+        "model": functools.partial(Small, width=5),
+        "loss": twice,
+        "scores": [certain],
+    }
+    whole = run(tmp_path / "whole", config(4), **replaced)
+    recorded = read_json(tmp_path / "whole" / "config.json")
+    assert recorded["method"] == {"name": "methods.scaffold:scaffold(server_lr=0.5)", "epochs": 5, "batch": 32}
+    assert recorded["models"] == [f"{__name__}:Small(width=5)"]
+    assert (recorded["loss"], recorded["evaluation"]["scores"]) == (f"{__name__}:twice", [f"{__name__}:certain"])
+    assert "test/global/certain" in whole.summary["metrics"]
+    run(tmp_path / "parts", config(2), **replaced)
+    longer = config(4)
+    longer.evaluation.every = 2
+    parts = run(tmp_path / "parts", longer, **replaced)
+    jax.tree.map(np.testing.assert_array_equal, parts.state.server, whole.state.server)
+    losses_of = [[r["train/loss"] for r in read_jsonl(tmp_path / name / "metrics.jsonl")] for name in ("parts", "whole")]
+    assert losses_of[0] == losses_of[1]
+
+    read, simulation, state = experiment.load(tmp_path / "whole")  # by its names alone
+    assert read.loss == f"{__name__}:twice"
+    file = tmp_path / "m.safetensors"
+    export.export(tmp_path / "whole", file)
+    with pytest.raises(ValueError, match=r"the network is .*:Small, code from outside; in Python load_model"):
+        files.load_model(file)
+    model, net, description = files.load_model(file, lambda name: Small)
+    assert description["model"] == f"{__name__}:Small(width=5)"
+    x = simulation.data.test.x[:7]
+    logits = model.apply(net, x)[0]["logits"]
+    view = simulation.view(state, 0)
+    np.testing.assert_allclose(logits, view.predict("global", view.holds["global"], x)["logits"], atol=1e-6, rtol=1e-6)
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(ValueError, match="--trust"):
+        predict.predict(file, tmp_path / "x.npy")
+    rows = predict.predict(file, tmp_path / "x.npy", trust=True)
+    assert [row["class"] for row in rows] == [description["class_names"][c] for c in np.argmax(logits, 1)]
+
+
+def test_a_loss_is_what_is_trained(tmp_path):
+    """Twice the loss is twice the rate, of plain gradient steps."""
+    by_loss = run(tmp_path / "loss", config(lr=0.1), loss=functools.partial(twice, times=4.0))
+    by_rate = run(tmp_path / "rate", config(lr=0.4))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), by_loss.state.server, by_rate.state.server)
+    assert read_json(tmp_path / "loss" / "config.json")["loss"] == f"{__name__}:twice(times=4.0)"
+    named = config()
+    named.loss = f"{__file__}:twice(times='x')"
+    with pytest.raises(ValueError, match=r"loss '.*:twice': times='x'"):
+        experiment.resolve(named)
+
+
+def test_what_has_no_module_is_given_again(tmp_path, monkeypatch):
+    linear = Plain()
+    run(tmp_path / "run", config(), model=linear, scores={"sure": certain}, loss=lambda *row: twice(*row))
+    recorded = read_json(tmp_path / "run" / "config.json")
+    assert recorded["models"] == ["given:Plain"]
+    assert (recorded["loss"], recorded["evaluation"]["scores"]) == ("given:lambda", ["given:sure"])
+    experiment.load(tmp_path / "run")  # in this process it is known
+    monkeypatch.setattr(outside, "_GIVEN", {})
+    with pytest.raises(
+        ValueError, match=r"model 'given:Plain' was given in Python; give it again: experiment.load\(..., model=...\)"
+    ):
+        experiment.load(tmp_path / "run")
+    again = {"model": linear, "scores": {"sure": certain}, "loss": lambda *row: twice(*row)}
+    _, simulation, state = experiment.load(tmp_path / "run", **again)
+    assert "test/global/sure" in simulation.evaluate(state)
+
+
+def test_nothing_given_changes_nothing():
+    made = config()
+    assert given.into(made) is made
+
+
+def test_a_network_with_values_is_refused():
+    with pytest.raises(TypeError, match="the model Small is made already"):
+        given.into(config(), model=Small(10, (8, 8, 1), rngs=nnx.Rngs(0)))
+
+
+def test_the_loss_of_labels_is_the_tasks():
+    """In every method, but for terms that are no loss of the data's labels: contrasts, generators, a balanced softmax."""
+    own = {"fedpft": 1, "fedgen": 3, "fedtgp": 1, "fedgh": 2, "fedrod": 1, "fedproto": 1, "fedrcl": 1}
+    files = sorted((ROOT / "methods").glob("*.py"))
+    found = {file.stem: len(re.findall(r"\bcross_entropy(?:_rows)?\b", file.read_text())) for file in files}
+    assert {name: number for name, number in found.items() if number} == own, "use losses.of(task) or training.supervised(task)"
