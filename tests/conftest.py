@@ -6,6 +6,7 @@ Programs of tests run for milliseconds and take seconds to compile, so XLA compi
 
 import gc
 import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -97,6 +98,7 @@ def _slow(item) -> bool:
     return file in SLOW or (item.path.parent.name == "methods" and file.removeprefix("test_") not in QUICK_METHODS)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """With `--dist loadgroup`, a group goes to one worker. `-m "not slow"` answers in minutes."""
     for item in items:
@@ -108,5 +110,7 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_teardown(item, nextitem):
     """After a group its compiled programs are dropped: of the whole suite they would take many gigabytes."""
     if nextitem is None or _group(item) != _group(nextitem):
+        for case in sys.modules["tests.toy"].CASES.values() if "tests.toy" in sys.modules else ():
+            case.forget()
         jax.clear_caches()
         gc.collect()

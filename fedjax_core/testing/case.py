@@ -77,6 +77,11 @@ class Case:
         assert sim._stores is not None
         return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim._stores]
 
+    def forget(self) -> None:
+        """Drops what was compiled for it."""
+        for name in ("reference", "elsewhere"):
+            self.__dict__.pop(name, None)
+
     def one_round(self) -> tuple[Callable, list, list[PyTree]]:
         """The compiled round of `elsewhere` as a function (drawn, client states) -> (server, states, record), and a cohort for it.
 
