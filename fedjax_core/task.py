@@ -84,7 +84,7 @@ class Task:
       group: the place of this network's clients among them.
       scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight).
       loss: of labels, in place of the cross-entropy in every method's loss: (logits [B, K], y [B], mask [B]) -> the mean over the
-        rows in `mask`; None: cross-entropy (`losses.of`). The score named "loss" is the cross-entropy always.
+        rows in `mask`; None: cross-entropy (`training.of_labels`). The score named "loss" is the cross-entropy always.
 
     `frozen` and `public` travel as arguments of the jitted round and are bound again inside it (`bind`): closed over, a large
     backbone would be printed into the compiled program as a constant.

@@ -216,7 +216,7 @@ def fedgen(
 
         def loss(net, rows, key):
             outputs, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
-            value = ce = losses.of(task)(outputs["logits"], rows.y, rows.mask)
+            value = ce = training.of_labels(task)(outputs["logits"], rows.y, rows.mask)
             first, second = jax.random.split(jax.random.fold_in(key, _STREAM))
             if recipe.alpha:
                 y, _, z, _ = invented(sent.generator, sent.labels, first, batch, mixed)

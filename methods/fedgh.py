@@ -66,7 +66,7 @@ def fedgh(
         raise ValueError(f"projection={projection} must be at least 1")
     classes = task.classes
     model = task.model if projection is None else projected(task.model, classes, projection, hidden=False)
-    train = training.fit(training.cross_entropy(model, losses.of(task)), optimizer(task.round), epochs=epochs, batch=batch)
+    train = training.fit(training.cross_entropy(model, training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch)
 
     def under(head, w_i):
         return w_i._replace(params=w_i.params | {"head": head})

@@ -62,7 +62,7 @@ def fedhe(
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             logits = outputs["logits"]
-            ce = losses.of(task)(logits, batch.y, batch.mask)
+            ce = training.of_labels(task)(logits, batch.y, batch.mask)
             taught = batch.mask & sent.known[batch.y]
             value = ce + alpha * losses.squared_error(logits, sent.logits[batch.y], taught)
             produced = training.class_sums(logits, batch.y, batch.mask, classes)

@@ -123,7 +123,7 @@ def fedhpl(
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             p = outputs["logits"]
-            ce = losses.of(task)(p, batch.y, batch.mask)
+            ce = training.of_labels(task)(p, batch.y, batch.mask)
             apart = losses.distillation_rows(p, sent.teacher[batch.y], temperature)
             kl = losses.masked_mean(jnp.where(sent.known[batch.y], apart, 0), batch.mask)  # Eq. 9
             examples = jnp.sum(batch.mask, dtype=jnp.float32)

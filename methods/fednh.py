@@ -87,7 +87,7 @@ def fednh(
     def client_update(sent, client, data, key):
         def loss(net, batch, key):
             outputs, stats = apply(net, sent.prototypes, batch.x, key, train=True, mask=batch.mask)
-            value = losses.of(task)(outputs["logits"], batch.y, batch.mask)
+            value = training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
             return value, training.Aux(stats, training.classified(value, outputs["logits"], batch))
 
         trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent.net, data, key)

@@ -195,7 +195,7 @@ def fedoa(
 
     def loss(net, batch, key):
         e, outputs, stats = phi(net, batch.x, key, train=True, mask=batch.mask)
-        risk, sums = training.risk(outputs, batch, losses.of(task))
+        risk, sums = training.risk(outputs, batch, training.of_labels(task))
         d = penalty(e, batch.beside, batch.mask, losses.rounding(task.frozen, net, outputs))
         rows = jnp.sum(batch.mask, dtype=d.dtype)
         return risk + lam * d, training.Aux(stats, {"personal_loss": sums["loss"], "distance": (d * rows, rows)})  # Eq. 3

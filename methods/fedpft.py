@@ -283,7 +283,7 @@ def fedpft(
     def ce(p, stats, batch, key):
         f, stats = model.features(Net(p["extractor"], stats), batch.x, key, train=True, mask=batch.mask)
         logits = classify(p, f)
-        return losses.of(task)(logits, batch.y, batch.mask), logits, stats
+        return training.of_labels(task)(logits, batch.y, batch.mask), logits, stats
 
     def l_con(p, stats, moco, batch, key):
         one, two = jax.random.split(jax.random.fold_in(key, _VIEWS))
@@ -339,7 +339,7 @@ def fedpft(
 
         def of(net, batch, key):
             logits = classify(net.params, batch.x)
-            value = losses.of(task)(logits, batch.y, batch.mask)
+            value = training.of_labels(task)(logits, batch.y, batch.mask)
             return value, training.Aux(net.stats, training.classified(value, logits, batch))
 
         chosen = training.under("transform", "prompts")

@@ -100,7 +100,7 @@ def fedproto(
     model = task.model
 
     def client_update(sent, w_i, data, key):
-        train = training.fit(drawn(model, sent, lam, losses.of(task)), optimizer(task.round), epochs=epochs, batch=batch)
+        train = training.fit(drawn(model, sent, lam, training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch)
         trained = train(w_i, data, key)
         uplink = own(model, trained.net, data, classes=task.classes, batch=batch)
         return ClientOutput(trained.net, uplink, trained.sums)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedproto import Prototypes, drawn, nothing_known, own, renewed
@@ -62,7 +62,9 @@ def fedproto_g(
     model = task.model
 
     def client_update(sent, client, data, key):
-        train = training.fit(drawn(model, sent.prototypes, lam, losses.of(task)), optimizer(task.round), epochs=epochs, batch=batch)
+        train = training.fit(
+            drawn(model, sent.prototypes, lam, training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch
+        )
         w_i = train(sent.net, data, key)
         uplink = optax.tree.sub(w_i.net, sent.net), own(model, w_i.net, data, classes=task.classes, batch=batch)
         return ClientOutput(client, uplink, w_i.sums, local=(sent._replace(net=w_i.net), client))

@@ -116,5 +116,5 @@ def fedrcl(
     for name, found in (("contrast", contrast), ("beta", beta)):
         if not found >= 0:
             raise ValueError(f"{name}={found} must not be negative")
-    loss = relaxed(task.model, tau=tau, lam=lam, contrast=contrast, beta=beta, of_labels=losses.of(task))
+    loss = relaxed(task.model, tau=tau, lam=lam, contrast=contrast, beta=beta, of_labels=training.of_labels(task))
     return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, loss=loss)

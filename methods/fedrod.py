@@ -67,7 +67,7 @@ def fedrod(
             o_g, z = outputs["logits"], outputs["features"]
             generic = losses.cross_entropy(o_g + prior[None], batch.y, batch.mask)
             o_p = jax.lax.stop_gradient(o_g) + personal(net.params["personal"], jax.lax.stop_gradient(z))
-            own = losses.of(task)(o_p, batch.y, batch.mask)
+            own = training.of_labels(task)(o_p, batch.y, batch.mask)
             return generic + own, training.Aux(stats, training.classified(own, o_p, batch))
 
         train = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)

@@ -72,7 +72,7 @@ def fedsdr(
 
     def loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        risk, sums = training.risk(outputs, batch, losses.of(task))
+        risk, sums = training.risk(outputs, batch, training.of_labels(task))
         d = penalty(outputs["features"], batch.beside, batch.mask)
         rows = jnp.sum(batch.mask, dtype=d.dtype)
         return risk + lam * d, training.Aux(stats, {"personal_loss": sums["loss"], "penalty": (d * rows, rows)})

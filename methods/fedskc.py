@@ -260,7 +260,7 @@ def fedskc(
     def client_update(sent, client, data, key):
         def loss(net, batch, key, epoch):
             out, stats = outputs(net, batch, key=key, train=True)
-            ce = losses.of(task)(out["logits"], batch.y, batch.mask)
+            ce = training.of_labels(task)(out["logits"], batch.y, batch.mask)
             rows = jnp.sum(batch.mask, dtype=ce.dtype)
             l, value, lcl = out[made.of], ce, jnp.zeros(())
             if local.on:

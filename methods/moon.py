@@ -83,7 +83,7 @@ def moon(
     def client_update(sent, client, data, key):
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-            ce = losses.of(task)(outputs["logits"], batch.y, batch.mask)
+            ce = training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
             near = model.features(sent, batch.x, mask=batch.mask)[0]  # z_glob
             far = model.features(client.previous, batch.x, mask=batch.mask)[0]  # z_prev
             term = contrast(outputs["features"], near, far, batch.mask, tau)

@@ -29,7 +29,7 @@ import optax
 from flax import nnx
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.learning import aggregators, training
 from fedjax_core.nn.layers import BatchNorm
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -92,7 +92,7 @@ def pfedgate(
         t = jnp.sum(values * batch.mask[:, None], 0) / jnp.maximum(jnp.sum(batch.mask), 1)
         theta = Net(gated(net.params["network"], t), net.stats["network"])
         outputs, stats = model.apply(theta, batch.x, key, train=True, mask=batch.mask)
-        value = losses.of(task)(outputs["logits"], batch.y, batch.mask)
+        value = training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
         sums = training.classified(value, outputs["logits"], batch)
         return value, training.Aux({"network": stats, "gate": gate_stats}, sums)
 

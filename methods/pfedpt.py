@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
 
@@ -78,7 +78,7 @@ def pfedpt(
     def loss(net, batch, key):
         w, p_i = Net(net.params["network"], net.stats), net.params["prompt"]
         outputs, stats = model.apply(w, prompted(batch.x, p_i), key, train=True, mask=batch.mask)
-        value = losses.of(task)(outputs["logits"], batch.y, batch.mask)
+        value = training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
         return value, training.Aux(stats, training.classified(value, outputs["logits"], batch))
 
     def phase(name, optimizer, epochs):

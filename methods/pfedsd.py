@@ -78,7 +78,7 @@ def pfedsd(
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             logits, teacher = outputs["logits"], model.apply(client.previous, batch.x)[0]["logits"]
-            ce = losses.of(task)(logits, batch.y, batch.mask)
+            ce = training.of_labels(task)(logits, batch.y, batch.mask)
             value = ce + weight * losses.distillation(logits, teacher, batch.mask, temperature)
             return value, training.Aux(stats, training.classified(ce, logits, batch))
 

@@ -109,6 +109,7 @@ def test_help_lists_the_methods(launcher):
         (["--wrong=1"], 2, ["'wrong'"]),
         (["extra"], 2, ["--config", "--workdir", "--help"]),
         (["--config.optimizer.lrr=1"], 2, ["--config.optimizer.lrr", "did you mean lr?"]),
+        (["--config.rounds=abc"], 2, ["--config.rounds='abc' must be a whole number"]),
         (["--config.method.bach=1"], 2, ["--config.method.bach", "did you mean batch?"]),
         (["--config.optimiser.lr=1"], 2, ["--config.optimiser.lr", "did you mean optimizer?"]),
         (["--config.rounds=many"], 2, ["--config.rounds=many", "int"]),

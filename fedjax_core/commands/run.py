@@ -148,6 +148,10 @@ def _misused(error: Exception, arguments: Sequence[str]) -> Exception | str:
     if "Traceback (most recent call last)" in text:  # raised inside the config file
         flag, _, trace = text.partition(": ")
         return f"{flag}: {trace.strip().splitlines()[-1].partition(': ')[2]}"
+    if number := re.fullmatch(
+        r"(flag --\S+?)=.*: (?:invalid literal for int|could not convert string to float).*: (.+)", text, re.S
+    ):
+        return f"{number[1]}={number[2]} must be a {'whole ' if 'literal' in text else ''}number"
     return error
 
 

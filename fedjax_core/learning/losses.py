@@ -6,15 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.task import Task
 
 TINY = 1e-24  # squared length below which a vector counts as zero
 OfLabels = Callable[[Array, Array, Array], Array]  # logits, y, mask [B] -> the mean over the rows in `mask`
-
-
-def of(task: Task) -> OfLabels:
-    """The loss of labels that a task is trained by: `cross_entropy`, or the user's own (`config.loss`)."""
-    return cross_entropy if task.loss is None else task.loss
 
 
 def rounding(*of: PyTree) -> float:

@@ -43,6 +43,7 @@ __all__ = [
     "full_step",
     "join",
     "mean_gradient",
+    "of_labels",
     "part",
     "proximal",
     "received",
@@ -80,9 +81,14 @@ class Fitted(NamedTuple):
 Loss = Callable[..., tuple[Array, Aux]]  # net, batch, key -> value, Aux; a fourth argument is what `each_epoch` found
 
 
+def of_labels(task: Task) -> losses.OfLabels:
+    """The loss of labels that a task is trained by: `losses.cross_entropy`, or the user's own (`config.loss`)."""
+    return losses.cross_entropy if task.loss is None else task.loss
+
+
 def supervised(task: Task) -> Loss:
-    """The plain loss: the task's (`losses.of`) of the network's outputs; sums: "loss" and "accuracy" over the examples seen."""
-    return cross_entropy(task.model, losses.of(task))
+    """The plain loss: that of labels of the network's outputs; sums: "loss" and "accuracy" over the examples seen."""
+    return cross_entropy(task.model, of_labels(task))
 
 
 def cross_entropy(model: Model, of_labels: losses.OfLabels = losses.cross_entropy) -> Loss:

@@ -181,6 +181,9 @@ def build(
         size = image_size(shape, resize=resize)
         assert size is not None
         image, shape = (*size, shape[2]), (size[0] + 2 * frame, size[1] + 2 * frame, shape[2])
+    if module is not MLP and len(shape) != 3:
+        what = f"model {name!r} reads images [H, W, C], and these examples have the shape {list(shape)}"
+        raise ValueError(f"{what}; 'mlp' reads rows of numbers, and so may a network of yours")
     make = functools.partial(module, classes, shape, dtype=dtype, **fixed, **options)
     model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype)
     model = framed(model, image, frame) if frame else model

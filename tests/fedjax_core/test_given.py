@@ -145,4 +145,6 @@ def test_the_loss_of_labels_is_the_tasks():
     own = {"fedpft": 1, "fedgen": 3, "fedtgp": 1, "fedgh": 2, "fedrod": 1, "fedproto": 1, "fedrcl": 1}
     files = sorted((ROOT / "methods").glob("*.py"))
     found = {file.stem: len(re.findall(r"\bcross_entropy(?:_rows)?\b", file.read_text())) for file in files}
-    assert {name: number for name, number in found.items() if number} == own, "use losses.of(task) or training.supervised(task)"
+    assert {name: number for name, number in found.items() if number} == own, (
+        "use training.of_labels(task) or training.supervised(task)"
+    )

@@ -12,8 +12,8 @@ from fedjax_core.commands.tables import measures
 from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
 from fedjax_core.data.federated import FederatedData
-from fedjax_core.reporting import report
-from fedjax_core.storage.workdir import METRICS, read_json, read_jsonl
+from fedjax_core.reporting import records, report
+from fedjax_core.storage.workdir import read_json
 
 
 class Result(NamedTuple):
@@ -134,12 +134,13 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
     """Reads a finished run.
 
     Raises:
-      ValueError: it has none of the scores that a measure names.
+      ValueError: it has none of the scores that a measure names, or its metrics are not those of all its rounds.
     """
     place = folder / "runs" / cell.name
-    facts = read_json(place / report.SUMMARY)["facts"]
+    ended = read_json(place / report.SUMMARY)
+    facts = ended["facts"]
     targets = targets_of(table, cell.column)
-    summary = report.summarise(read_jsonl(place / METRICS), targets, cell.config.evaluation.last_k)
+    summary = report.summarise(records.kept(place, ended["rounds"], report.say), targets, cell.config.evaluation.last_k)
     there, values, scores, reached = summary["metrics"], {}, {}, {}
     for measure in table.measures:
         if measures.is_analysis(measure):

@@ -217,6 +217,21 @@ def test_numbers_of_the_table(tmp_path, fake):
     assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 2
 
 
+def test_a_finished_run_that_lost_records_has_them_back_or_is_refused(tmp_path, fake):
+    run(tmp_path, seeds=[0])
+    before = (tmp_path / "table.md").read_text()
+    (one, *_) = sorted((tmp_path / "runs").iterdir())
+    lines = (one / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (one / "metrics.jsonl").write_text(lines[0])
+    run(tmp_path, seeds=[0])
+    assert (one / "metrics.jsonl").read_text().count("\n") == len(lines)
+    assert (tmp_path / "table.md").read_text() == before
+    (one / "metrics.jsonl").write_text(lines[0])
+    (one / "metrics.csv").unlink()
+    with pytest.raises(ValueError, match=r"metrics.jsonl has 1 of the 3 rounds"):
+        run(tmp_path, seeds=[0])
+
+
 def test_statistics_and_few_seeds(tmp_path, fake):
     measures = (
         Measure("best", GLOBAL.scores, "best"),

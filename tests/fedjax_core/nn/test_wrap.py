@@ -84,6 +84,7 @@ def test_numbers_of_the_frames_of_the_papers_networks():
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
+        ("cnn", (5,), {}, r"model 'cnn' reads images \[H, W, C\], and these examples have the shape \[5\]; 'mlp' reads rows"),
         ("mlp", (5,), dict(resize=4), r"resize=4, frame=0 of mlp: inputs of shape \[5\] are no images"),
         ("cnn", (8, 8, 1), dict(frame=-1), "resize=None, frame=-1 of cnn: must be positive"),
         ("cnn", (8, 8, 1), dict(resize=0), "resize=0, frame=0 of cnn: must be positive"),
