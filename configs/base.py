@@ -91,6 +91,7 @@ def get_config(variant: str = "small") -> Any:
     config.data.long_tail = placeholder(float)  # largest class over smallest, cut before partitioning
     config.data.test_split = placeholder(str)  # each client's own test rows: "proportional", "matched", "all", "partition"
     config.data.test_examples = placeholder(int)  # for "matched"
+    config.data.validation = placeholder(object)  # of each client's training rows, a fraction or a number, held back to choose by
 
     config.task = "classification"  # or "episodes(way=5, shot=5, query=15)", of unseen classes: fedjax_core/learning/episodes.py
 
@@ -106,9 +107,9 @@ def get_config(variant: str = "small") -> Any:
     config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
     config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/learning/augment.py
-    config.loss = (
-        "cross_entropy"  # of labels, wherever a method has it; or your own, "my_file.py:focal(gamma=2.0)": (logits, y, mask)
-    )
+    config.loss = placeholder(
+        str
+    )  # of labels; None: cross-entropy; "smoothed", "focal", or yours, "my_file.py:name": (logits, y, mask)
     config.optimizer = ConfigDict()
     config.optimizer.name = "sgd"  # or "adam"
     config.optimizer.lr = 0.1
@@ -127,6 +128,8 @@ def get_config(variant: str = "small") -> Any:
     config.evaluation.last_k = 10  # mean over the last k evaluations
     # Scores beside accuracy and loss, such as ("my_package.scores:top5",): (outputs, x, y, mask [B]) -> (sum, weight)
     config.evaluation.scores = placeholder(tuple)
+    config.evaluation.select = placeholder(str)  # the best round by a score on validation rows, "validation/global/accuracy"
+    config.evaluation.patience = placeholder(int)  # stop after so many evaluations without a better one
     config.evaluation.targets = (0.5, 0.8, 0.9)  # rounds until these accuracies are reached
 
     config.plan = ConfigDict()

@@ -107,7 +107,7 @@ LEAVES = {  # what the bottom of a room may import of ours
     "fedjax_core/by_name.py": {"fedjax_core.outside", "fedjax_core.values"},
     "fedjax_core/outside.py": {"fedjax_core.values"},
     "fedjax_core/values.py": set(),
-    "fedjax_core/learning/losses.py": {"fedjax_core.algorithm"},
+    "fedjax_core/learning/losses.py": {"fedjax_core.algorithm", "fedjax_core.values"},
     "fedjax_core/learning/metrics.py": {"fedjax_core.algorithm"},
     "fedjax_core/task.py": {"fedjax_core.algorithm"},
     "fedjax_core/engine/parallel.py": {"fedjax_core.algorithm"},

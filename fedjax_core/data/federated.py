@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import draws, own_tests, partition
+from fedjax_core.data import own_tests, partition
 from fedjax_core.data.own_tests import label_table
 from fedjax_core.data.partition.rows import index_list
 from fedjax_core.data.sources import Dataset
@@ -29,7 +29,8 @@ class FederatedData:
       class_names: K names.
       train_index: N sorted int32 arrays of row numbers into `train`.
       test_index: N arrays into `test`: each client's own test rows. May be empty for a client.
-      holdout_index: N arrays into `train`: rows kept out of `train_index` for choosing hyperparameters; empty unless asked for.
+      validation_index: N arrays into `train`: rows kept out of `train_index`, to choose rounds and settings by (`validation.py`);
+        empty unless asked for.
       partition_hash: sha256 of the index lists; two runs with the same hash train and test on the same rows.
       label_table: [N, K] training rows of each class.
       test_label_table: [N, K] test rows of each class.
@@ -41,7 +42,7 @@ class FederatedData:
     class_names: tuple[str, ...]
     train_index: tuple[np.ndarray, ...]
     test_index: tuple[np.ndarray, ...]
-    holdout_index: tuple[np.ndarray, ...]
+    validation_index: tuple[np.ndarray, ...]
     partition_hash: str
     label_table: np.ndarray
     test_label_table: np.ndarray
@@ -66,7 +67,6 @@ def federate(
     long_tail: float | None = None,
     test_split: str | None = None,
     test_examples: int | None = None,
-    holdout: float = 0.0,
 ) -> FederatedData:
     """Divides a data set over clients.
 
@@ -85,7 +85,6 @@ def federate(
         "partition": those that the partition itself defines (dirichlet_clients, pathological_clients, by_domain, natural).
         None: "partition" where there are such, otherwise "proportional".
       test_examples: for "matched" only.
-      holdout: part of each client's training rows to set aside in `holdout_index`, rounded down; in [0, 1).
 
     Raises:
       ValueError: what was asked for is impossible with these data; the message says why and what is possible.
@@ -100,8 +99,6 @@ def federate(
         by_name.choose("test split", test_split, TEST_SPLITS)
     if (test_split == "matched") != (test_examples is not None):
         raise ValueError(f"test_split={test_split!r} with test_examples={test_examples}: 'matched' needs it, the others do not.")
-    if not 0 <= holdout < 1:
-        raise ValueError(f"holdout={holdout}: must lie in [0, 1).")
     train_index, own = _divide(dataset, name, options, clients, seed, long_tail)
     if test_split == "partition" and own is None:
         raise ValueError(f"test_split='partition': {name!r} defines no test rows; use 'proportional', 'matched' or 'all'.")
@@ -113,8 +110,7 @@ def federate(
         test_index = [np.arange(len(dataset.test.y), dtype=np.int32)] * clients
     else:
         test_index = own_tests.proportional(dataset, train_index, seed)
-    train_index, holdout_index = _hold_out(train_index, holdout, seed)
-    return _build(dataset, train_index, test_index, holdout_index)
+    return _build(dataset, train_index, test_index, _none(clients))
 
 
 def from_index(
@@ -149,7 +145,18 @@ def from_index(
         test = [index_list(f"test_index[{i}]", rows, len(dataset.test.y)) for i, rows in enumerate(test_index)]
     if len(test) != len(train):
         raise ValueError(f"train_index has {len(train)} lists and test_index {len(test)}: must have one per client each.")
-    return _build(dataset, train, test, [np.zeros(0, np.int32)] * len(train))
+    return _build(dataset, train, test, _none(len(train)))
+
+
+def divided_anew(
+    data: FederatedData,
+    train_index: Sequence[np.ndarray],
+    test_index: Sequence[np.ndarray],
+    validation_index: Sequence[np.ndarray],
+) -> FederatedData:
+    """The same data with other index lists."""
+    dataset = Dataset(data.name, data.train, data.test, data.class_names)
+    return _build(dataset, train_index, test_index, validation_index)
 
 
 def pooled(data: FederatedData) -> FederatedData:
@@ -157,9 +164,8 @@ def pooled(data: FederatedData) -> FederatedData:
 
     Rows are in increasing order, each once: where a partition uses every row, the result does not depend on it.
     """
-    dataset = Dataset(data.name, data.train, data.test, data.class_names)
     whole_test = np.arange(len(data.test.y), dtype=np.int32)
-    return _build(dataset, [_union(data.train_index)], [whole_test], [_union(data.holdout_index)])
+    return divided_anew(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)])
 
 
 def padded(index: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -230,15 +236,8 @@ def _divide(dataset: Dataset, name: str, options: dict, clients: int, seed: int,
     return (train if kept is None else [kept[rows] for rows in train]), test
 
 
-def _hold_out(train_index: Sequence[np.ndarray], fraction: float, seed: int):
-    rng = draws.generator(seed, "holdout")
-    kept, held = [], []
-    for rows in train_index:
-        shuffled = rng.permutation(rows)
-        number = int(fraction * len(rows))
-        kept.append(np.sort(shuffled[number:]))
-        held.append(np.sort(shuffled[:number]))
-    return kept, held
+def _none(clients: int) -> list[np.ndarray]:
+    return [np.zeros(0, np.int32)] * clients
 
 
 def _union(index: Sequence[np.ndarray]) -> np.ndarray:
@@ -255,7 +254,7 @@ def _hash(*parts: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _build(dataset: Dataset, train_index, test_index, holdout_index) -> FederatedData:
+def _build(dataset: Dataset, train_index, test_index, validation_index) -> FederatedData:
     classes = len(dataset.class_names)
     return FederatedData(
         name=dataset.name,
@@ -264,8 +263,8 @@ def _build(dataset: Dataset, train_index, test_index, holdout_index) -> Federate
         class_names=dataset.class_names,
         train_index=tuple(train_index),
         test_index=tuple(test_index),
-        holdout_index=tuple(holdout_index),
-        partition_hash=_hash(train_index, test_index, holdout_index),
+        validation_index=tuple(validation_index),
+        partition_hash=_hash(train_index, test_index, validation_index),
         label_table=label_table(dataset.train.y, train_index, classes),
         test_label_table=label_table(dataset.test.y, test_index, classes),
     )

@@ -59,6 +59,8 @@ class Evaluation(NamedTuple):
       test/<model>/own/accuracy/<statistic>       each client's model on its own test split ("own"), after the newest broadcast
       test/<model>/post_local/accuracy/<statistic>   the same right after local training, over the round's cohort ("post_local")
       test/<model>/all/accuracy/<statistic>       each client's model on the whole test set ("all")
+      validation/<model>/accuracy              where clients have validation rows, "global" on all of these
+      validation/<model>/own/accuracy/<statistic>    and, with "own" or "all", each client's models on its own
 
     <model> is a predictor of the method ("global", "personal"); <statistic> is mean (unweighted over clients), weighted (by test
     examples), lowest, highest. With episodes, "the whole test set" is the test episodes.
@@ -83,6 +85,8 @@ class Held(NamedTuple):
       train, test: the data sets.
       index, size: [N, M] and [N], each client's rows of `train`; `test_index`, `test_size`: of `test`.
       tests: rows of the test episodes (`Episodes.fixed`); `()` without episodes.
+      validation_index, validation_size, validation_rows: each client's validation rows of `train`, [N, M] and [N], and all of them,
+        [V]; `()` without such.
     """
 
     tasks: tuple[PyTree, ...]
@@ -94,6 +98,9 @@ class Held(NamedTuple):
     test_index: Any
     test_size: Any
     tests: Any = ()
+    validation_index: Any = ()
+    validation_size: Any = ()
+    validation_rows: Any = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,4 +169,9 @@ def held_arrays(groups: Sequence[Group], data: FederatedData, episodes: Episodes
         at[group.clients] = np.arange(len(group.clients))
     tests = () if episodes is None else episodes.fixed(np.asarray(data.test.y))
     tasks = tuple(group.task.held for group in groups)
-    return Held(tasks, places, data.train, *padded(data.train_index), data.test, *padded(data.test_index), tests)
+    held = Held(tasks, places, data.train, *padded(data.train_index), data.test, *padded(data.test_index), tests)
+    if not any(len(rows) for rows in data.validation_index):
+        return held
+    index, size = padded(data.validation_index)
+    everybodys = np.unique(np.concatenate(data.validation_index)).astype(np.int32)
+    return held._replace(validation_index=index, validation_size=size, validation_rows=everybodys)

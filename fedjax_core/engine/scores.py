@@ -1,5 +1,6 @@
 """Scores, as pure functions that the simulation compiles; and what is said of them on the host."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,14 +17,15 @@ from fedjax_core.learning.episodes import assemble
 Batches = tuple[Any, Callable[[Array], training.Batch]]  # how many there are, and each by its number
 
 
-def of_server(fed: Federation, held: Held, server: PyTree, round: Array):  # noqa: A002
-    """The server's model on the whole test set, its batches spread like clients: {"loss", "accuracy", ...: pairs}."""
-    plan, number, own = fed.plan._replace(chunk=1), _whole_test(fed, held)[0], fed.groups[0].task.scores
+def of_server(fed: Federation, held: Held, server: PyTree, round: Array, rows: str = "test"):  # noqa: A002
+    """The server's model on the whole test set, or on all validation rows, its batches spread like clients: pairs by name."""
+    whole = functools.partial({"test": _whole_test, "validation": _validation}[rows], fed)
+    plan, number, own = fed.plan._replace(chunk=1), whole(held)[0], fed.groups[0].task.scores
 
     def one(shared, i):
         held, server, round = shared  # noqa: A001
         algorithm = fed.algorithm(0, held, round)
-        x, y, mask, _ = _whole_test(fed, held)[1](jnp.minimum(i, number - 1))
+        x, y, mask, _ = whole(held)[1](jnp.minimum(i, number - 1))
         outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
         return _pairs(outputs, x, y, mask & (i < number), own), ()
 
@@ -46,6 +48,9 @@ def of_clients(fed: Federation, g: int, held: Held, state: State, initial: PyTre
         found = {}
         if "own" in fed.evaluation.scopes:
             found["own"] = of_own_rows(fed, g, held, i, there, models)
+        if len(held.validation_rows):
+            size = jnp.where(there, held.validation_size[i], 0)
+            found["validation"] = _score(fed, g, models, _batches(fed, held.train, held.validation_index[i], size))
         models.pop("global", None)  # on the whole test set it is the same for all clients: scope "global" has it
         if "all" in fed.evaluation.scopes and models:
             number, batch = _whole_test(fed, held)
@@ -81,6 +86,9 @@ def predictors(algorithm: Algorithm, plain: tuple[PyTree, PyTree], personal: tup
     return {name: bound(name, predict) for name, predict in algorithm.predict.items()}
 
 
+STATISTICS = ("mean", "weighted", "lowest", "highest")
+
+
 def statistics(prefix: str, scores: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
     """Over clients with at least one test example: unweighted mean, mean by examples, lowest, highest."""
     flat = {}
@@ -107,6 +115,12 @@ def _batches(fed: Federation, test: Examples, index: Array, size: Array | int) -
         return training.take(test, index[at], at < size)
 
     return -(-size // b), batch
+
+
+def _validation(fed: Federation, held: Held) -> tuple[int, Callable[[Array], training.Batch]]:
+    """All validation rows."""
+    number = len(held.validation_rows)
+    return _batches(fed, held.train, held.validation_rows, number)
 
 
 def _whole_test(fed: Federation, held: Held) -> tuple[int, Callable[[Array], training.Batch]]:

@@ -41,6 +41,7 @@ from fedjax_core.learning.episodes import Episodes
 
 __all__ = ["Build", "Diverged", "Evaluation", "Group", "Held", "Simulation", "State", "View", "first_to_reach", "one_group"]
 Result = TypeVar("Result")
+ROWS = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # what a scope is scored on
 
 
 class Simulation:
@@ -112,8 +113,8 @@ class Simulation:
         self._of = of = dataclasses.replace(self._of, plan=plan, mesh=self.mesh)
         everywhere, spread, each = parallel.replicated(self.mesh), parallel.spread(self.mesh), range(len(of.groups))
 
-        def program(function, *fixed, out: Any = everywhere, scored: bool | None = None, **options):
-            given = {} if scored is None else {"scored": scored}
+        def program(function, *fixed, out: Any = everywhere, scored: bool | None = None, rows: str | None = None, **options):
+            given = {name: value for name, value in (("scored", scored), ("rows", rows)) if value is not None}
             return jax.jit(functools.partial(function, of, *fixed, **given), out_shardings=out, **options)
 
         self._init = program(rounds.init)
@@ -122,6 +123,7 @@ class Simulation:
         self._host_round = {s: program(rounds.on_host, scored=s, out=(everywhere, spread, everywhere)) for s in (False, True)}
         self._prepare = [program(rounds.prepare, g) for g in each]
         self._global = program(scores.of_server)
+        self._validation = program(scores.of_server, rows="validation")
         self._clients = [program(scores.of_clients, g) for g in each]
         self._view = [program(view.holdings, g, static_argnums=6) for g in each]
         self._predict = [program(view.predict, g, static_argnums=2) for g in each]
@@ -305,7 +307,8 @@ class Simulation:
         return np.sort(np.random.default_rng(0).permutation(self.population)[: self.evaluation.clients])
 
     def client_scores(self, state: State) -> dict[str, PyTree]:
-        """Per client (in the order of `scored_clients`), as NumPy pairs: {"own": {predictor: {"loss", "accuracy"}}, "all": ...}."""
+        """Per client (in the order of `scored_clients`), as NumPy pairs: {"own": {predictor: {"loss", "accuracy"}}, "all": ...};
+        "validation" where clients have such rows."""
         return self._fitting(lambda: self._client_scores(state))
 
     def _client_scores(self, state: State) -> dict[str, PyTree]:
@@ -334,14 +337,32 @@ class Simulation:
         if "global" in self.evaluation.scopes and "global" in self._algorithm(0, self._held_on_host, 0).predict:
             for name, pair in jax.device_get(self._global(self.held, state.server, state.round)).items():
                 found[f"test/global/{name}"] = float(pair[0] / pair[1])
+            if self.validated:
+                for name, pair in jax.device_get(self._validation(self.held, state.server, state.round)).items():
+                    found[f"validation/global/{name}"] = float(pair[0] / pair[1])
             if not math.isfinite(found.get("test/global/loss", 0.0)):
                 raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {faults.ADVICE}")
         if {"own", "all"} & set(self.evaluation.scopes):
             for scope, models in self.client_scores(state).items():
-                faults.scores(models, self.scored_clients(), "its own test rows" if scope == "own" else "the test set", number)
+                faults.scores(models, self.scored_clients(), ROWS[scope], number)
                 for model, score in models.items():
-                    found |= scores.statistics(f"test/{model}/{scope}", score)
+                    place = f"validation/{model}/own" if scope == "validation" else f"test/{model}/{scope}"
+                    found |= scores.statistics(place, score)
         return found
+
+    @property
+    def validated(self) -> bool:
+        """Whether clients have validation rows."""
+        return len(self._held_on_host.validation_rows) > 0
+
+    def validation_scores(self) -> list[str]:
+        """Names of the scores on validation rows that `evaluate` gives; none without such rows."""
+        wanted, models = set(self.evaluation.scopes), self._algorithm(0, self._held_on_host, 0).predict
+        of_all = [("accuracy", "loss", *group.task.scores) for group in self.groups]
+        both = [name for name in of_all[0] if all(name in names for names in of_all)] if self.validated else []
+        own = [f"validation/{m}/own/{name}/{s}" for m in models for name in both for s in scores.STATISTICS]
+        everywhere = [f"validation/global/{name}" for name in both if "global" in models]
+        return (everywhere if "global" in wanted else []) + (own if {"own", "all"} & wanted else [])
 
     def snapshot(self, state: State) -> PyTree:
         """Everything that a checkpoint must keep, as host arrays."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import optax
 
 from fedjax_core import by_name, nn, values
-from fedjax_core.by_name import BUILT_IN, Found
+from fedjax_core.by_name import Found
 from fedjax_core.data import partition, sources
 from fedjax_core.engine.simulation import Evaluation
 from fedjax_core.experiment import fields
@@ -22,7 +22,7 @@ from fedjax_core.task import PARTS
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
-LOSSES = {"cross_entropy": losses.cross_entropy}
+LOSSES = {"cross_entropy": losses.cross_entropy, "smoothed": losses.smoothed, "focal": losses.focal}
 STATISTICS = ("average", "local", "freeze")
 NORMALISATIONS = {  # mean and deviation by channel, where the data's own are not taken
     "data": None,
@@ -46,6 +46,7 @@ class Data(NamedTuple):
       clients: N.
       seed: of all draws that divide the data.
       tests: what `federated.federate` is told beside: long_tail, test_split, test_examples, those that are given.
+      validation: what is held back of each client's training rows, a fraction or a number, or None.
     """
 
     source: Found
@@ -56,6 +57,7 @@ class Data(NamedTuple):
     clients: int
     seed: int
     tests: dict[str, Any]
+    validation: float | int | None
 
 
 class Network(NamedTuple):
@@ -263,7 +265,7 @@ def _data(said: Mapping[str, Any]) -> Data:
         raise ValueError(f"data.test_split={split!r}, data.test_examples={rows}: 'matched' needs a number, the others take none")
     tests = _given({"long_tail": said["data.long_tail"], "test_split": split, "test_examples": rows})
     where = (said["data.dir"], said["data.size"], said["data.examples"])
-    return Data(source, *where, scheme, said["data.clients"], said["data.seed"], tests)
+    return Data(source, *where, scheme, said["data.clients"], said["data.seed"], tests, said["data.validation"])
 
 
 def _public(spec: str | None) -> tuple[Found, int | None] | None:
@@ -314,13 +316,17 @@ def _score(found: Found) -> Callable:
     return functools.partial(found.function, **found.options) if found.options else found.function
 
 
-def _loss(spec: str) -> Callable | None:
+def _loss(spec: str | None) -> Callable | None:
+    if spec is None:
+        return None
     found = by_name.find("loss", spec, LOSSES, given=("logits", "y", "mask"), field="loss")
-    return None if found.origin == BUILT_IN else _score(found)
+    return None if found.function is losses.cross_entropy else _score(found)
 
 
 def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:
-    """Raises ValueError for texts with what is for images, or the other way round."""
+    """Raises ValueError for texts with what is for images, or the other way round, and for episodes with validation rows."""
+    if asked.episodes is not None and asked.data.validation is not None:
+        raise ValueError(f"data.validation={asked.data.validation} is of plain examples; task={said['task']!r} has none")
     texts = asked.data.source.function is language.Source
     for one in asked.networks:
         reads = one.found.function is language.Spec

@@ -13,6 +13,7 @@ from fedjax_core.algorithm import Examples, Net
 from fedjax_core.by_name import BUILT_IN, Found
 from fedjax_core.data import federated, sources
 from fedjax_core.data.smaller import adapted, smaller
+from fedjax_core.data.validation import hold_out
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine import parallel
 from fedjax_core.engine.simulation import Group, Simulation
@@ -66,7 +67,7 @@ def build(
     """
     asked = resolve(given.into(config, method, model, loss, scores))
     kind = _kind(asked)
-    data = kind.federated(asked) if data is None else data
+    data = _validated(asked, kind.federated(asked) if data is None else data)
     clients, networks = np.arange(data.clients), asked.networks
     if not 1 <= len(networks) <= len(clients):
         models = tuple(one.found.spec for one in networks)
@@ -98,7 +99,15 @@ def build(
 def dataset(config: Config) -> federated.FederatedData:
     """The config's data, divided over its clients."""
     asked = resolve(config)
-    return _kind(asked).federated(asked)
+    return _validated(asked, _kind(asked).federated(asked))
+
+
+def _validated(asked: Asked, data: federated.FederatedData) -> federated.FederatedData:
+    """With validation rows, if the config wants some and the data have none."""
+    part = asked.data.validation
+    if part is None or any(len(rows) for rows in data.validation_index):
+        return data
+    return hold_out(data, part, asked.data.seed)
 
 
 def prepared(config: Config) -> language.Prepared:

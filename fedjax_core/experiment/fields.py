@@ -7,6 +7,9 @@ from fedjax_core import values
 from fedjax_core.engine.federation import SCOPES
 from fedjax_core.values import AtLeastOne, BelowOne, Fraction, PositiveFraction, Seed, one_of
 
+Part = Annotated[
+    float, values.Limit("a fraction in (0, 1), or a number of at least 1", lambda v: 0 < v < 1 or (v >= 1 and v == int(v)))
+]
 Pixels = Annotated[int, values.Limit("in [1, 4096]", lambda v: 1 <= v <= 4096)]
 
 
@@ -29,6 +32,7 @@ FIELDS: dict[str, Any] = {
     "data.long_tail": or_none(Annotated[float, values.Limit("at least 1", lambda v: v >= 1)]),
     "data.test_split": or_none(Annotated[str, one_of("proportional", "matched", "all", "partition")]),
     "data.test_examples": or_none(AtLeastOne),
+    "data.validation": or_none(Part),
     "task": str,
     "cohort.fraction": or_none(PositiveFraction),
     "cohort.size": or_none(AtLeastOne),
@@ -40,13 +44,15 @@ FIELDS: dict[str, Any] = {
     "public": str | None,
     "statistics": str,
     "augment": str | None,
-    "loss": str,
+    "loss": str | None,
     "optimizer.name": str,
     "evaluation.every": AtLeastOne,
     "evaluation.scopes": Sequence[Annotated[str, one_of(*SCOPES)]],
     "evaluation.batch": AtLeastOne,
     "evaluation.clients": or_none(AtLeastOne),
     "evaluation.last_k": AtLeastOne,
+    "evaluation.select": str | None,
+    "evaluation.patience": or_none(AtLeastOne),
     "evaluation.targets": Sequence[Fraction],
     "evaluation.scores": Sequence[str] | None,
     "plan.chunk": or_none(AtLeastOne),
@@ -61,7 +67,10 @@ FIELDS: dict[str, Any] = {
 MAY_LACK: dict[str, Any] = {
     "evaluation.scores": None,
     "callbacks": (),
-    "loss": "cross_entropy",
+    "loss": None,
+    "data.validation": None,
+    "evaluation.select": None,
+    "evaluation.patience": None,
 }  # in configs that were written before there was such a field
 
 

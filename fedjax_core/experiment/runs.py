@@ -15,6 +15,7 @@ from fedjax_core.experiment import given
 from fedjax_core.experiment.asked import Config
 from fedjax_core.experiment.building import build
 from fedjax_core.run import Finished, restored, run
+from fedjax_core.run.selection import SELECTED
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, RUN, read_json
 
@@ -57,6 +58,8 @@ def execute(
             every=config.evaluation.every,
             targets=tuple(config.evaluation.targets),
             last_k=config.evaluation.last_k,
+            select=config.evaluation.get("select"),
+            patience=config.evaluation.get("patience"),
             checkpoint_seconds=config.checkpoint.seconds,
             keep=config.checkpoint.keep,
             record={"convolution": nn.describe()},
@@ -77,7 +80,7 @@ def load(
 
     Args:
       workdir: of a run, finished or not.
-      done: the round after which; None: the last one that has a checkpoint.
+      done: the round after which; None: the selected one, if the run selects one, else the last that has a checkpoint.
       data: in place of the config's, for a run that was given its data.
       **replaced: method, model, loss, scores, for a run that was given them and whose config says "given:...".
 
@@ -90,7 +93,10 @@ def load(
     """
     folder = Path(workdir)
     config: Config = given.into(ConfigDict(_tuples(read_json(folder / CONFIG))), **replaced)
-    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    checkpoints, selected = Checkpoints(folder / CHECKPOINTS), Checkpoints(folder / SELECTED)
+    chosen = selected.latest() if config.evaluation.get("select") else None
+    if chosen is not None and done in (None, chosen):
+        checkpoints, done = selected, chosen
     done = checkpoints.latest() if done is None else done
     if done is None:
         raise ValueError(f"{folder} has no checkpoint yet; let the run go on until it has one")

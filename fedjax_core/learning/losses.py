@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.values import Fraction, NonNegative
 
 TINY = 1e-24  # squared length below which a vector counts as zero
 OfLabels = Callable[[Array, Array, Array], Array]  # logits, y, mask [B] -> the mean over the rows in `mask`
@@ -48,6 +49,20 @@ def cross_entropy(logits: Array, y: Array, mask: Array) -> Array:
     Of sequences, [B, T, V] with [B, T], the mean over all tokens of the rows in `mask` but those whose target is negative.
     """
     return masked_mean(cross_entropy_rows(logits, jnp.maximum(y, 0)), counted(y, mask))
+
+
+def smoothed(logits: Array, y: Array, mask: Array, epsilon: Fraction = 0.1) -> Array:
+    """Cross-entropy with smoothed labels: 1 - epsilon at the label and epsilon over all K classes evenly (Szegedy et al. 2016,
+    Section 7); arguments otherwise as in `cross_entropy`."""
+    rows = cross_entropy_rows(logits, jnp.maximum(y, 0))
+    even = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, -1)
+    return masked_mean((1 - epsilon) * rows + epsilon * even, counted(y, mask))
+
+
+def focal(logits: Array, y: Array, mask: Array, gamma: NonNegative = 2.0) -> Array:
+    """The focal loss (1 - p)^gamma (-log p), p the label's probability (Lin et al. 2017, Eq. 4); gamma 0 is `cross_entropy`."""
+    rows = cross_entropy_rows(logits, jnp.maximum(y, 0))
+    return masked_mean((-jnp.expm1(-rows)) ** gamma * rows, counted(y, mask))
 
 
 def squared_error(values: Array, targets: Array, mask: Array) -> Array:

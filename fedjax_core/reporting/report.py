@@ -72,6 +72,7 @@ class Reporter:
         headline: str | None = None,
         targets: Sequence[float] = (),
         last_k: int = 10,
+        select: str | None = None,
         every: float = 1.0,
         console: Callable[[str], None] | None = None,
     ) -> None:
@@ -87,13 +88,14 @@ class Reporter:
             accuracy on test data. Where a record has no such score nothing was evaluated.
           targets: accuracies; the summary says which round reached them first.
           last_k: over how many of the last evaluations the summary takes a mean.
+          select: the score by whose best round the summary gives the others.
           every: seconds between two lines, at least.
           console: takes a line of text; None: standard error, above the bar if there is one.
         """
         self._writer = workdir.writer if isinstance(workdir, WorkDir) else True
         self.path = workdir.path if isinstance(workdir, WorkDir) else Path(workdir)
         self.total_rounds = total_rounds
-        self.targets, self.last_k = tuple(targets), last_k
+        self.targets, self.last_k, self.select = tuple(targets), last_k, select
         self._headline, self._every = headline, every
         self._console = console or say
         wants_bar = progress if progress is not None else sys.stderr.isatty() or _in_notebook()
@@ -210,7 +212,7 @@ class Reporter:
             return {}
         metrics = self.path / METRICS
         found = read(metrics) if metrics.exists() else []
-        summary = summarise(found, self.targets, self.last_k)
+        summary = summarise(found, self.targets, self.last_k, self.select)
         summary |= {"total_rounds": self.total_rounds, "facts": self._facts}
         write_csv(self.path / CSV, found, ["round"])
         write_json(self.path / SUMMARY, summary)

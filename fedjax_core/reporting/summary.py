@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.words import is_accuracy
+from fedjax_core.reporting.words import is_accuracy, is_loss
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
@@ -19,13 +19,16 @@ class Series(NamedTuple):
     values: np.ndarray
 
 
-def summarise(records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (), last_k: int = 10) -> dict[str, Any]:
+def summarise(
+    records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (), last_k: int = 10, select: str | None = None
+) -> dict[str, Any]:
     """What to say about a run.
 
     Args:
       records: of the run, in the order of their rounds.
       targets: accuracies to reach.
       last_k: over how many of the last evaluations to take a mean.
+      select: a score on validation rows: its best round is what the run is reported at.
 
     Returns:
       A dict of
@@ -34,7 +37,8 @@ def summarise(records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (
       - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (`last_k`, or fewer if so few);
         of an accuracy also "best", "best_round", "best_is" (what that number is: the highest over rounds, and for a test score
         one selected on test data) and "rounds_to": per target the first round with at least that accuracy, None if there is
-        none.
+        none. With `select` also "selected", its value in the selected round, if it has one there.
+      - "selected": with `select`, its name "by", the "round" where it is best (highest; of a loss lowest) and its "value".
       - "speed": "seconds", and "rounds_per_second", "clients_per_second", "examples_per_second", "compile_seconds" as far as
         the records tell; the rates leave the compiling out.
     """
@@ -61,7 +65,19 @@ def summarise(records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (
             reached = {str(t): next((r for r, v in zip(rounds, values, strict=True) if v >= t), None) for t in targets}
             entry["rounds_to"] = reached
         summary["metrics"][name] = entry
+    if select in summary["metrics"]:
+        _report_at(records, select, summary)
     return summary
+
+
+def _report_at(records: Sequence[Mapping[str, Any]], select: str, summary: dict[str, Any]) -> None:
+    """Adds the selected round, and every score there."""
+    there = [record for record in records if is_score(record.get(select))]
+    best = (min if is_loss(select) else max)(there, key=lambda record: record[select])
+    summary["selected"] = {"by": select, "round": best["round"], "value": float(best[select])}
+    for name, entry in summary["metrics"].items():
+        if is_score(best.get(name)):
+            entry["selected"] = float(best[name])
 
 
 def is_score(value: Any) -> bool:
@@ -112,14 +128,17 @@ def table(summary: Mapping[str, Any]) -> str:
     scores = {name: entry for name, entry in summary["metrics"].items() if is_accuracy(name) or _is_one_loss(name)}
     targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))
     span = max((entry["k"] for entry in scores.values()), default=0)
-    rows = [["", "last", "best*", "round", f"mean of last {span}", *(f"to {100 * float(t):g} %" for t in targets)]]
+    chosen = summary.get("selected")
+    title = [f"round {chosen['round']}+"] if chosen else []
+    rows = [["", "last", *title, "best*", "round", f"mean of last {span}", *(f"to {100 * float(t):g} %" for t in targets)]]
     for name, entry in scores.items():
         tested = "best" in entry and name.startswith("test/")
         best = [shown(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
+        at = [shown(name, entry["selected"]) if "selected" in entry else ""] if chosen else []
         few = f" ({entry['k']})" if entry["k"] < span else ""
         reached = entry["rounds_to"] if tested else {}
         when = [("never" if reached[t] is None else str(reached[t])) if t in reached else "" for t in targets]
-        rows.append([name, shown(name, entry["last"]), *best, shown(name, entry["mean_last_k"]) + few, *when])
+        rows.append([name, shown(name, entry["last"]), *at, *best, shown(name, entry["mean_last_k"]) + few, *when])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
@@ -127,6 +146,8 @@ def table(summary: Mapping[str, Any]) -> str:
         if scores
     ]
     if any(name.startswith("test/") and "best" in entry for name, entry in scores.items()):
+        if chosen:
+            lines.append(f"+ where {chosen['by']} is best: what to report")
         lines.append("* best over rounds, selected on test data: not a result to report")
     return "\n".join(line.rstrip() for line in [*lines, *_costs(summary)])
 

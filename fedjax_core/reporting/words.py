@@ -13,6 +13,11 @@ def is_accuracy(name: str) -> bool:
     return "accuracy" in name.split("/")
 
 
+def is_loss(name: str) -> bool:
+    """Whether a score of this name is a loss."""
+    return "loss" in name.split("/")
+
+
 def spoken(name: str) -> str:
     """A score's name in words; one that is not of the engine's (`engine.simulation.Evaluation`) stays as it is.
 
@@ -22,20 +27,22 @@ def spoken(name: str) -> str:
     'personal models, own test rows'
     >>> spoken("test/global/own/accuracy/lowest")
     'global model, own test rows, lowest client'
+    >>> spoken("validation/global/accuracy"), spoken("validation/personal/own/accuracy/mean")
+    ('global model, all validation data', 'personal models, own validation rows')
     >>> spoken("train/loss"), spoken("server/norm")
     ('training loss', 'server/norm')
     """
     if name == "train/loss":
         return "training loss"
     parts = name.split("/")
-    if parts[0] != "test" or len(parts) not in (3, 5):
+    if parts[0] not in ("test", "validation") or len(parts) not in (3, 5):
         return name
     model = {"global": "global model", "personal": "personal models"}.get(parts[1], parts[1])
     if len(parts) == 3:
-        return f"{model}, {ROWS['all']}"
+        return f"{model}, {ROWS['all'].replace('test', parts[0])}"
     if parts[2] not in ROWS or parts[4] not in STATISTICS:
         return name
-    return f"{model}, {ROWS[parts[2]]}{STATISTICS[parts[4]]}"
+    return f"{model}, {ROWS[parts[2]].replace('test', parts[0])}{STATISTICS[parts[4]]}"
 
 
 def axis(name: str) -> str:
@@ -45,6 +52,6 @@ def axis(name: str) -> str:
     ('test accuracy', 'test loss', 'training loss', 'test rouge1')
     """
     parts = name.split("/")
-    if spoken(name) == name or parts[0] != "test":
+    if spoken(name) == name or parts[0] not in ("test", "validation"):
         return spoken(name)
-    return f"test {parts[-1] if len(parts) == 3 else parts[3]}"
+    return f"{parts[0]} {parts[-1] if len(parts) == 3 else parts[3]}"

@@ -12,7 +12,16 @@ from fedjax_core.reporting import report
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.workdir import WorkDir
 
-MAY_DIFFER = ("rounds", "plan", "checkpoint", "evaluation.targets", "evaluation.last_k", "profile", "callbacks")  # on resume
+MAY_DIFFER = (
+    "rounds",
+    "plan",
+    "checkpoint",
+    "evaluation.targets",
+    "evaluation.last_k",
+    "evaluation.patience",
+    "profile",
+    "callbacks",
+)  # on resume
 
 
 def opened(directory: str | Path, config: Mapping[str, Any]) -> WorkDir:

@@ -16,6 +16,7 @@ from fedjax_core.engine.simulation import Diverged, Simulation, State
 from fedjax_core.reporting import plots, report
 from fedjax_core.run import directory as directories
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
+from fedjax_core.run.selection import Selection
 from fedjax_core.run.stopping import Stop, lenient_console
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, WorkDir, read_jsonl
@@ -38,6 +39,7 @@ class Finished(NamedTuple):
       history: each score over the rounds, ready to plot: `axes.plot(*history["test/global/accuracy"])`.
       stopped: whether a signal asked it to stop while it did the last rounds; whoever starts another run must stop.
       asked: which callback asked it to stop before the last round, and why; "" if none did. The same call goes on from there.
+      selected: the best round by a validation score, whose state `experiment.load` gives; None if nothing was to be selected.
     """
 
     state: State
@@ -46,6 +48,7 @@ class Finished(NamedTuple):
     history: dict[str, report.Series]
     stopped: bool
     asked: str = ""
+    selected: int | None = None
 
 
 def run(
@@ -58,6 +61,8 @@ def run(
     every: int,
     targets: tuple[float, ...] = (),
     last_k: int = 10,
+    select: str | None = None,
+    patience: int | None = None,
     checkpoint_seconds: float = 30.0,
     keep: int = 3,
     record: Mapping[str, Any] | None = None,
@@ -80,6 +85,8 @@ def run(
       every: rounds between evaluations.
       targets: accuracies whose first round the summary gives.
       last_k: the summary's means are over so many last evaluations.
+      select: the score on validation rows by which the best round is chosen (`fedjax_core/run/selection.py`).
+      patience: the run ends after so many evaluations without a better one; None: it never does.
       checkpoint_seconds: least time between checkpoints; there is always one at the end.
       keep: checkpoints to keep.
       record: more to write into run.json, such as convolution forms; must be the same on resume.
@@ -102,13 +109,15 @@ def run(
     for name, value in {"rounds": rounds, "evaluation.every": every, "evaluation.last_k": last_k, "checkpoint.keep": keep}.items():
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
+    selection = Selection(select, patience, Path(directory), simulation)
     hooks = Callbacks(callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, keep)
     before = together.said(checkpoints.latest())
     if before is not None and before > rounds:  # said before anything in the directory changes
         raise ValueError(f"rounds={rounds}, but {directory} holds a run of {before} rounds already")
     with lenient_console(), directories.opened(directory, config) as workdir:
-        reporter = report.Reporter(workdir, rounds, progress=progress, targets=targets, last_k=last_k, console=console)
+        told = {"progress": progress, "targets": targets, "last_k": last_k, "select": select, "console": console}
+        reporter = report.Reporter(workdir, rounds, **told)
         directories.same_data(simulation, workdir)
         directories.take_up_plan(simulation, workdir, chosen_plan, reporter)
         directories.same_settings(workdir, record or {})
@@ -121,8 +130,11 @@ def run(
             else:
                 reporter.say(f"resuming {directory} after round {latest}")
                 state = directories.restored(simulation, checkpoints, latest)
-            going = _Going(simulation, workdir, checkpoints, reporter, hooks, state, latest or 0)
+            going = _Going(simulation, workdir, checkpoints, selection, reporter, hooks, state, latest or 0)
             reporter.resume(going.done)
+            selection.take_up(read_jsonl(workdir.path / METRICS) if workdir.writer and going.done else [])
+            if selection.missing and selection.best == going.done:  # it was killed between its checkpoint and this
+                selection.keep(state)
             try:
                 hooks.start(Started(workdir.path, dict(config), rounds, going.done))
                 stopped = going.on(stop, rounds, every, checkpoint_seconds, going.done + 1 if profile else None)
@@ -130,19 +142,24 @@ def run(
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 hooks.end(Ended(status, going.done, str(error), {}))
                 raise
-            asked = together.said(hooks.asked) if going.done < rounds else ""
+            early = selection.exhausted and going.done < rounds
+            asked = together.said(hooks.asked) if going.done < rounds and not early else ""
+            if early:
+                reporter.note(ended=f"no better {select} in {patience} evaluations after round {selection.best}")
             reporter.note(peak_memory_bytes=_peak_memory(simulation))
             summary, drawn, history = reporter.close(), [], {}
             if workdir.writer:
                 drawn, history = plots.run_plots(workdir.path), report.history(read_jsonl(workdir.path / METRICS))
                 reporter.say(report.table(summary))
                 reporter.say(f"plots    {drawn[0].parent}")
+            if early:
+                reporter.say(f"stopped after round {going.done}: no better {select} in {patience} evaluations")
             if asked:
                 reporter.say(f"stopped after round {going.done}, as callback {asked} asked; the same command resumes from there")
             hooks.end(Ended("stopped" if asked else "finished", going.done, asked, summary))
             if hooks.failed is not None:
                 raise CallbackFailed(f"{hooks.failed} (the run itself is complete)") from hooks.failed.__cause__
-            return Finished(going.state, summary, drawn, history, stopped, asked)
+            return Finished(going.state, summary, drawn, history, stopped, asked, selection.best or None)
 
 
 class _Going:
@@ -159,17 +176,18 @@ class _Going:
         simulation: Simulation,
         workdir: WorkDir,
         checkpoints: Checkpoints,
+        selection: Selection,
         reporter: report.Reporter,
         hooks: Callbacks,
         state: State,
         done: int,
     ):
-        self.simulation, self.workdir, self.checkpoints = simulation, workdir, checkpoints
+        self.simulation, self.workdir, self.checkpoints, self.selection = simulation, workdir, checkpoints, selection
         self.reporter, self.hooks = reporter, hooks
         self.state, self.done, self.saved = state, done, done
 
     def on(self, stop: Stop, rounds: int, every: int, checkpoint_seconds: float, trace_after: int | None) -> bool:
-        """To the last round, or until a callback asks to stop.
+        """To the last round, or until a callback asks to stop, or no better evaluation comes.
 
         Args:
           stop: whether a signal asks so.
@@ -183,7 +201,7 @@ class _Going:
         """
         trace_at = -1 if trace_after is None else min(trace_after, rounds - 1)
         stopping, most, at = False, 1, time.monotonic()  # one round first: nobody knows yet how long it takes
-        while self.done < rounds:
+        while self.done < rounds and not self.selection.exhausted:
             boundary = min(rounds, (self.done // every + 1) * every)
             tracing = self.done == trace_at
             n = 1 if tracing else min(boundary - self.done, most)
@@ -192,6 +210,8 @@ class _Going:
             directories.record_plan(self.simulation, self.workdir)
             self.reporter.log(*records)
             self.hooks.rounds(records, evaluated)
+            better = self.selection.see(records)
+            ends = self.done == rounds or self.selection.exhausted
             due = time.monotonic() - at >= checkpoint_seconds
             failed, enough = self.hooks.failed is not None, bool(self.hooks.asked)
             fits = min(max(int(DISPATCH_SECONDS / pace), 1), 2**30)
@@ -200,9 +220,11 @@ class _Going:
             )  # signals come to any process, the rest is up to the first
             stopping = bool(facts[:, 0].any())
             failed, enough, due, most = (int(fact) for fact in facts[0, 1:])
-            if self.done == rounds or stopping or failed or enough or due:
+            if ends or stopping or failed or enough or due or better:
                 self.checkpoints.save(self.done, self.simulation.snapshot(self.state), {"touched": self.simulation.touched()})
                 self.saved, at = self.done, time.monotonic()
+            if better:  # after the checkpoint, so that the run never goes on from an earlier round than this
+                self.selection.keep(self.state)
             if failed:
                 error = self.hooks.failed or CallbackFailed("a callback failed in process 0")
                 raise CallbackFailed(f"{error} ({self._left()})") from error.__cause__

@@ -54,7 +54,7 @@ def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str,
     there, asked = _fields(plain(there)), _fields(plain(asked))
 
     def show(fields: Mapping[str, Any], name: str) -> str:
-        return compact(fields[name]) if name in fields else "absent"
+        return compact(fields[name]) if fields.get(name) is not None else "absent"  # as a field newer than the directory
 
     return {
         name: f"{show(there, name)} in the directory, {show(asked, name)} asked"

@@ -8,7 +8,7 @@ from fedjax_core.commands import analyse
 from fedjax_core.reporting import report
 
 # a measure's: as `report.summarise` calls it
-STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k"}
+STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
 BETTER = ("larger", "smaller", "neither")
 ANALYSIS = "analysis:"
 

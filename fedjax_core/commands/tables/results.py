@@ -127,7 +127,10 @@ def collect(table: Definition, folder: Path, every: Sequence[Cell]) -> dict[str,
 
 def _finished(folder: Path, cell: Cell) -> bool:
     summary = folder / "runs" / cell.name / report.SUMMARY
-    return summary.exists() and read_json(summary)["rounds"] == cell.config.rounds
+    if not summary.exists():
+        return False
+    said = read_json(summary)
+    return said["rounds"] == cell.config.rounds or "ended" in said["facts"]
 
 
 def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData | None = None) -> Result:
@@ -140,7 +143,12 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
     ended = read_json(place / report.SUMMARY)
     facts = ended["facts"]
     targets = targets_of(table, cell.column)
-    summary = report.summarise(records.kept(place, ended["rounds"], report.say), targets, cell.config.evaluation.last_k)
+    summary = report.summarise(
+        records.kept(place, ended["rounds"], report.say),
+        targets,
+        cell.config.evaluation.last_k,
+        cell.config.evaluation.get("select"),
+    )
     there, values, scores, reached = summary["metrics"], {}, {}, {}
     for measure in table.measures:
         if measures.is_analysis(measure):

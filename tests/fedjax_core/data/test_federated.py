@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated, partition, sources
+from fedjax_core.data import federated, partition, sources, validation
 
 LIGHT = settings(max_examples=25, deadline=None)
 
@@ -55,7 +55,7 @@ def test_the_hash_follows_the_lists():
     assert data.partition_hash == divide().partition_hash
     assert len(data.partition_hash) == 64
     hashes = {data.partition_hash, divide(seed=1).partition_hash, divide(clients=6).partition_hash}
-    hashes |= {divide(test_split="all").partition_hash, divide(holdout=0.5).partition_hash}
+    hashes |= {divide(test_split="all").partition_hash, validation.hold_out(divide(), 0.5, 0).partition_hash}
     assert len(hashes) == 5
 
 
@@ -153,17 +153,6 @@ def test_long_tails_of_real_images_leave_the_test_set_balanced(shared_data):
         assert data.test is balanced.test
 
 
-@LIGHT
-@given(st.integers(1, 8), st.integers(0, 10_000), st.floats(0, 0.95))
-def test_holdout_takes_a_part_of_each_client(clients, seed, fraction):
-    whole, data = divide(clients=clients, seed=seed), divide(clients=clients, seed=seed, holdout=fraction)
-    for all_rows, kept, held in zip(whole.train_index, data.train_index, data.holdout_index, strict=True):
-        assert len(held) == int(fraction * len(all_rows))
-        np.testing.assert_array_equal(np.sort(np.concatenate([kept, held])), all_rows)
-    for before, after in zip(whole.test_index, data.test_index, strict=True):
-        np.testing.assert_array_equal(before, after)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -174,7 +163,6 @@ def test_holdout_takes_a_part_of_each_client(clients, seed, fraction):
         ({"test_split": "matched"}, "test_split='matched' with test_examples=None"),
         ({"test_examples": 5}, "test_split=None with test_examples=5"),
         ({"test_split": "matched", "test_examples": 0}, "test_examples=0: must be >= 1"),
-        ({"holdout": 1.0}, r"holdout=1.0: must lie in \[0, 1\)"),
         ({"long_tail": 0.1}, "rho=0.1: must be"),
         ({"seed": -3}, "data seed -3"),
     ],
@@ -233,8 +221,8 @@ def test_pooled_does_not_depend_on_the_partition():
 def test_pooled_holds_each_row_once():
     data = federated.from_index(DATA, [[5, 1], [1, 7], [7, 5]])
     assert federated.pooled(data).train_index[0].tolist() == [1, 5, 7]
-    held = divide(holdout=0.2)
-    assert federated.pooled(held).holdout_index[0].tolist() == sorted(np.concatenate(held.holdout_index))
+    held = validation.hold_out(divide(), 0.2, 0)
+    assert federated.pooled(held).validation_index[0].tolist() == sorted(np.concatenate(held.validation_index))
 
 
 def test_padded_fills_up_with_row_zero():

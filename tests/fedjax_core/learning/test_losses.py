@@ -21,6 +21,25 @@ def test_cross_entropy():
     np.testing.assert_allclose(losses.cross_entropy(LOGITS, Y, MASK), expected, rtol=1e-5)
 
 
+def test_other_losses_of_labels():
+    """Against their sums over rows and classes; at 0 both are the cross-entropy."""
+    rng = np.random.default_rng(0)
+    logits, y, mask = rng.normal(size=(5, 4)).astype(np.float32), np.array([0, 3, 1, 2, 2]), np.array([1, 1, 0, 1, 1], bool)
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum(1, keepdims=True)
+    smooth, focal = [], []
+    for i in np.flatnonzero(mask):
+        target = np.full(4, 0.2 / 4) + 0.8 * (np.arange(4) == y[i])
+        smooth.append(-sum(target[c] * np.log(p[i, c]) for c in range(4)))
+        focal.append(-((1 - p[i, y[i]]) ** 3) * np.log(p[i, y[i]]))
+    np.testing.assert_allclose(losses.smoothed(logits, y, mask, 0.2), np.mean(smooth), rtol=1e-5)
+    np.testing.assert_allclose(losses.focal(logits, y, mask, 3.0), np.mean(focal), rtol=1e-5)
+    plain = losses.cross_entropy(logits, y, mask)
+    np.testing.assert_allclose([losses.smoothed(logits, y, mask, 0.0), losses.focal(logits, y, mask, 0.0)], plain, rtol=1e-6)
+    gradient = jax.grad(lambda logits: losses.focal(logits, y, mask))(logits * 100)
+    assert np.isfinite(gradient).all()
+
+
 def test_cross_entropy_of_huge_logits():
     logits = np.array([[1e4, 0.0, 0.0]], np.float32)
     np.testing.assert_allclose(losses.cross_entropy_rows(logits, np.array([1])), [1e4])

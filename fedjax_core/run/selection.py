@@ -1,0 +1,71 @@
+"""The best round of a run by a score on validation rows: kept as a snapshot, and the reason to stop early."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_core import by_name
+from fedjax_core.engine import together
+from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.reporting.words import is_loss
+from fedjax_core.storage.checkpoint import Checkpoints
+
+SELECTED = "selected"  # folder of the snapshot
+
+
+class Selection:
+    """Which evaluation was the best one.
+
+    Attributes:
+      by: the score; the highest is the best, of a loss the lowest, of equal ones the first. None: nothing is selected.
+      best: the round; 0 before the first evaluation.
+      since: evaluations after it.
+    """
+
+    def __init__(self, by: str | None, patience: int | None, directory: Path, simulation: Simulation):
+        """Checks that there will be such a score.
+
+        Raises:
+          ValueError: there will not; or patience without a score.
+        """
+        if by is not None:
+            if not simulation.validated:
+                raise ValueError(f"evaluation.select={by!r} needs validation rows; set data.validation, such as 0.2")
+            by_name.choose("evaluation.select", by, simulation.validation_scores())
+        elif patience is not None:
+            raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
+        self.by, self.best, self.since = by, 0, 0
+        self._patience, self._value, self._simulation = patience, -math.inf, simulation
+        self._kept = Checkpoints(directory / SELECTED, keep=1)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no better evaluation came for too long."""
+        return self._patience is not None and self.since >= self._patience
+
+    @property
+    def missing(self) -> bool:
+        """Whether the best round has no snapshot."""
+        return self.by is not None and self.best > 0 and self._kept.latest() != self.best
+
+    def take_up(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on after the records of earlier starts, which process 0 has."""
+        self.see(records)
+        self.best, self._value, self.since = together.said([self.best, self._value, self.since])
+
+    def see(self, records: Sequence[Mapping[str, Any]]) -> bool:
+        """Takes the records of more rounds; whether the last of their evaluations is the best one so far."""
+        for record in records:
+            if self.by is None or self.by not in record:
+                continue
+            value = float(record[self.by]) * (-1 if is_loss(self.by) else 1)
+            if value > self._value or not self.best:
+                self.best, self._value, self.since = record["round"], value, 0
+            else:
+                self.since += 1
+        return bool(records) and self.best == records[-1]["round"]
+
+    def keep(self, state: State) -> None:
+        """Keeps the state after the best round, in place of the one before."""
+        self._kept.save(self.best, self._simulation.snapshot(state), {"touched": self._simulation.touched()})

@@ -1,0 +1,132 @@
+"""The best round by a score on validation rows: what is scored, what is kept, when a run ends early."""
+
+import jax
+import numpy as np
+import pytest
+
+from configs import fedavg, fedper
+from fedjax_core import experiment
+from fedjax_core.commands import export
+from fedjax_core.engine import simulation
+from fedjax_core.storage.json_files import read_jsonl
+
+BY = "validation/global/accuracy"
+
+
+def config(module=fedavg, number=6, **evaluation):
+    made = module.get_config("smoke")
+    made.rounds, made.evaluation.every, made.checkpoint.seconds, made.checkpoint.keep = number, 1, 1e9, 1
+    made.data.update(validation=0.25, examples=300, clients=6, partition="iid")
+    made.models, made.plan.devices, made.optimizer.lr = ("mlp(widths=(8,))",), 1, 0.5
+    made.evaluation.update(evaluation)
+    return made
+
+
+def run(directory, made, **options):
+    return experiment.execute(made, str(directory), progress=False, console=lambda text: None, **options)
+
+
+@pytest.mark.parametrize("module", [fedavg, fedper])
+def test_scores_are_those_of_the_validation_rows(module):
+    sim = experiment.build(config(module))
+    state, _ = sim.rounds(sim.init(0), 1)
+    found = sim.evaluate(state)
+    assert set(sim.validation_scores()) == {name for name in found if name.startswith("validation/")}
+    data = sim.data
+
+    def of(client, name, rows):
+        view = sim.view(state, client)
+        logits = np.asarray(view.predict(name, view.holds[name], data.train.x[rows])["logits"], np.float64)
+        loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(rows)), data.train.y[rows]]
+        return np.mean(logits.argmax(1) == data.train.y[rows]), loss.mean()
+
+    everybodys = np.concatenate(data.validation_index)
+    if module is fedavg:
+        np.testing.assert_allclose(
+            [found["validation/global/accuracy"], found["validation/global/loss"]], of(0, "global", everybodys), atol=1e-5
+        )
+    for name in sim._algorithm(0, sim._held_on_host, 0).predict:
+        each = np.array([of(i, name, data.validation_index[i]) for i in range(data.clients)])
+        kinds = [f"validation/{name}/own/{kind}/{s}" for kind in ("accuracy", "loss") for s in ("mean", "lowest")]
+        wanted = [each[:, 0].mean(), each[:, 0].min(), each[:, 1].mean(), each[:, 1].min()]
+        np.testing.assert_allclose([found[kind] for kind in kinds], wanted, atol=1e-5)
+
+
+def test_without_validation_rows_all_programs_are_as_they_were():
+    """A simulation holds no array for them, and its round does not depend on there being any."""
+    made = config()
+    made.data.validation = None
+    sim = experiment.build(made)
+    assert sim._held_on_host.validation_rows == ()
+    assert not sim.validated
+    assert sim.validation_scores() == []
+    names = sim.evaluate(sim.init(0))
+    assert not [name for name in names if name.startswith("validation/")]
+
+
+def test_the_summary_the_state_and_an_export_are_of_the_selected_round(tmp_path):
+    """A falling score is made by a learning rate that is far too large, after a good start."""
+    done = run(tmp_path / "run", config(number=5, select="validation/global/loss"))
+    records = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    best = min(records, key=lambda record: record["validation/global/loss"])
+    chosen = done.summary["selected"]
+    assert chosen == {"by": "validation/global/loss", "round": best["round"], "value": best["validation/global/loss"]}
+    assert done.selected == best["round"]
+    entry = done.summary["metrics"]["test/global/accuracy"]
+    assert entry["selected"] == best["test/global/accuracy"]
+    _, sim, state = experiment.load(tmp_path / "run")
+    assert int(state.round) == best["round"]
+    assert sim.evaluate(state)["validation/global/loss"] == pytest.approx(best["validation/global/loss"], abs=1e-6)
+    assert int(experiment.load(tmp_path / "run", 5)[2].round) == 5
+    description = export.export(tmp_path / "run", tmp_path / "m.safetensors")
+    assert description["round"] == best["round"]
+
+
+def test_early_stopping_ends_where_it_would_and_stays_ended(tmp_path, monkeypatch):
+    """Scores are written by hand: 3, 5, 4, 5, 1 ...: the best is round 2, and two evaluations bring nothing better."""
+    values = dict(enumerate((0.3, 0.5, 0.4, 0.5, 0.1, 0.9), 1))
+    evaluate = simulation.Simulation.evaluate
+    monkeypatch.setattr(
+        simulation.Simulation, "evaluate", lambda self, state: evaluate(self, state) | {BY: values[int(state.round)]}
+    )
+    stopped = run(tmp_path / "run", config(select=BY, patience=2))
+    assert (stopped.selected, int(stopped.state.round)) == (2, 4)
+    assert stopped.summary["facts"]["ended"] == f"no better {BY} in 2 evaluations after round 2"
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    again = run(tmp_path / "run", config(select=BY, patience=2))
+    assert (again.selected, int(again.state.round)) == (2, 4)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    on = run(tmp_path / "run", config(select=BY, patience=4))  # more patience goes on from there
+    assert (on.selected, int(on.state.round)) == (6, 6)
+    assert int(experiment.load(tmp_path / "run")[2].round) == 6
+
+
+def test_a_run_that_is_resumed_selects_the_same(tmp_path):
+    whole = run(tmp_path / "whole", config(number=4, select=BY))
+    run(tmp_path / "parts", config(number=2, select=BY))
+    parts = run(tmp_path / "parts", config(number=4, select=BY))
+    assert parts.selected == whole.selected
+    one, other = (experiment.load(tmp_path / name)[2] for name in ("whole", "parts"))
+    jax.tree.map(np.testing.assert_array_equal, one.server, other.server)
+    assert [path.name for path in (tmp_path / "parts" / "selected").iterdir()] == [f"{whole.selected:08d}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"select": "test/global/accuracy"}, "unknown evaluation.select 'test/global/accuracy'; allowed: validation/global"),
+        ({"select": "validation/globl/accuracy"}, "Did you mean 'validation/global/accuracy'"),
+        ({"patience": 3}, "evaluation.patience=3 needs evaluation.select"),
+    ],
+)
+def test_impossible_selections_are_refused_before_anything_runs(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "run", config(**changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_selection_needs_validation_rows(tmp_path):
+    made = config(select=BY)
+    made.data.validation = None
+    with pytest.raises(ValueError, match=r"needs validation rows; set data.validation"):
+        run(tmp_path / "run", made)
