@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from configs.tables.fedhpl import all_methods
 from fedjax_core import experiment
 from fedjax_core.commands import tables
 
@@ -122,6 +123,13 @@ def test_every_number_has_a_source(file):
     assert set(file) == {"methods", "configs", *PAPERS}
     assert set(file["methods"]) == set(experiment.names())
     assert set(file["configs"]) == set(CONFIGS)
+
+
+def test_methods_with_prototypes_are_scored_by_the_nearest():
+    """In the FedHPL tables, as their papers predict: before the classifier's score, which they have too."""
+    for measure in (all_methods.LAST, all_methods.BEST, *all_methods.SPREAD):
+        where = [score.split("/")[1] for score in measure.scores]
+        assert where.index("nearest") < where.index("personal")
 
 
 def test_a_slip_is_found(file):

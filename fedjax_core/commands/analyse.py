@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--points", type=int, default=21, help="of the landscape and the plane, along each direction")
     parser.add_argument("--seed", type=int, default=0, help="of the draws of tsne and of the landscape's directions")
+    parser.add_argument("--beams", type=int, default=1, help="of rouge: with which a language model writes; 1: greedily")
     parser.add_argument("--compilation_cache", default=experiment.PROGRAMS, help="where compiled programs are kept; '' for nowhere")
     return parser
 
@@ -106,10 +107,12 @@ def main(arguments: Sequence[str]) -> int:
         chosen = None if given.clients is None else _ids(given.clients)
         labels = None if given.labels is None else given.labels.split(",")
         formats = [by_name.choose("--format", kind, FORMATS) for kind in given.format.split(",")]
+        if given.beams < 1:
+            raise ValueError(f"--beams={given.beams} must be at least 1")
         out = runs[0] / "analysis" if given.out is None else Path(given.out)
         scores = [name for name in given.score.split(",") if name]
         shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
-        asked = Asked(runs, out, *shown, given.scope, given.span, given.points, given.seed, labels, formats)
+        asked = Asked(runs, out, *shown, given.scope, given.span, given.points, given.seed, given.beams, labels, formats)
     except ValueError as error:
         return report.fail(error, 2)
     try:

@@ -28,6 +28,7 @@ class Asked(NamedTuple):
       scope: of accuracies by class and by client: "own", each client's own test rows, or "all", the whole test set.
       span, points: of the landscape and the plane.
       seed: of the embedding and of the landscape's directions.
+      beams: with which a language model writes its answers; 1: greedily.
       labels: what figures and tables call the runs, one for each; for curves also one for each line. None: their directories.
       formats: of figures, such as "png", "pdf", "svg".
     """
@@ -44,6 +45,7 @@ class Asked(NamedTuple):
     span: float = 1.0
     points: int = 21
     seed: int = 0
+    beams: int = 1
     labels: Sequence[str] | None = None
     formats: Sequence[str] = ("png",)
 

@@ -71,7 +71,7 @@ def rouge(asked: Asked, loaded: Loaded) -> list[Path]:
     """What models of instructions answer, in words, with its ROUGE-1: a language model writes, an encoder chooses."""
     rows, means = [], []
     for run, label in zip(asked.runs, labels(asked), strict=True):
-        mine = answered(run, *loaded.whole(run), asked.model)
+        mine = answered(run, *loaded.whole(run), asked.model, asked.beams)
         rows += [{"run": label} | row for row in mine]
         for name in dict.fromkeys(row["dataset"] for row in mine):
             of_set = [row for row in mine if row["dataset"] == name]

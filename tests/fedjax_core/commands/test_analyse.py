@@ -230,6 +230,7 @@ def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
         (["--what=tsne", "--features=prompts"], 1, "no output 'prompts'"),
         (["--what=attention"], 1, "no output 'attention'"),
         (["--what=plane"], 1, "a plane needs two models beside the central one"),
+        (["--what=rouge", "--beams=0"], 2, "--beams=0 must be at least 1"),
         (["--what=rouge"], 1, r"data\.source='digits' has no texts; instructions\(leave_out=\.\.\.\) has"),
     ],
 )

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, Examples, Net
@@ -258,6 +259,11 @@ def descend(optimizer, gradients, w):
         w = optax.apply_updates(w, updates)
         iterates.append(np.asarray(w))
     return iterates
+
+
+def test_nesterov_needs_momentum():
+    with pytest.raises(ValueError, match=r"optimizer.nesterov=True needs optimizer.momentum, which is 0"):
+        training.sgd(0.1, nesterov=True)
 
 
 class OptimizersTest(chex.TestCase):
