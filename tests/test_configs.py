@@ -21,6 +21,7 @@ from fedjax_core.data.sources import idx
 from fedjax_core.language import instructions, pretrained
 from fedjax_core.language import prepare as language
 from fedjax_core.nn import llama
+from fedjax_core.reporting import analysis
 from tests.fedjax_core.learning.test_lora import LLAMA_7B
 
 ROOT = Path(__file__).parents[1]
@@ -158,3 +159,14 @@ def test_every_method_has_a_config_and_a_row_in_the_readme():
     assert configured == set(methods)
     rows = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert set(methods) <= rows
+
+
+@pytest.mark.parametrize(("contrast", "trained"), [({}, 1_523_108), ({"on": True}, 1_561_124)], ids=["plain", "contrast"])
+def test_what_a_client_of_fedpft_trains_at_full_size(contrast, trained):
+    """On CIFAR-100: the network's 1,258,404, prompts, transformation, and with the contrast its projection."""
+    config = get("fedpft", "paper")
+    config.data.source = "cifar100"
+    with config.unlocked():
+        config.method.contrast = contrast or None
+    (found,) = analysis.sizes(build(config))
+    assert (found["whole"], found["trained"]) == (1_258_404, trained)
