@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,21 @@ from fedjax_core.engine import parallel, states
 from fedjax_core.engine.federation import Federation, Held, State, key
 from fedjax_core.learning import losses, metrics, training
 from fedjax_core.learning.episodes import assemble
+
+
+class ByClient(NamedTuple):
+    """Scores of single clients, of one evaluation.
+
+    Attributes:
+      ids: [E] ascending.
+      rows: [E] how many test rows each has of its own.
+      scores: by name without a statistic, such as "test/personal/own/accuracy", [E]; NaN of a client without rows for it.
+    """
+
+    ids: np.ndarray
+    rows: np.ndarray
+    scores: dict[str, np.ndarray]
+
 
 Batches = tuple[Any, Callable[[Array], training.Batch]]  # how many there are, and each by its number
 
@@ -84,6 +99,14 @@ def predictors(algorithm: Algorithm, plain: tuple[PyTree, PyTree], personal: tup
         return lambda x: predict(sent, client, x)
 
     return {name: bound(name, predict) for name, predict in algorithm.predict.items()}
+
+
+def each(scores: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+    """By metric, each client's value [E]; NaN of one without examples. `scores`: sums and weights [E]."""
+    return {
+        metric: np.divide(total, weight, out=np.full(np.shape(total), np.nan, np.float32), where=weight > 0)
+        for metric, (total, weight) in scores.items()
+    }
 
 
 STATISTICS = ("mean", "weighted", "lowest", "highest")

@@ -333,7 +333,15 @@ class Simulation:
         Raises:
           Diverged: a loss is not finite; says whose.
         """
-        found, number = {}, int(jax.device_get(state.round))
+        return self.evaluated(state)[0]
+
+    def evaluated(self, state: State) -> tuple[dict[str, float], scores.ByClient | None]:
+        """What `evaluate` gives, and the values of single clients that it is made of; None without scopes "own" and "all".
+
+        Raises:
+          Diverged: a loss is not finite; says whose.
+        """
+        found, number, by_client = {}, int(jax.device_get(state.round)), None
         if "global" in self.evaluation.scopes and "global" in self._algorithm(0, self._held_on_host, 0).predict:
             for name, pair in jax.device_get(self._global(self.held, state.server, state.round)).items():
                 found[f"test/global/{name}"] = float(pair[0] / pair[1])
@@ -343,12 +351,15 @@ class Simulation:
             if not math.isfinite(found.get("test/global/loss", 0.0)):
                 raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {faults.ADVICE}")
         if {"own", "all"} & set(self.evaluation.scopes):
+            ids = self.scored_clients()
+            by_client = scores.ByClient(ids, np.array([len(self.data.test_index[i]) for i in ids]), {})
             for scope, models in self.client_scores(state).items():
-                faults.scores(models, self.scored_clients(), ROWS[scope], number)
+                faults.scores(models, ids, ROWS[scope], number)
                 for model, score in models.items():
                     place = f"validation/{model}/own" if scope == "validation" else f"test/{model}/{scope}"
                     found |= scores.statistics(place, score)
-        return found
+                    by_client.scores.update({f"{place}/{metric}": values for metric, values in scores.each(score).items()})
+        return found, by_client
 
     @property
     def validated(self) -> bool:

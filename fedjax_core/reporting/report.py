@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from fedjax_core.reporting import clients
 from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
 from fedjax_core.reporting.records import CSV, kept, read
 from fedjax_core.reporting.summary import Series, history, shown, summarise, table
@@ -202,7 +203,8 @@ class Reporter:
         """Writes metrics.csv and summary.json from all that was ever logged, and closes everything; a second call repeats it.
 
         Returns:
-          The summary: `summarise`'s, with the noted facts; empty on a process that does not write.
+          The summary: `summarise`'s, with the noted facts and how scores spread over clients (`clients.spread`); empty on a
+          process that does not write.
 
         Raises:
           OSError: if they cannot be written.
@@ -213,7 +215,7 @@ class Reporter:
         metrics = self.path / METRICS
         found = read(metrics) if metrics.exists() else []
         summary = summarise(found, self.targets, self.last_k, self.select)
-        summary |= {"total_rounds": self.total_rounds, "facts": self._facts}
+        summary |= {"total_rounds": self.total_rounds, "facts": self._facts} | clients.spread(self.path, summary["rounds"])
         write_csv(self.path / CSV, found, ["round"])
         write_json(self.path / SUMMARY, summary)
         return summary

@@ -149,12 +149,25 @@ def table(summary: Mapping[str, Any]) -> str:
         if chosen:
             lines.append(f"+ where {chosen['by']} is best: what to report")
         lines.append("* best over rounds, selected on test data: not a result to report")
-    return "\n".join(line.rstrip() for line in [*lines, *_costs(summary)])
+    return "\n".join(line.rstrip() for line in [*lines, *_spread(summary), *_costs(summary)])
 
 
 def _is_one_loss(name: str) -> bool:
     """Whether a score is a loss of the whole run; how it spreads over clients is left to the files."""
     return "loss" in name.split("/") and name.rpartition("/")[2] in ("loss", "mean")
+
+
+def _spread(summary: Mapping[str, Any]) -> list[str]:
+    """How test accuracies spread over clients, a line each; of the selected round if there is one."""
+    moments = summary.get("clients", {})
+    found = moments.get("selected") or moments.get("last") or {"scores": {}}
+    lines = []
+    for name, entry in found["scores"].items():
+        if name.startswith("test/"):
+            few, half, most = (shown(name, entry["deciles"][i - 1]) for i in (1, 5, 9))
+            worst = shown(name, entry["worst_tenth"])
+            lines.append(f"clients  {name}: worst tenth {worst}, deciles 1, 5, 9: {few}, {half}, {most}")
+    return lines
 
 
 def _costs(summary: Mapping[str, Any]) -> list[str]:

@@ -12,8 +12,9 @@ import jax
 
 from fedjax_core.data import federated
 from fedjax_core.engine import together
+from fedjax_core.engine.scores import ByClient
 from fedjax_core.engine.simulation import Diverged, Simulation, State
-from fedjax_core.reporting import plots, report
+from fedjax_core.reporting import clients, plots, report
 from fedjax_core.run import directory as directories
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
 from fedjax_core.run.selection import Selection
@@ -206,11 +207,14 @@ class _Going:
             tracing = self.done == trace_at
             n = 1 if tracing else min(boundary - self.done, most)
             evaluated = self.done + n == boundary
-            pace, records = self._rounds(n, evaluated, tracing)
+            pace, records, by_client = self._rounds(n, evaluated, tracing)
             directories.record_plan(self.simulation, self.workdir)
             self.reporter.log(*records)
             self.hooks.rounds(records, evaluated)
             better = self.selection.see(records)
+            if by_client is not None and self.workdir.writer:
+                for name in (clients.LAST, clients.SELECTED) if better else (clients.LAST,):
+                    clients.write(self.workdir.path / name, self.done, by_client)
             ends = self.done == rounds or self.selection.exhausted
             due = time.monotonic() - at >= checkpoint_seconds
             failed, enough = self.hooks.failed is not None, bool(self.hooks.asked)
@@ -234,9 +238,10 @@ class _Going:
                 break
         return stopping
 
-    def _rounds(self, n: int, evaluated: bool, tracing: bool) -> tuple[float, list[dict[str, float]]]:
-        """Does n rounds, under the profiler or not, and scores the last: (seconds a round without compiling, their records)."""
-        compiled, start = _Compiling.seconds, time.monotonic()
+    def _rounds(self, n: int, evaluated: bool, tracing: bool) -> tuple[float, list[dict[str, float]], ByClient | None]:
+        """Does n rounds, under the profiler or not, and scores the last: (seconds a round without compiling, their records, the
+        last one's scores of single clients)."""
+        compiled, start, by_client = _Compiling.seconds, time.monotonic(), None
         try:
             scored = evaluated and "post_local" in self.simulation.evaluation.scopes
             with jax.profiler.trace(self.workdir.path / PROFILE) if tracing else contextlib.nullcontext():
@@ -245,11 +250,12 @@ class _Going:
             for entry in records:
                 entry |= {"seconds": seconds / n, "compile_seconds": compiling / n}
             if evaluated:
-                records[-1] |= self.simulation.evaluate(self.state)
+                found, by_client = self.simulation.evaluated(self.state)
+                records[-1] |= found
         except Diverged as error:
             raise Diverged(f"{error} ({self._left()})") from None
         self.done += n
-        return max(seconds - compiling, 1e-6) / n, records
+        return max(seconds - compiling, 1e-6) / n, records, by_client
 
     def _left(self) -> str:
         return f"the last checkpoint is of round {self.saved}" if self.saved else "there is no checkpoint yet"

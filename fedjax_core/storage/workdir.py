@@ -4,6 +4,7 @@ config.json        the resolved config; what a resumed run is compared with
 environment.json   versions, devices, commit and command line of the first start and of every resumption
 run.json           what the run chose once and keeps: plan, partition hash, label table (`WorkDir.record`)
 metrics.jsonl      one line a round or evaluation (`report.py`), beside it metrics.csv, summary.json, tensorboard/
+clients.csv        scores of single clients (`clients.py`), of the last evaluation; clients_selected.csv of the selected one
 checkpoints/       `checkpoint.py`
 """
 

@@ -8,6 +8,7 @@ from configs import fedavg, fedper
 from fedjax_core import experiment
 from fedjax_core.commands import export
 from fedjax_core.engine import simulation
+from fedjax_core.reporting import clients
 from fedjax_core.storage.json_files import read_jsonl
 
 BY = "validation/global/accuracy"
@@ -78,6 +79,13 @@ def test_the_summary_the_state_and_an_export_are_of_the_selected_round(tmp_path)
     assert int(state.round) == best["round"]
     assert sim.evaluate(state)["validation/global/loss"] == pytest.approx(best["validation/global/loss"], abs=1e-6)
     assert int(experiment.load(tmp_path / "run", 5)[2].round) == 5
+    for name, record in ((clients.LAST, records[-1]), (clients.SELECTED, best)):  # the values that the means are of
+        number, each = clients.read(tmp_path / "run" / name)
+        assert (number, each.ids.tolist()) == (record["round"], list(range(6)))
+        assert each.rows.tolist() == [len(index) for index in sim.data.test_index]
+        for score in ("test/global/own/accuracy", "validation/global/own/loss"):
+            assert np.nanmean(each.scores[score]) == pytest.approx(record[f"{score}/mean"], abs=1e-6)
+    assert {name: entry["round"] for name, entry in done.summary["clients"].items()} == {"last": 5, "selected": best["round"]}
     description = export.export(tmp_path / "run", tmp_path / "m.safetensors")
     assert description["round"] == best["round"]
 
@@ -85,10 +93,13 @@ def test_the_summary_the_state_and_an_export_are_of_the_selected_round(tmp_path)
 def test_early_stopping_ends_where_it_would_and_stays_ended(tmp_path, monkeypatch):
     """Scores are written by hand: 3, 5, 4, 5, 1 ...: the best is round 2, and two evaluations bring nothing better."""
     values = dict(enumerate((0.3, 0.5, 0.4, 0.5, 0.1, 0.9), 1))
-    evaluate = simulation.Simulation.evaluate
-    monkeypatch.setattr(
-        simulation.Simulation, "evaluate", lambda self, state: evaluate(self, state) | {BY: values[int(state.round)]}
-    )
+    evaluated = simulation.Simulation.evaluated
+
+    def by_hand(self, state):
+        found, by_client = evaluated(self, state)
+        return found | {BY: values[int(state.round)]}, by_client
+
+    monkeypatch.setattr(simulation.Simulation, "evaluated", by_hand)
     stopped = run(tmp_path / "run", config(select=BY, patience=2))
     assert (stopped.selected, int(stopped.state.round)) == (2, 4)
     assert stopped.summary["facts"]["ended"] == f"no better {BY} in 2 evaluations after round 2"

@@ -1,0 +1,55 @@
+"""Scores of single clients: files, and how a score spreads."""
+
+import numpy as np
+import pytest
+
+from fedjax_core.engine import scores
+from fedjax_core.reporting import clients, report
+
+OWN = "test/personal/own/accuracy"
+
+
+def some(values, **more) -> scores.ByClient:
+    values = np.asarray(values, np.float32)
+    return scores.ByClient(np.arange(len(values)), np.full(len(values), 7), {OWN: values, **more})
+
+
+def test_a_file_gives_back_what_was_written(tmp_path):
+    clients.write(tmp_path / "clients.csv", 5, some([0.1, np.nan, 0.7]))
+    done, found = clients.read(tmp_path / "clients.csv")
+    assert done == 5
+    np.testing.assert_array_equal(found.scores[OWN].astype(np.float32), np.float32([0.1, np.nan, 0.7]))
+    assert (found.ids.tolist(), found.rows.tolist()) == ([0, 1, 2], [7, 7, 7])
+    assert (tmp_path / "clients.csv").read_text().splitlines()[2] == "5,1,7,"
+
+
+@pytest.mark.parametrize("text", ["", "client,x\n1,2\n", f"round,client,test_rows,{OWN}\n1,0,7,a\n", "round,client,test_rows\n"])
+def test_a_file_that_is_none_is_named(tmp_path, text):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"x.csv is no file of clients' scores"):
+        clients.read(tmp_path / "x.csv")
+
+
+def test_the_worst_tenth_and_deciles():
+    values = np.random.default_rng(0).permutation(25) / 1.0
+    assert clients.worst_tenth(values) == 1.0  # of 0, 1, 2
+    assert clients.worst_tenth(values[None, :9]).tolist() == [values[:9].min()]
+    assert clients.decile(5)(values) == 12.0
+    assert clients.decile(1)(np.arange(11.0)) == 1.0
+
+
+def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
+    loss = {"test/personal/own/loss": np.ones(22), "validation/personal/own/accuracy": np.ones(22)}
+    clients.write(tmp_path / clients.LAST, 2, some([*np.arange(21) / 20, np.nan], **loss))
+    clients.write(tmp_path / clients.SELECTED, 9, some([0.5]))  # of a round that this run has not reached
+    with report.Reporter(tmp_path, 2, progress=False, tensorboard=False) as reporter:
+        reporter.log({"round": 1}, {"round": 2, f"{OWN}/mean": 0.5})
+    summary = reporter.close()
+    assert list(summary["clients"]) == ["last"]
+    last = summary["clients"]["last"]
+    assert (last["round"], last["scored"]) == (2, 22)
+    assert list(last["scores"]) == [OWN, "validation/personal/own/accuracy"]
+    assert last["scores"][OWN]["worst_tenth"] == pytest.approx(0.05)  # of 0, 0.05, 0.1
+    assert last["scores"][OWN]["deciles"] == pytest.approx([0.1 * i for i in range(1, 10)])
+    lines = [line for line in report.table(summary).splitlines() if line.startswith("clients")]
+    assert lines == [f"clients  {OWN}: worst tenth 5.0 %, deciles 1, 5, 9: 10.0 %, 50.0 %, 90.0 %"]
