@@ -65,7 +65,7 @@ def summarise(
             reached = {str(t): next((r for r, v in zip(rounds, values, strict=True) if v >= t), None) for t in targets}
             entry["rounds_to"] = reached
         summary["metrics"][name] = entry
-    if select in summary["metrics"]:
+    if select is not None and select in summary["metrics"]:
         _report_at(records, select, summary)
     return summary
 
