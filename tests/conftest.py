@@ -45,14 +45,28 @@ def shared_data(data_folder) -> Path:
     return data_folder
 
 
-def _group(item) -> str:
+def _group(nodeid: str) -> str:
     """Tests that share compiled rounds: those of a file, in the contract suite those of a method."""
+    file, _, test = nodeid.partition("::")
+    if not file.endswith("test_every_method.py"):
+        return file
     from tests import toy
 
-    group = item.nodeid.partition("::")[0]
-    if group.endswith("test_every_method.py"):
-        return max((name for name in toy.METHODS if f"[{name}-" in item.name or f"_{name}" in item.name), key=len, default=group)
-    return group
+    return max((name for name in toy.METHODS if f"[{name}-" in test or f"_{name}" in test), key=len, default=file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist loadgroup` a group goes to one worker. xdist's own marks of groups do nothing under pytest 9.2."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return Groups(config, log)
 
 
 SLOW = {  # files that take more than some ten seconds of computing, as measured
@@ -94,22 +108,20 @@ QUICK_METHODS = {"fedavg", "scaffold", "fedskc", "fedper", "fedoa"}  # whose con
 def _slow(item) -> bool:
     file = item.path.stem
     if file == "test_every_method":
-        return _group(item) not in QUICK_METHODS
+        return _group(item.nodeid) not in QUICK_METHODS
     return file in SLOW or (item.path.parent.name == "methods" and file.removeprefix("test_") not in QUICK_METHODS)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """With `--dist loadgroup`, a group goes to one worker. `-m "not slow"` answers in minutes."""
+    """`-m "not slow"` answers in minutes."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
         if _slow(item):
             item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_teardown(item, nextitem):
     """After a group its compiled programs are dropped: of the whole suite they would take many gigabytes."""
-    if nextitem is None or _group(item) != _group(nextitem):
+    if nextitem is None or _group(item.nodeid) != _group(nextitem.nodeid):
         for case in sys.modules["tests.toy"].CASES.values() if "tests.toy" in sys.modules else ():
             case.forget()
         jax.clear_caches()
