@@ -92,6 +92,7 @@ def get_config(variant: str = "small") -> Any:
     config.data.test_split = placeholder(str)  # each client's own test rows: "proportional", "matched", "all", "partition"
     config.data.test_examples = placeholder(int)  # for "matched"
     config.data.validation = placeholder(object)  # of each client's training rows, a fraction or a number, held back to choose by
+    config.data.unseen_clients = placeholder(object)  # a fraction or a number of the clients: they never train, and are scored
 
     config.task = "classification"  # or "episodes(way=5, shot=5, query=15)", of unseen classes: fedjax_core/learning/episodes.py
 
@@ -122,9 +123,12 @@ def get_config(variant: str = "small") -> Any:
 
     config.evaluation = ConfigDict()
     config.evaluation.every = 5  # rounds
-    config.evaluation.scopes = ("global", "own")  # also "post_local", "all": fedjax_core/engine/federation.py
+    config.evaluation.scopes = ("global", "own")  # also "post_local", "all", "unseen": fedjax_core/engine/federation.py
     config.evaluation.batch = 256
     config.evaluation.clients = placeholder(int)  # score at most so many
+    config.evaluation.newcomer_updates = placeholder(
+        int
+    )  # local updates of an unseen client, where they make its models; None: one
     config.evaluation.last_k = 10  # mean over the last k evaluations
     # Scores beside accuracy and loss, such as ("my_package.scores:top5",): (outputs, x, y, mask [B]) -> (sum, weight)
     config.evaluation.scores = placeholder(tuple)

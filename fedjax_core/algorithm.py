@@ -123,6 +123,9 @@ class Algorithm(NamedTuple):
       broadcast: server, client id -> sent, the only thing that a client ever sees of the server.
       prepare: sent, client, data, key -> client; every client once, before round 1 (FedMD's pre-training).
       personalise: sent, client, data, key -> (sent, client); before a personal score, then dropped (FedBABU, FedRep).
+      newcomer: sent, client -> client: what a client that never took part begins with, where that is not what `client_init` gives.
+        An unseen client then trains by `client_update` without sending anything, if the method has models beside "global" and keeps
+        something with its clients, and is personalised. A text instead: why the method has no model for such a client.
       pooled: True for a method that trains on the union of all clients' data (Centralized).
     """
 
@@ -135,4 +138,5 @@ class Algorithm(NamedTuple):
     broadcast: Callable[[PyTree, Array], PyTree] = lambda server, client_id: server
     prepare: Callable[[PyTree, PyTree, ClientData, Array], PyTree] | None = None
     personalise: Callable[[PyTree, PyTree, ClientData, Array], tuple[PyTree, PyTree]] | None = None
+    newcomer: Callable[[PyTree, PyTree], PyTree] | str | None = None
     pooled: bool = False

@@ -3,6 +3,8 @@
 The union is put in a canonical order first, so the result does not depend on how the data are partitioned. It is FedAvg with one
 client: E local epochs per round, T * E in all, the optimiser made anew every round (which plain SGD does not notice).
 
+A newcomer gets the server's model as it is.
+
 Departures: none; there is no paper.
 """
 

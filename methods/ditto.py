@@ -9,6 +9,8 @@ https://arxiv.org/abs/2012.04221
   lambda   lam              pull of v_k towards the w that it received
   s        personal_epochs  local passes of the personal model
 
+A newcomer gets a personal model that begins as the w it is sent, after a local training of it.
+
 Departures: both models go over the data separately, in the same order: the same as the paper's alternation, since w is constant in
 the pull. The mean is weighed by samples unless asked otherwise. Batch statistics of v_k are its own.
 """
@@ -69,6 +71,7 @@ def beside(
         client_update=client_update,
         predict=base.predict | {"personal": lambda w, v_k, x: model.apply(v_k, x)[0]},
         client_init=client_init,
+        newcomer=lambda w, v_k: w,
     )
 
 

@@ -17,6 +17,8 @@ https://arxiv.org/abs/2007.03797
 alpha and sigma must suit the scale of the models' distances: sigma no smaller than |w_i - w_j|^2 after the first rounds, and alpha
 at most sigma / (N - 1), so that xi_ii never falls below zero (its mean over the cohort is in the round's record).
 
+A newcomer cannot be served, since the server mixes a cloud model for each client of what that client sends.
+
 Departures: the paper lets everyone take part; here u_i is mixed of the round's models, and a client that is not among them keeps
 its own as it was. In round 1 u_i is the common initialisation. Batch statistics belong to w_i and never travel.
 """
@@ -104,6 +106,7 @@ def fedamp(
         predict={"personal": lambda u_i, w_i, x: model.apply(w_i, x)[0]},
         client_init=lambda key, clouds, client_id: model.init(key),
         broadcast=lambda clouds, client_id: jax.tree.map(lambda u: u[client_id], clouds),
+        newcomer="FedAMP has a cloud model only for clients that send theirs, and none for an unseen one",
     )
 
 

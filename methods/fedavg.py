@@ -8,6 +8,8 @@ AISTATS 2017. https://arxiv.org/abs/1602.05629
   n_k / n   weights="samples"   share of client k's examples among the cohort's
   E, B      epochs, batch       local passes; minibatch size
 
+A newcomer gets the server's model as it is.
+
 Departures: the mean is taken over the cohort and of deltas, w + sum_k n_k/n (w_k - w): equal in exact arithmetic, but a frozen
 leaf stays exact and an empty cohort changes nothing. weights="uniform" weighs the clients alike, as several releases do.
 """

@@ -2,6 +2,8 @@
 
 The reference for personalisation after the fact; nothing of it enters the training, which is FedAvg's (methods/fedavg.py).
 
+A newcomer gets the server's model, fine-tuned on its own rows as everybody's is.
+
 Departures: none; there is no one paper. finetune_epochs=0 scores FedAvg's model on every client's own rows.
 """
 

@@ -9,6 +9,8 @@ matching during training). https://arxiv.org/abs/2407.16139
 
 All are trained together by cross-entropy. (The map trained on a finished FedAvg is the analysis "match" of `fedjax-core analyse`.)
 
+A newcomer gets the shared network with a map of its own, from the identity, after a local training.
+
 Departures: the paper does not say how the layer starts or is trained: identity and zero, with everything else, at the same rate.
 """
 

@@ -10,6 +10,8 @@ https://arxiv.org/abs/2106.06042
   tau_f       finetune_epochs      fine-tuning epochs before a client's model is scored; the result is dropped
   alpha_f     finetune_rate        learning rate of the fine-tuning, relative to the local one's
 
+A newcomer gets the body under the initial head, fine-tuned as everybody's is.
+
 Departures: the mean is weighed by samples unless asked otherwise. The model before fine-tuning is scored with finetune_epochs=0.
 """
 

@@ -10,6 +10,8 @@ https://arxiv.org/abs/2102.07623
 
 Batch normalisation is found by its statistics, so that of a shortcut is found too. Without any the method is FedAvg.
 
+A newcomer gets the shared layers with normalisation of its own, after a local training.
+
 Departures: the mean is weighed by samples unless asked otherwise. `config.statistics` makes no difference between "average" and
 "local" here.
 """

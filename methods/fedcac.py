@@ -14,6 +14,8 @@ Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
 
 Client i gets M_i w_i^c + (1 - M_i) w. From round beta on critical entries are its own alone.
 
+A newcomer cannot be served, since the server makes each client's model of the critical parameters that it sends.
+
 Departures: with partial participation all this is taken over the round's clients; another's mask and custom model stay as they
 were, its shared entries are the newest. Batch statistics stay with their client, as in the authors' code. A tensor in which
 nothing has any sensitivity, such as one that never moved, has no critical entry; in that code all of its entries are.
@@ -111,6 +113,7 @@ def fedcac(
         predict={"personal": lambda sent, stats, x: model.apply(Net(sent, stats), x)[0]},
         client_init=lambda key, server, client_id: model.init(key).stats,
         broadcast=broadcast,
+        newcomer="FedCAC makes a model for each client of what it sends, and none for an unseen one",
     )
 
 

@@ -21,6 +21,8 @@ Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Le
 
 Every number above is an argument that overrides its variant's. In the first round no labels are known, and nothing is generated.
 
+A newcomer gets the server's model as it is; with mixed networks it cannot be served, since bodies never travel.
+
 Departures: the generator's Adam goes on from round to round (the library makes it anew); the library knows all clients' labels
 from the start, and never stores the generator that it trained: generator_frozen=True is that. Of the authors' code, the latent
 term and the student term, which weighs nothing, are left out, as is the stop after 20 local steps. A client's step generates as
@@ -283,4 +285,5 @@ def fedgen(
         predict={"personal" if mixed else "global": personal},
         client_init=lambda key, server, client_id: parts(model.init(key))[0] if mixed else (),
         broadcast=lambda server, client_id: Sent(server.body, server.head, server.generator, server.labels),
+        newcomer="FedGen's bodies of mixed networks never travel, so an unseen client would train one alone" if mixed else None,
     )

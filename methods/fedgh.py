@@ -13,6 +13,8 @@ A client trains its body and the head that it was sent together, then sends its 
 The server takes a step of the head for each mean that came in. Scores: "personal" is the client's body under the newest head,
 "own_head" under the one that it trained.
 
+A newcomer cannot be served, since bodies never travel: it would train one alone under the head.
+
 Departures: a client's mean is over all of its examples of a class; the authors' code takes the mean of the means of minibatches,
 in which examples of minibatches with few of the class weigh more. The means come in shuffled order; server_batch and server_epochs
 make more of them than the paper's one step each. In the authors' code the server's optimiser holds other parameters and the head
@@ -96,4 +98,5 @@ def fedgh(
             "own_head": lambda head, w_i, x: model.apply(w_i, x)[0],
         },
         client_init=lambda key, server, client_id: model.init(key),
+        newcomer="FedGH's bodies never travel, so an unseen client would train one alone",
     )

@@ -12,6 +12,8 @@ https://arxiv.org/abs/2110.09910
 The client's loss is CE + alpha * MSE(logits(x), server.logits[y]) over the examples whose class is known; in the first round
 nothing is. The logits that it sends are those it produced while it trained, averaged per true class.
 
+A newcomer cannot be served, since networks never travel: it would train one alone.
+
 Departures: the synchronous form: a class's row is the uniform mean over the round's senders, and a row without sender is kept. The
 authors' code runs asynchronously, with a running mean over uploads.
 """
@@ -84,4 +86,5 @@ def fedhe(
         collect=aggregators.class_mean(),
         predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
+        newcomer="FedHe's networks never travel, so an unseen client would train one alone",
     )

@@ -17,6 +17,8 @@ A correct logit is one that the client predicts rightly after its training, in e
 the last round; an example whose class nobody sent has none, and a KL term of 0. compress=False sends every correct logit with its
 label instead of means, to the same effect; `logits_sent` counts them, K + 1 numbers each.
 
+A newcomer gets prompts and a head of its own, after a local training with the global logits.
+
 Departures: under partial participation a round's teacher is of its cohort alone (in the paper all clients come); a round to which
 nobody came leaves it as it was. +P and +H are not weighed in the paper: here as FedAvg does, and only among entries of one shape.
 """

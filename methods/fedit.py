@@ -5,6 +5,8 @@ https://arxiv.org/abs/2305.05644
 
 It is FedAvg of what a network trains (methods/fedavg.py), here an adapter: `lora.adapted`, with the loss on the answers' tokens.
 
+A newcomer gets the server's model as it is.
+
 Departures: the average is uniform, as FedOA's comparison has it; weights="samples" is FedIT's own code. A's and B's of LoRA are
 averaged each for themselves.
 """

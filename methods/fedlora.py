@@ -7,6 +7,8 @@ https://arxiv.org/abs/2505.01075
 
 It is FedAvg with fine-tuning (methods/fedavg_ft.py) of what a network trains, here an adapter: `lora.adapted`.
 
+A newcomer gets the averaged adapter, tuned further on its own rows as everybody's is.
+
 Departures: how long clients tune is not said: 2 epochs, as long as in a round. It is not the first paper's method, where networks
 of several architectures share one small adapter that is trained in turn with each of them.
 """

@@ -12,6 +12,8 @@ Li, Wang. FedMD: Heterogenous Federated Learning via Model Distillation. 2019. h
   before:    every model trains on the public set, then on its private one
   a round:   digest, towards the consensus (mean absolute difference of logits); revisit, on the private set; send logits
 
+A newcomer cannot be served, since networks never travel: it would train one alone.
+
 Departures: a round digests what the cohort of the round before sent after its training, so the first round has nothing to digest;
 in the paper the same logits are sent when the round begins. Both first trainings last a fixed number of epochs; the authors stop
 early. The example's classes are alike in the draw, up to one of them.
@@ -147,4 +149,5 @@ def fedmd(
         predict={"personal": lambda sent, w_k, x: model.apply(w_k, x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
         prepare=prepare,
+        newcomer="FedMD's networks never travel, so an unseen client would train one alone",
     )

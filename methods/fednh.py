@@ -10,6 +10,8 @@ https://arxiv.org/abs/2212.02758
   mu_k^(c)    means                  client k's normalised mean of the normalised features of class c
   rho         rho                    how much of a prototype stays in a round
 
+A newcomer gets the server's model as it is.
+
 Departures: the authors' code clips a step's gradient at norm 10, in all of its runs; here that is the optimiser's
 (config.optimizer.clip), which the paper variant and the tables set. The weights of the prototypes' mean are the clients'
 counts, and models are averaged uniformly, as in that code; its alternative weightings, off by default there, are not here. The

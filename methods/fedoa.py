@@ -31,6 +31,8 @@ The paper deploys phi_e. The released evaluation adds half of the update of phi_
 of parameters without an adapter it is their mean); exports and written answers have phi_e alone. The release cuts the end of texts
 that are too long, so that answer and end mark are lost; here they are refused, or cut at the beginning (`long='cut'`).
 
+A newcomer gets a personal adapter that begins as the global one, after a local training of it.
+
 Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout, no augmentation), and so is computed once a round.
 Where both features are equal up to rounding (`losses.rounding`), as at the first step, D and its gradient are zero. K counts
 passes, as the experiments do; Algorithm 1 counts steps. Our reading of "released" has R_e as one mean over the minibatch (over all

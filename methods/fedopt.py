@@ -19,6 +19,8 @@ https://arxiv.org/abs/1909.06335
   "yogi"       v - (1 - b2) Delta^2 sign(v - Delta^2)   the same                 0.01        0.9
   "momentum"                                            eta m, m = b1 m + Delta  1           0.9
 
+A newcomer gets the server's model as it is.
+
 Departures: the paper tunes eta for every task on a grid from 10^-3 to 10; the last two columns stand in where none is given. Batch
 statistics are averaged and never pass through the optimiser.
 """

@@ -8,6 +8,8 @@ Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization
   K_P       personal       which layers they are: entries of the network, by default the classifier alone
   n_j / n   weights="samples"
 
+A newcomer gets the base layers with personalisation layers of its own, after a local training.
+
 Departures: the clients' personalisation layers start alike, from the common initialisation, as public implementations have it; in
 the paper each client draws its own. personal=() is FedAvg, all entries are local training.
 """

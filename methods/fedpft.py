@@ -35,6 +35,8 @@ they learn no more. Eq. 3 prints a second logarithm. CE sees the plain images. I
 batch normalisation runs in evaluation mode, so that its features are computed once (statistics="train" is the other reading). The
 momentum copies, their batch statistics and the queue stay with the client between rounds; the keys use the current tau (a copy
 of its own with contrast.momentum_transform). Rows of a short batch that are padding never enter the queue.
+
+A newcomer gets the shared network with prompts of its own, after a local training.
 """
 
 from collections.abc import Mapping

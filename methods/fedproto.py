@@ -13,6 +13,8 @@ https://arxiv.org/abs/2105.00243
 The client's loss is CE + lam * mean_b |z_b - C^(y_b)|^2 / D; an example whose class is unknown counts as 0 in the mean. Models may
 differ but for D. Scores: "personal" by the client's own classifier, "nearest" by the closest prototype, as the paper predicts.
 
+A newcomer cannot be served, since networks never travel: it would train one alone.
+
 Departures: a class that nobody of the cohort has keeps its prototype. A client's means are taken after training in evaluation mode,
 over all its examples; the authors' code takes what training produced in the last epoch. It also averages uniformly
 (weights="uniform") and looks for the nearest prototype among the client's own classes only.
@@ -117,4 +119,5 @@ def fedproto(
         collect=aggregators.class_mean(weights),
         predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0], "nearest": nearest},
         client_init=lambda key, server, client_id: model.init(key),
+        newcomer="FedProto's networks never travel, so an unseen client would train one alone",
     )

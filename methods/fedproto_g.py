@@ -8,6 +8,8 @@ clients' loss has FedProto's regulariser, and the model's own classifier predict
   server.net           global model
   server.prototypes    mean feature of each class, and which are known
 
+A newcomer gets the server's model as it is.
+
 Departures: all of it; the paper has no global model.
 """
 

@@ -8,6 +8,8 @@ https://arxiv.org/abs/1812.06127
   mu        mu                weight of the proximal term
   h_k       F_k, proximal     client k's objective: its cross-entropy plus mu/2 ||w - w^t||^2
 
+A newcomer gets the server's model as it is.
+
 Departures: every client does all its local epochs (the paper also studies inexact ones). Clients are drawn uniformly and weighed by
 their examples; the paper draws them by their examples and averages uniformly. Batch statistics have no proximal term, and the loss
 that is reported is the cross-entropy.

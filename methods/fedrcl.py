@@ -18,6 +18,8 @@ CE + contrast * mean pull + beta * mean push, means over levels and rows.
 Levels are the stem and all stages of a ResNet: every hidden layer that the model names `..._pre`. A model without any has its
 features as the one level.
 
+A newcomer gets the server's model as it is.
+
 Departures: the authors' code is followed, which takes the hardest pairs (one of the class, two of others) where the paper sums over
 all. It also clips a step's gradient at norm 10, which here is the optimiser's (config.optimizer.clip): the paper variant and the
 tables set it. Equal cosines share a gradient that the code gives to one of them. Rows that pad a short batch are in no pair.

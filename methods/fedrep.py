@@ -10,6 +10,8 @@ https://arxiv.org/abs/2102.07078
   1         body_epochs       local passes over phi, with h_i frozen; one step in the paper, an epoch or more in its experiments
   1 / (rn)  weights="uniform"
 
+A newcomer gets the representation with a head of its own, after a local training, and fine-tuned if everybody's is.
+
 Departures: the mean is weighed by samples unless asked otherwise, as in the authors' code. Batch statistics move in both phases, as
 there. The code trains the heads again before the last scores (max(10, head_epochs) epochs): finetune_epochs, before every score.
 """

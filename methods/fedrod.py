@@ -12,6 +12,8 @@ https://arxiv.org/abs/2107.00778
 Generic: CE(o_G + gamma log N_m, y) moves theta and psi. Personal: CE(o_G + h_m(z), y) moves h_m alone: o_G and z carry no gradient.
 Both are taken at the same point, so that the shared part never notices the personal one.
 
+A newcomer gets the server's model ("global"), and with a personal head beside it after a local training.
+
 Departures: linear personal heads; no hypernetwork. A class without local examples counts as the smallest number, not as zero. A
 gradient norm to clip at (`config.optimizer.clip`) is that of both parts together.
 """

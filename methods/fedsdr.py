@@ -14,6 +14,8 @@ https://arxiv.org/abs/2505.01075
 `variant`: in the "default" the personal adapters begin from the common initialisation in the first round; "released": from draws of
 their own in the second, whose first is FedIT's alone.
 
+A newcomer gets a personal adapter of its own, not begun from the global one's shortcuts, after a local training of it.
+
 Departures: this is the adaptation, not the first paper's estimator of the conditional mutual information, whose code is not public;
 its regulariser of the head is left out, since the head is fixed. Features by w are of the plain example in evaluation mode.
 """
@@ -82,4 +84,6 @@ def fedsdr(
         trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(v_i, data, key, g)
         return trained.net, trained.sums
 
-    return beside(task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading)
+    return beside(task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading)._replace(
+        newcomer=None
+    )

@@ -39,6 +39,8 @@ Why d_k is a mean by default: the paper wants less weight for knowledge that is 
 number of classes that a client holds, and a_k d_k with its square, beside which 2 b_k is at most 2: whoever holds few classes then
 gets most of the weight, whatever its size. "relu" balances the two without a scale of the logits.
 
+A newcomer gets the server's model as it is.
+
 Departures: a class that a client has no example of has no knowledge (masks instead of zeros), so the means run over its holders;
 in the first round, when nothing is known, the loss is CE. U is a constant for the gradient. CE is a mean over the batch like LCL
 (Algorithm 1 prints a sum). "released" leaves the released code's data preparation to the config (learning rate 0.1, crops, flips,

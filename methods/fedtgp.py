@@ -16,6 +16,8 @@ Heterogeneity in Federated Learning. AAAI 2024. https://arxiv.org/abs/2401.03230
 Clients are FedProto's; models may differ but for D. Scores likewise: "personal" by the client's own classifier, "nearest" by the
 closest prototype, as the authors predict.
 
+A newcomer cannot be served, since networks never travel: it would train one alone.
+
 Departures: those of the authors' code: a class's centre is the plain mean over its owners, and delta looks at nearest centres,
 where the paper, as we read it, takes the farthest. A client's means are taken after its training; the code takes them of the model
 before it.
@@ -129,4 +131,5 @@ def fedtgp(
         server_update=server_update,
         collect=aggregators.stack,
         broadcast=lambda server, client_id: server.prototypes,
+        newcomer="FedTGP's networks never travel, so an unseen client would train one alone",
     )

@@ -3,6 +3,8 @@
 The reference that personalised methods must beat. Client i's model after T rounds of E epochs is T * E epochs of training on its
 own data, the optimiser made anew every round.
 
+A newcomer cannot be served, since nothing is shared.
+
 Departures: none; there is no paper.
 """
 
@@ -39,4 +41,5 @@ def local(task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1,
         predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
         broadcast=lambda server, client_id: (),
+        newcomer="Local shares nothing that an unseen client could begin from",
     )

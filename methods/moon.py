@@ -9,6 +9,8 @@ Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org
   z, z_glob, z_prev                     features of the model in training, the global and the previous one
   mu, tau          mu, tau              weight and temperature of the contrastive term
 
+A newcomer gets the server's model as it is.
+
 Departures: in a client's first round there is no previous model and no contrastive term (the authors' code has a random model of
 the client's own then). The two fixed models see the images without `config.augment`.
 """

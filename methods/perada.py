@@ -12,6 +12,8 @@ Guarantees. CVPR 2024. https://arxiv.org/abs/2302.06637
 Without distillation it is Ditto with lambda = 2 lam. `variant`: "default", the paper; "released", FedOA's code for it, whose
 regulariser has no gradient: the personal adapters are trained alone from the second round on, each from a draw of its own.
 
+A newcomer gets a personal adapter that begins as the averaged one, after a local training of it.
+
 Departures: distillation has a fixed number of epochs, for there is no labelled set at the server that could stop it early. The
 teacher is made at the server, of every client's trained w_i, so that nothing but deltas travels.
 """

@@ -15,6 +15,8 @@ https://arxiv.org/abs/2305.02776
 The gate normalises its inputs and outputs over the batch. Dense layers and all others have budgets of their own. k has no gradient;
 that of the importance goes straight through. Gate and network move together, each gradient clipped to norm `clip`.
 
+A newcomer gets the shared network behind a gate of its own, after a local training of the gate.
+
 Departures: batch normalisation before the gate, not the switchable one; one head gives importance and weight, as in the authors'
 code; no diversity term, whose weight is 0 there. A client's model is fixed by the gate's mean over its training rows, in evaluation
 mode, not anew by every test batch: a score does not depend on how test rows are batched. The mean is taken over the cohort.

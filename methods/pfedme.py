@@ -17,6 +17,8 @@ Plain steps need eta_p lambda < 2 and eta lambda <= 1. `variant`: "default", the
 round is FedIT's; then theta is a personal model that persists and is trained alone by `epochs` of `optimizer`, from a draw of the
 client's own, and w_i makes a single step, w - 2 eta lambda (w - theta).
 
+A newcomer gets theta of its own: a local training around the server's model.
+
 Departures: in a round theta and the inner optimiser's state go on from minibatch to minibatch (warm=False: theta starts at w_i).
 The paper's code adds a weight decay of 0.001 to inner steps; here it is the optimiser's. theta is what a client is scored with, as
 the paper has it (its code scores w_i). Only sampled clients train. Batch statistics are those that theta met.
@@ -162,4 +164,5 @@ def pfedme(
         client_update=client_update,
         predict=base.predict | {"personal": lambda w, theta, x: model.apply(theta, x)[0]},
         client_init=client_init,
+        newcomer=lambda w, theta: w,
     )

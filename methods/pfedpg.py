@@ -16,6 +16,8 @@ https://arxiv.org/abs/2308.15367
 A client trains its prompts and its head, and sends the prompts' delta. All else of its network stays as it was initialised or
 loaded. Right after local training it predicts by P~_i, later by the prompts that are newly generated for it.
 
+A newcomer cannot be served, since the server has no descriptor of it to generate prompts from.
+
 Departures: none known; there is no official code. Sizes are those that FedHPL's parameter counts tell: eight heads of 64, one
 descriptor a client (so that all of its prompts are shifted alike), no biases but the last. The basis starts as the network's own
 prompts, the descriptors from N(0, 1).
@@ -118,4 +120,5 @@ def pfedpg(
         predict={"personal": lambda p_i, mine, x: model.apply(together(p_i, mine), x)[0]},
         client_init=lambda key, server, client_id: apart(model.init(key))[1],
         broadcast=lambda psi, client_id: prompts_of(psi, client_id, heads),
+        newcomer="pFedPG generates prompts from a descriptor that it learns for each client, and has none of an unseen one",
     )

@@ -12,6 +12,8 @@ A round: first the prompt learns for `prompt_epochs` with the network frozen, th
 Prompts are in the units of the authors' code, where images are (x - 0.5) / 0.5 with x in [0, 1]: half of p is added to x, then the
 network normalises as ever. They start from N(0, 1), drawn by each client, which is a strong frame.
 
+A newcomer gets the shared network with a prompt of its own, after a local training.
+
 Departures: batch statistics move in both phases. The prompt's momentum starts anew in every round, as all local optimisers do
 here; the authors' code keeps it from round to round. Inputs without channels (vectors) have a frame too, their first and last
 entries.

@@ -11,6 +11,8 @@ https://doi.org/10.1109/TPDS.2022.3225185
 
 Loss: CE + lambda tau^2 KL(softmax(o_v / tau) || softmax(o / tau)); CE alone in the first round that a client takes part in.
 
+A newcomer gets a model of its own: the server's after a local training.
+
 Departures: the teacher predicts in evaluation mode; so with augmentation (config.augment) it sees the plain images and the student
 the augmented ones, where the authors' code shows both the same. The mean is weighed by samples unless asked otherwise. A client
 that never took part has the server's model for its own.

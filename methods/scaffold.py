@@ -9,6 +9,8 @@ https://arxiv.org/abs/1910.06378
   y_i       y                local model;  K: the local steps, those that were not padding
   eta_g     server_lr        server learning rate;  eta_l: the optimiser's
 
+A newcomer gets the server's model as it is.
+
 Departures: option II of Algorithm 1, written as the mean of the gradients of the loss over the local steps. With plain SGD the two
 are equal. They are not with an optimiser that does more: (x - y) / (K eta_l) would have the momentum's factor in it (10 at 0.9),
 weight decay's term, and clipped gradients. Weight decay is left out on purpose: its gradient is the same function of the weights

@@ -20,6 +20,7 @@ import numpy as np
 
 from fedjax_core import by_name, experiment
 from fedjax_core.commands import ending
+from fedjax_core.data.unseen import seen_rows
 from fedjax_core.engine.simulation import View
 from fedjax_core.reporting import report
 from fedjax_core.storage import export as files
@@ -68,7 +69,7 @@ def export(
             raise
     number = view.client % len(config.models)
     spec, file = config.models[number], experiment.weight_files(config)[number]
-    mean, std = experiment.scaling(config, data.train, file) or (None, None)
+    mean, std = experiment.scaling(config, seen_rows(data), file) or (None, None)
     outputs = data.classes if net is None else net.params["head"]["kernel"].shape[-1]
     names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # FedMD's tells those apart too
     description = {

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,22 @@ from fedjax_core.data.partition.rows import index_list
 from fedjax_core.data.sources import Dataset
 
 TEST_SPLITS = ("proportional", "matched", "all", "partition")
+
+
+class Newcomers(NamedTuple):
+    """Clients that have data and never train (`unseen.py`).
+
+    Attributes:
+      ids: [U] their numbers in the partition, sorted; all others are the population, in their order.
+      train_index, test_index: U arrays of row numbers, as the population's.
+      label_table, test_label_table: [U, K] rows of each class.
+    """
+
+    ids: np.ndarray
+    train_index: tuple[np.ndarray, ...]
+    test_index: tuple[np.ndarray, ...]
+    label_table: np.ndarray
+    test_label_table: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,6 +50,7 @@ class FederatedData:
       partition_hash: sha256 of the index lists; two runs with the same hash train and test on the same rows.
       label_table: [N, K] training rows of each class.
       test_label_table: [N, K] test rows of each class.
+      unseen: clients beside the N, who never train; None unless asked for.
     """
 
     name: str
@@ -46,6 +63,7 @@ class FederatedData:
     partition_hash: str
     label_table: np.ndarray
     test_label_table: np.ndarray
+    unseen: Newcomers | None = None
 
     @property
     def classes(self) -> int:
@@ -153,10 +171,11 @@ def divided_anew(
     train_index: Sequence[np.ndarray],
     test_index: Sequence[np.ndarray],
     validation_index: Sequence[np.ndarray],
+    unseen: Newcomers | None = None,
 ) -> FederatedData:
-    """The same data with other index lists."""
+    """The same data with other index lists, and the same unseen clients unless others are given."""
     dataset = Dataset(data.name, data.train, data.test, data.class_names)
-    return _build(dataset, train_index, test_index, validation_index)
+    return _build(dataset, train_index, test_index, validation_index, unseen or data.unseen)
 
 
 def pooled(data: FederatedData) -> FederatedData:
@@ -209,6 +228,12 @@ def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -
         lines.append(line(i, sizes[i], tests[i], data.label_table[i, :columns]))
     if rows < data.clients:
         lines.append(f"... {data.clients - rows} more clients")
+    if data.unseen is not None:
+        known = ", ".join(map(str, data.unseen.ids[:max_clients])) + (", ..." if len(data.unseen.ids) > max_clients else "")
+        both = data.unseen.label_table.sum(), data.unseen.test_label_table.sum()
+        lines.append(
+            f"unseen: {len(data.unseen.ids)} more clients (of the partition {known}), {both[0]} training and {both[1]} test rows"
+        )
     return "\n".join(lines)
 
 
@@ -254,8 +279,9 @@ def _hash(*parts: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _build(dataset: Dataset, train_index, test_index, validation_index) -> FederatedData:
+def _build(dataset: Dataset, train_index, test_index, validation_index, unseen: Newcomers | None = None) -> FederatedData:
     classes = len(dataset.class_names)
+    beside = () if unseen is None else ([unseen.ids], unseen.train_index, unseen.test_index)
     return FederatedData(
         name=dataset.name,
         train=dataset.train,
@@ -264,7 +290,8 @@ def _build(dataset: Dataset, train_index, test_index, validation_index) -> Feder
         train_index=tuple(train_index),
         test_index=tuple(test_index),
         validation_index=tuple(validation_index),
-        partition_hash=_hash(train_index, test_index, validation_index),
+        partition_hash=_hash(train_index, test_index, validation_index, *beside),
         label_table=label_table(dataset.train.y, train_index, classes),
         test_label_table=label_table(dataset.test.y, test_index, classes),
+        unseen=unseen,
     )

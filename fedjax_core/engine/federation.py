@@ -15,8 +15,8 @@ from fedjax_core.learning.episodes import Episodes
 from fedjax_core.task import Peers, Task
 
 Build = Callable[[Task], Algorithm]
-STREAMS = {"init": 0, "prepare": 1, "cohort": 2, "dropout": 3, "client": 4, "server": 5, "personalise": 6}
-SCOPES = ("global", "own", "post_local", "all")
+STREAMS = {"init": 0, "prepare": 1, "cohort": 2, "dropout": 3, "client": 4, "server": 5, "personalise": 6, "newcomer": 7}
+SCOPES = ("global", "own", "post_local", "all", "unseen")
 
 
 class Group(NamedTuple):
@@ -61,19 +61,25 @@ class Evaluation(NamedTuple):
       test/<model>/all/accuracy/<statistic>       each client's model on the whole test set ("all")
       validation/<model>/accuracy              where clients have validation rows, "global" on all of these
       validation/<model>/own/accuracy/<statistic>    and, with "own" or "all", each client's models on its own
+      test/<model>/unseen/accuracy/<statistic>    each unseen client's models on its own test split ("unseen"): the server's model,
+                                               and what the method makes of the client's training rows (`unseen.py`)
+      test/<model>/gap/accuracy                the participation gap: the mean of "own" minus that of "unseen"
 
     <model> is a predictor of the method ("global", "personal"); <statistic> is mean (unweighted over clients), weighted (by test
-    examples), lowest, highest. With episodes, "the whole test set" is the test episodes.
+    examples), lowest, highest. With episodes, "the whole test set" is the test episodes. Where clients are unseen, "unseen" is
+    scored without being asked for, if the method has models for them.
 
     Attributes:
       scopes: which of the above.
       batch: examples at once.
-      clients: at most so many clients are scored (the first ids of a fixed random order); None: all.
+      clients: at most so many clients are scored (the first ids of a fixed random order); None: all. Unseen ones all are.
+      updates: local updates of an unseen client, where they make its models.
     """
 
     scopes: tuple[str, ...] = ("global", "own")
     batch: int = 256
     clients: int | None = None
+    updates: int = 1
 
 
 class Held(NamedTuple):
@@ -87,6 +93,8 @@ class Held(NamedTuple):
       tests: rows of the test episodes (`Episodes.fixed`); `()` without episodes.
       validation_index, validation_size, validation_rows: each client's validation rows of `train`, [N, M] and [N], and all of them,
         [V]; `()` without such.
+      unseen_index, unseen_size: [U, M] and [U], each unseen client's rows of `train`; unseen_test_index, unseen_test_size: of
+        `test`; `()` without such clients.
     """
 
     tasks: tuple[PyTree, ...]
@@ -101,6 +109,10 @@ class Held(NamedTuple):
     validation_index: Any = ()
     validation_size: Any = ()
     validation_rows: Any = ()
+    unseen_index: Any = ()
+    unseen_size: Any = ()
+    unseen_test_index: Any = ()
+    unseen_test_size: Any = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -170,6 +182,9 @@ def held_arrays(groups: Sequence[Group], data: FederatedData, episodes: Episodes
     tests = () if episodes is None else episodes.fixed(np.asarray(data.test.y))
     tasks = tuple(group.task.held for group in groups)
     held = Held(tasks, places, data.train, *padded(data.train_index), data.test, *padded(data.test_index), tests)
+    if data.unseen is not None:
+        (rows, sizes), (tests, test_sizes) = padded(data.unseen.train_index), padded(data.unseen.test_index)
+        held = held._replace(unseen_index=rows, unseen_size=sizes, unseen_test_index=tests, unseen_test_size=test_sizes)
     if not any(len(rows) for rows in data.validation_index):
         return held
     index, size = padded(data.validation_index)

@@ -81,6 +81,11 @@ def of_own_rows(fed: Federation, g: int, held: Held, i: Array, there: Array, mod
     return _score(fed, g, models, _batches(fed, held.test, held.test_index[i], jnp.where(there, held.test_size[i], 0)))
 
 
+def of_rows(fed: Federation, g: int, models: dict[str, Callable], of: Examples, index: Array, size: Array):
+    """Scores of group g's models on the first `size` of the rows `index` [M]."""
+    return _score(fed, g, models, _batches(fed, of, index, size))
+
+
 def holdings(fed: Federation, algorithm: Algorithm, shared, i: Array, client: PyTree, examples: Array):
     """(sent, client state) of client i as they are, and personalised. `shared`: (held, server, round, key data)."""
     held, server, round, of_run = shared  # noqa: A001

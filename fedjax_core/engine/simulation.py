@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree
 from fedjax_core.data.federated import FederatedData, pooled
-from fedjax_core.engine import check, faults, parallel, rounds, scores, states, together, view
+from fedjax_core.engine import check, faults, parallel, rounds, scores, states, together, unseen, view
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine.faults import Diverged
 from fedjax_core.engine.federation import (
@@ -51,6 +51,7 @@ class Simulation:
       groups: clients by architecture.
       data: the federated data (pooled for a method that asks for it).
       cohort: C.
+      unserved: why unseen clients, if there are any, are not scored: the method has no models for them; "" if they are.
       plan: the client loop's plan; a smaller chunk is taken if it turns out not to fit.
     """
 
@@ -71,7 +72,7 @@ class Simulation:
 
         Args:
           groups: together they hold each client once.
-          data: one train and test index list per client.
+          data: one train and test index list per client; unseen clients are of no group, they take turns among the networks.
           cohort: clients a round, as a number or a fraction; None: all.
           dropout: probability with which a sampled client does not come back.
           plan: None: `parallel.choose`.
@@ -93,6 +94,9 @@ class Simulation:
             groups = acquainted([groups[0]._replace(clients=np.arange(1), task=task)])
         population = len(data.train_index)
         check.settings(groups, population, dropout, hold, evaluation, dispatch, episodes)
+        why, newcomers = unseen.reason(tuple(groups)), 0 if data.unseen is None else len(data.unseen.ids)
+        evaluation = unseen.scored(evaluation, why, newcomers > 0)
+        self.unserved, self._newcomers = why if newcomers else "", newcomers
         size = cohorts.number(cohort, population)
         plan = parallel.choose(size) if plan is None else parallel.choose(size, **plan._asdict())
         mesh = parallel.mesh(plan)
@@ -125,6 +129,7 @@ class Simulation:
         self._global = program(scores.of_server)
         self._validation = program(scores.of_server, rows="validation")
         self._clients = [program(scores.of_clients, g) for g in each]
+        self._unseen = [program(unseen.of_unseen, g) for g in each]
         self._view = [program(view.holdings, g, static_argnums=6) for g in each]
         self._predict = [program(view.predict, g, static_argnums=2) for g in each]
 
@@ -327,6 +332,23 @@ class Simulation:
         alike = [{scope: {m: part[scope][m] for m in models} for scope, models in shared.items()} for part in parts]
         return jax.tree.map(lambda *x: np.concatenate(x)[order], *alike)
 
+    def unseen_scores(self, state: State) -> dict[str, PyTree]:
+        """Per unseen client (in the order of `data.unseen`), as NumPy pairs: {predictor: {"loss", "accuracy"}}."""
+        return self._fitting(lambda: self._unseen_scores(state))
+
+    def _unseen_scores(self, state: State) -> dict[str, PyTree]:
+        parts, found = [], []
+        for g in range(len(self.groups)):
+            mine = unseen.members(self._of, g, self._newcomers)
+            if not len(mine):
+                continue
+            places = np.full(parallel.slots(len(mine), self._of.plan_of(g)), self._newcomers, np.int32)
+            places[: len(mine)] = mine
+            scored = self._unseen[g](self.held, state.server, state.round, state.key, self.put(places))
+            parts.append(jax.tree.map(lambda x, mine=mine: x[: len(mine)], jax.device_get(scored)))
+            found.append(mine)
+        return unseen.by_client(parts, found)
+
     def evaluate(self, state: State) -> dict[str, float]:
         """All scores of the configured scopes but "post_local"; names as in `Evaluation`.
 
@@ -359,6 +381,13 @@ class Simulation:
                     place = f"validation/{model}/own" if scope == "validation" else f"test/{model}/{scope}"
                     found |= scores.statistics(place, score)
                     by_client.scores.update({f"{place}/{metric}": values for metric, values in scores.each(score).items()})
+        if "unseen" in self.evaluation.scopes:
+            models = self.unseen_scores(state)
+            assert self.data.unseen is not None
+            faults.scores(models, self.data.unseen.ids, "its test rows, as one that never trained,", number)
+            for model, score in models.items():
+                found |= scores.statistics(f"test/{model}/unseen", score)
+            found |= unseen.gaps(found, list(models))
         return found, by_client
 
     @property

@@ -47,6 +47,7 @@ class Data(NamedTuple):
       seed: of all draws that divide the data.
       tests: what `federated.federate` is told beside: long_tail, test_split, test_examples, those that are given.
       validation: what is held back of each client's training rows, a fraction or a number, or None.
+      unseen: which clients never train, a fraction or a number, or None.
     """
 
     source: Found
@@ -58,6 +59,7 @@ class Data(NamedTuple):
     seed: int
     tests: dict[str, Any]
     validation: float | int | None
+    unseen: float | int | None
 
 
 class Network(NamedTuple):
@@ -208,7 +210,12 @@ def resolve(config: Config) -> Asked:
         _loss(said["loss"]),
         cohort,
         said["dropout"],
-        Evaluation(tuple(said["evaluation.scopes"]), said["evaluation.batch"], said["evaluation.clients"]),
+        Evaluation(
+            tuple(said["evaluation.scopes"]),
+            said["evaluation.batch"],
+            said["evaluation.clients"],
+            said["evaluation.newcomer_updates"] or 1,
+        ),
         said["plan.chunk"],
         said["plan.devices"],
         said["plan.hold"],
@@ -265,7 +272,8 @@ def _data(said: Mapping[str, Any]) -> Data:
         raise ValueError(f"data.test_split={split!r}, data.test_examples={rows}: 'matched' needs a number, the others take none")
     tests = _given({"long_tail": said["data.long_tail"], "test_split": split, "test_examples": rows})
     where = (said["data.dir"], said["data.size"], said["data.examples"])
-    return Data(source, *where, scheme, said["data.clients"], said["data.seed"], tests, said["data.validation"])
+    kept = said["data.validation"], said["data.unseen_clients"]
+    return Data(source, *where, scheme, said["data.clients"], said["data.seed"], tests, *kept)
 
 
 def _public(spec: str | None) -> tuple[Found, int | None] | None:
@@ -324,10 +332,14 @@ def _loss(spec: str | None) -> Callable | None:
 
 
 def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:
-    """Raises ValueError for texts with what is for images, or the other way round, and for episodes with validation rows."""
+    """Raises ValueError for texts with what is for images, or the other way round, and for episodes with validation rows or
+    unseen clients."""
     if asked.episodes is not None and asked.data.validation is not None:
         raise ValueError(f"data.validation={asked.data.validation} is of plain examples; task={said['task']!r} has none")
     texts = asked.data.source.function is language.Source
+    if asked.data.unseen is not None and (texts or asked.episodes is not None):
+        what = "instructions have tasks that nobody trains on" if texts else "episodes are of unseen classes, and of no client"
+        raise ValueError(f"data.unseen_clients={asked.data.unseen} is for clients with labelled rows of their own; {what}")
     for one in asked.networks:
         reads = one.found.function is language.Spec
         if texts and not reads:

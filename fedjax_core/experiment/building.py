@@ -13,6 +13,7 @@ from fedjax_core.algorithm import Examples, Net
 from fedjax_core.by_name import BUILT_IN, Found
 from fedjax_core.data import federated, sources
 from fedjax_core.data.smaller import adapted, smaller
+from fedjax_core.data.unseen import seen_rows, set_apart
 from fedjax_core.data.validation import hold_out
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine import parallel
@@ -67,7 +68,7 @@ def build(
     """
     asked = resolve(given.into(config, method, model, loss, scores))
     kind = _kind(asked)
-    data = _validated(asked, kind.federated(asked) if data is None else data)
+    data = _set_apart(asked, kind.federated(asked) if data is None else data)
     clients, networks = np.arange(data.clients), asked.networks
     if not 1 <= len(networks) <= len(clients):
         models = tuple(one.found.spec for one in networks)
@@ -99,11 +100,13 @@ def build(
 def dataset(config: Config) -> federated.FederatedData:
     """The config's data, divided over its clients."""
     asked = resolve(config)
-    return _validated(asked, _kind(asked).federated(asked))
+    return _set_apart(asked, _kind(asked).federated(asked))
 
 
-def _validated(asked: Asked, data: federated.FederatedData) -> federated.FederatedData:
-    """With validation rows, if the config wants some and the data have none."""
+def _set_apart(asked: Asked, data: federated.FederatedData) -> federated.FederatedData:
+    """With unseen clients and validation rows, if the config wants some and the data have none."""
+    if asked.data.unseen is not None and data.unseen is None:
+        data = set_apart(data, asked.data.unseen, asked.data.seed)
     part = asked.data.validation
     if part is None or any(len(rows) for rows in data.validation_index):
         return data
@@ -166,7 +169,7 @@ def _classified(
 
     outputs = data.classes + (int(everybodys.y.max()) + 1 if isinstance(everybodys, Examples) else 0)
     outputs = 1 if asked.episodes is not None else outputs
-    model = _model(one, data, asked.statistics, outputs, _scaling(asked.normalise, data.train, one.file))
+    model = _model(one, data, asked.statistics, outputs, _scaling(asked.normalise, seen_rows(data), one.file))
     shape = tuple(data.train.x.shape[1:])
     settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": everybodys}
     if one.file is None and asked.adapter is None and asked.train == "all":
@@ -207,7 +210,7 @@ def network_of(
       statistics: as in configs.
       classes: outputs of the head; None: as many as the data have.
     """
-    return _model(network(spec), data, statistics, classes or data.classes, _scaling("data", data.train, None))
+    return _model(network(spec), data, statistics, classes or data.classes, _scaling("data", seen_rows(data), None))
 
 
 def weight_files(config: Config) -> tuple[str | None, ...]:

@@ -71,6 +71,10 @@ def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Alg
             moved = _stats(sent)
             return _with_stats(sent, ()), (mine, moved[0] if moved else stats)
 
+        def newcomer(sent, client):
+            assert callable(inner.newcomer)
+            return inner.newcomer(_with_stats(sent, client[1]), client[0]), client[1]
+
         def prepare(sent, client, data, key):
             assert inner.prepare is not None
             return inner.prepare(_with_stats(sent, client[1]), client[0], data, key), client[1]
@@ -85,6 +89,7 @@ def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Alg
             predict={"personal" if name == "global" else name: reading(p) for name, p in inner.predict.items()},
             personalise=inner.personalise and personalise,
             prepare=inner.prepare and prepare,
+            newcomer=newcomer if callable(inner.newcomer) else inner.newcomer,
         )
 
     return built

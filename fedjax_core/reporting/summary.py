@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.words import is_accuracy, is_loss
+from fedjax_core.reporting.words import is_accuracy, is_gap, is_loss
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
@@ -125,7 +125,7 @@ def table(summary: Mapping[str, Any]) -> str:
     Returns:
       Lines of text without a last newline, at most about 100 characters wide for the usual names.
     """
-    scores = {name: entry for name, entry in summary["metrics"].items() if is_accuracy(name) or _is_one_loss(name)}
+    scores = {name: entry for name, entry in summary["metrics"].items() if is_accuracy(name) or is_gap(name) or _is_one_loss(name)}
     targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))
     span = max((entry["k"] for entry in scores.values()), default=0)
     chosen = summary.get("selected")
@@ -193,6 +193,8 @@ def _costs(summary: Mapping[str, Any]) -> list[str]:
 def shown(name: str, value: float) -> str:
     if not math.isfinite(value):
         return str(value)
+    if is_gap(name):
+        return f"{100 * value:+.1f} points"
     return f"{100 * value:.1f} %" if is_accuracy(name) else f"{value:.4g}"
 
 

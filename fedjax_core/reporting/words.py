@@ -5,12 +5,19 @@ ROWS = {  # by scope: what a model is tested on, and of which moment it is
     "own": "own test rows",
     "all": "all test data",
     "post_local": "own test rows, right after training",
+    "unseen": "unseen clients' own test rows",
 }
+GAP = "gap"  # scope of a difference of two accuracies
 
 
 def is_accuracy(name: str) -> bool:
     """Whether a score of this name is an accuracy."""
-    return "accuracy" in name.split("/")
+    return "accuracy" in name.split("/") and not is_gap(name)
+
+
+def is_gap(name: str) -> bool:
+    """Whether a score of this name is a participation gap: the accuracy of clients that train minus that of unseen ones."""
+    return name.split("/")[2:3] == [GAP]
 
 
 def is_loss(name: str) -> bool:
@@ -29,17 +36,21 @@ def spoken(name: str) -> str:
     'global model, own test rows, lowest client'
     >>> spoken("validation/global/accuracy"), spoken("validation/personal/own/accuracy/mean")
     ('global model, all validation data', 'personal models, own validation rows')
+    >>> spoken("test/global/unseen/accuracy/mean"), spoken("test/global/gap/accuracy")
+    ("global model, unseen clients' own test rows", 'global model, participation gap')
     >>> spoken("train/loss"), spoken("server/norm")
     ('training loss', 'server/norm')
     """
     if name == "train/loss":
         return "training loss"
     parts = name.split("/")
-    if parts[0] not in ("test", "validation") or len(parts) not in (3, 5):
+    if parts[0] not in ("test", "validation") or not (len(parts) in (3, 5) or is_gap(name)):
         return name
     model = {"global": "global model", "personal": "personal models"}.get(parts[1], parts[1])
     if len(parts) == 3:
         return f"{model}, {ROWS['all'].replace('test', parts[0])}"
+    if is_gap(name):
+        return f"{model}, participation gap"
     if parts[2] not in ROWS or parts[4] not in STATISTICS:
         return name
     return f"{model}, {ROWS[parts[2]].replace('test', parts[0])}{STATISTICS[parts[4]]}"
@@ -54,4 +65,6 @@ def axis(name: str) -> str:
     parts = name.split("/")
     if spoken(name) == name or parts[0] not in ("test", "validation"):
         return spoken(name)
+    if is_gap(name):
+        return "participation gap"
     return f"{parts[0]} {parts[-1] if len(parts) == 3 else parts[3]}"

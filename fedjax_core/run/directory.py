@@ -49,6 +49,9 @@ def same_data(simulation: Simulation, workdir: WorkDir) -> None:
                 "test_label_table": data.test_label_table.tolist(),
             },
         )
+        if data.unseen is not None:
+            tables = {name: getattr(data.unseen, name).tolist() for name in ("label_table", "test_label_table")}
+            workdir.record("unseen", {"clients": data.unseen.ids.tolist(), **tables})
     elif before["hash"] != data.partition_hash:
         found, wanted = before["hash"][:12], data.partition_hash[:12]
         raise ValueError(f"{workdir.path} holds a run on other data: its partition hash is {found}, this one's {wanted}")

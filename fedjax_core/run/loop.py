@@ -127,6 +127,8 @@ def run(
             latest = together.said(checkpoints.latest())
             if latest is None:
                 reporter.say(federated.summary(simulation.data))
+                if simulation.unserved:
+                    reporter.say(f"unseen clients are not scored: {simulation.unserved}")
                 state = simulation.init(seed)
             else:
                 reporter.say(f"resuming {directory} after round {latest}")

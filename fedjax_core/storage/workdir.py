@@ -35,6 +35,7 @@ METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 _LOCK = ".lock"
 RECORDED = {  # the form of run.json, for `read_json`
     "partition?": {"hash": str, "class_names?": [str], "label_table?": [[int]], "test_label_table?": [[int]]},
+    "unseen?": {"clients": [int], "label_table": [[int]], "test_label_table": [[int]]},
     "plan?": {"chunk": int, "devices": int},
 }
 

@@ -11,10 +11,11 @@ from fedjax_core import by_name, experiment
 from fedjax_core.commands.tables.definition import Definition, check, slug, targets_of
 from fedjax_core.commands.tables.measures import ANALYSIS
 from fedjax_core.reporting import report
+from fedjax_core.reporting.words import is_gap
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import plain
 
-SCOPES = {"own", "all", "post_local"}
+SCOPES = {"own", "all", "post_local", "unseen"}
 
 
 class Cell(NamedTuple):
@@ -76,6 +77,10 @@ def _check_scores(table: Definition, config: Any) -> None:
             parts = score.split("/")
             if score.startswith(ANALYSIS) or parts[0] in ("train", "server"):
                 break
+            if is_of_unseen(score):
+                if config.data.get("unseen_clients") is not None:
+                    break
+                raise ValueError(f"measure {measure.label!r}: {score!r} needs data.unseen_clients, such as 0.2")
             scope = "global" if len(parts) == 3 and parts[1] == "global" else parts[2] if len(parts) == 5 else None
             if parts[0] != "test" or scope not in SCOPES | {"global"}:
                 raise ValueError(f"measure {measure.label!r}: {score!r} is no name of a score, such as test/global/accuracy")
@@ -87,6 +92,12 @@ def _check_scores(table: Definition, config: Any) -> None:
                 f"measure {measure.label!r} needs {' or '.join(map(repr, dict.fromkeys(needed)))} in evaluation.scopes, "
                 f"found {tuple(config.evaluation.scopes)}"
             )
+
+
+def is_of_unseen(score: str) -> bool:
+    """Whether a score is of unseen clients, or the gap to them: methods that cannot serve such have none."""
+    parts = score.split("/")
+    return (len(parts) == 5 and parts[2] == "unseen") or (len(parts) == 4 and is_gap(score))
 
 
 def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str) -> Any:

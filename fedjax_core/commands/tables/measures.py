@@ -6,6 +6,7 @@ from typing import Any
 from fedjax_core import by_name
 from fedjax_core.commands import analyse
 from fedjax_core.reporting import report
+from fedjax_core.reporting.words import is_gap
 
 # a measure's: as `report.summarise` calls it
 STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
@@ -48,7 +49,7 @@ def is_percent(measure: Any) -> bool:
     """Whether its numbers are shown times 100."""
     if measure.percent is not None:
         return measure.percent
-    return report.is_accuracy(measure.scores[0]) or (is_analysis(measure) and not is_count(measure))
+    return report.is_accuracy(measure.scores[0]) or is_gap(measure.scores[0]) or (is_analysis(measure) and not is_count(measure))
 
 
 def better(measure: Any) -> str:

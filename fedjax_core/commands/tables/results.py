@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedjax_core import experiment
 from fedjax_core.commands import analyse
 from fedjax_core.commands.tables import measures
-from fedjax_core.commands.tables.cells import Cell
+from fedjax_core.commands.tables.cells import Cell, is_of_unseen
 from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.reporting import records, report
@@ -20,7 +20,7 @@ class Result(NamedTuple):
     """What a finished run puts into its cell.
 
     Attributes:
-      values: by measure's label.
+      values: by measure's label; without those of unseen clients where the method has no models for them.
       scores: by measure's label, the name of the score that the value is of.
       reached: by target, the first round with that accuracy; None: never.
       seconds: of all rounds, compiling included; 0 of a table of counts.
@@ -99,6 +99,7 @@ class Contents(NamedTuple):
         mine = [cell for cell in self.every if (cell.row, cell.column) == (row, column)]
         scale = 100.0 if measures.is_percent(measure) else 1 / measure.unit
         there = [(cell.seed, self.results[cell.name]) for cell in mine if cell.name in self.results]
+        there = [(seed, result) for seed, result in there if measure.label in result.values]
         by_seed = {seed: scale * result.values[measure.label] for seed, result in there}
         scores = tuple(dict.fromkeys(result.scores[measure.label] for _, result in there))
         found = list(by_seed.values())
@@ -157,6 +158,8 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
             continue
         score = next((name for name in measure.scores if name in there), None)
         statistic = measures.STATISTICS[measure.statistic]
+        if score is None and all(is_of_unseen(name) for name in measure.scores):
+            continue
         if score is None or statistic not in there[score]:
             tested = ", ".join(name for name in there if name.startswith("test/"))
             raise ValueError(f"the run has no {measure.statistic} of {' or '.join(measure.scores)}; it has {tested}")

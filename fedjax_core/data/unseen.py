@@ -1,0 +1,46 @@
+"""Unseen clients: they have training and test rows, and never train. What a method does for a newcomer is scored on them."""
+
+import jax
+import numpy as np
+
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import draws
+from fedjax_core.data.federated import FederatedData, Newcomers, divided_anew
+
+
+def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedData:
+    """The same data with some clients, chosen at random, in `unseen`. The others are the population: they keep their order, and are
+    numbered from 0.
+
+    Args:
+      data: without unseen clients. Validation rows of those that are chosen are training rows again.
+      part: of the clients, a fraction in (0, 1), rounded, at least one; or how many clients, a whole number.
+      seed: data seed.
+
+    Raises:
+      ValueError: the data have unseen clients already, or `part` is out of range.
+    """
+    if data.unseen is not None:
+        raise ValueError(f"data.unseen_clients={part}: these data have unseen clients already")
+    whole = isinstance(part, int | np.integer)
+    if isinstance(part, bool) or not (1 <= part < data.clients if whole else 0 < part < 1 < data.clients):
+        what = f"data.unseen_clients={part} must be a fraction in (0, 1), or a number below that of all clients"
+        raise ValueError(f"{what}, {data.clients}")
+    number = int(part) if whole else min(max(1, round(part * data.clients)), data.clients - 1)
+    ids = np.sort(draws.generator(seed, "unseen").permutation(data.clients)[:number]).astype(np.int32)
+    others = np.setdiff1d(np.arange(data.clients), ids)
+    theirs = tuple(np.union1d(data.train_index[i], data.validation_index[i]).astype(np.int32) for i in ids)
+    counts = np.array([np.bincount(data.train.y[rows], minlength=data.classes) for rows in theirs])
+    unseen = Newcomers(ids, theirs, tuple(data.test_index[i] for i in ids), counts, data.test_label_table[ids])
+    train, test, validation = ([each[i] for i in others] for each in (data.train_index, data.test_index, data.validation_index))
+    return divided_anew(data, train, test, validation, unseen)
+
+
+def seen_rows(data: FederatedData) -> Examples:
+    """Training rows without those of unseen clients alone: what a network's inputs may be scaled by."""
+    if data.unseen is None:
+        return data.train
+    theirs = np.concatenate(data.unseen.train_index)
+    others = np.concatenate([*data.train_index, *data.validation_index])
+    kept = np.setdiff1d(np.arange(len(data.train.y)), np.setdiff1d(theirs, others))
+    return jax.tree.map(lambda leaf: leaf[kept], data.train)

@@ -1,0 +1,79 @@
+"""Clients that are taken out of the population."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_core.data import federated, unseen, validation
+from tests.fedjax_core.data.test_federated import LIGHT, divide
+
+
+def apart(data, part, seed):
+    """(the data with some clients set apart, those)."""
+    made = unseen.set_apart(data, part, seed)
+    assert made.unseen is not None
+    return made, made.unseen
+
+
+@LIGHT
+@given(st.integers(2, 9), st.integers(0, 10_000), st.floats(0.01, 0.95))
+def test_some_clients_are_taken_out_with_their_rows(clients, seed, fraction):
+    whole = divide(clients=clients, seed=seed)
+    data, new = apart(whole, fraction, seed)
+    assert len(new.ids) == min(max(1, round(fraction * clients)), clients - 1)
+    assert data.clients == clients - len(new.ids)
+    others = [i for i in range(clients) if i not in set(new.ids.tolist())]
+    for here, there in [*zip(range(data.clients), others, strict=True)]:
+        np.testing.assert_array_equal(data.train_index[here], whole.train_index[there])
+        np.testing.assert_array_equal(data.test_index[here], whole.test_index[there])
+    np.testing.assert_array_equal(data.label_table, whole.label_table[others])
+    for place, i in enumerate(new.ids):
+        np.testing.assert_array_equal(new.train_index[place], whole.train_index[i])
+        np.testing.assert_array_equal(new.test_index[place], whole.test_index[i])
+    np.testing.assert_array_equal(new.label_table, whole.label_table[new.ids])
+    np.testing.assert_array_equal(new.test_label_table, whole.test_label_table[new.ids])
+    again = unseen.set_apart(whole, fraction, seed)
+    assert data.partition_hash == again.partition_hash != whole.partition_hash
+
+
+def test_a_number_of_clients_by_the_data_seed():
+    chosen = {tuple(apart(divide(clients=8), 3, seed)[1].ids.tolist()) for seed in range(5)}
+    assert len(chosen) > 1
+    assert {len(ids) for ids in chosen} == {3}
+
+
+def test_validation_rows_and_a_pool_are_of_the_population():
+    whole = divide(clients=6)
+    kept, new = apart(whole, 2, 0)
+    data, rows = validation.hold_out(kept, 0.3, 0), np.concatenate(new.train_index)
+    assert not np.isin(np.concatenate([*data.train_index, *data.validation_index]), rows).any()
+    assert not np.isin(federated.pooled(data).train_index[0], rows).any()
+    _, late = apart(validation.hold_out(whole, 0.3, 0), 2, 0)  # the other way round they have all of their rows too
+    for mine, other in zip(late.train_index, new.train_index, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert "unseen: 2 more clients" in federated.summary(data)
+
+
+def test_inputs_are_scaled_by_rows_that_somebody_seen_has():
+    whole = divide(clients=4)
+    assert unseen.seen_rows(whole) is whole.train
+    data, new = apart(whole, 1, 0)
+    theirs = new.train_index[0]
+    kept = np.setdiff1d(np.arange(len(whole.train.y)), theirs)
+    np.testing.assert_array_equal(unseen.seen_rows(data).x, whole.train.x[kept])
+    shared = dataclasses.replace(data, train_index=(np.union1d(data.train_index[0], theirs), *data.train_index[1:]))
+    assert len(unseen.seen_rows(shared).y) == len(whole.train.y)
+
+
+@pytest.mark.parametrize("part", [0, 5, 1.0, True])
+def test_impossible_parts_are_refused(part):
+    with pytest.raises(ValueError, match=rf"data.unseen_clients={part} must be a fraction in \(0, 1\), or a number below .* 5"):
+        unseen.set_apart(divide(clients=5), part, 0)
+
+
+def test_once_is_enough():
+    with pytest.raises(ValueError, match="have unseen clients already"):
+        unseen.set_apart(unseen.set_apart(divide(), 1, 0), 1, 0)
