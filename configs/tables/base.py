@@ -61,6 +61,9 @@ class Measure:
       digits: decimals shown; None: two of per cent, else four significant digits.
       better: which of two numbers is: "larger", "smaller", "neither"; the best of a column is bold. None: the larger accuracy,
         ROUGE or analysis, the smaller loss; neither of counts and of other scores.
+      clients: more than a mean over clients: "worst_tenth" (the mean of the worst tenth of them), "decile(number=1)" ... 9,
+        "worse_than(row='Local')" (the share of clients that are worse off than in that row, with the same column, seed and client).
+        Scores are then named without a statistic, "test/personal/own/accuracy", and are of the "last" or the "selected" round.
     """
 
     label: str
@@ -70,6 +73,7 @@ class Measure:
     unit: float = 1
     digits: int | None = None
     better: str | None = None
+    clients: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +103,7 @@ class Table:
         has none, for a cell or a row. Either empty or complete, so that nothing is left out by mistake.
       source: which table of which paper; needed if `paper` has numbers without their own.
       note: a paragraph below the heading.
+      against: the row whose difference to all others is given, with its interval; None: none is.
     """
 
     title: str
@@ -113,3 +118,4 @@ class Table:
     paper: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     source: str = ""
     note: str = ""
+    against: str | None = None

@@ -19,7 +19,7 @@ class ByClient(NamedTuple):
     """Scores of single clients, of one evaluation.
 
     Attributes:
-      ids: [E] ascending.
+      ids: [E] ascending; unseen clients follow the population, N, N + 1, ...
       rows: [E] how many test rows each has of its own.
       scores: by name without a statistic, such as "test/personal/own/accuracy", [E]; NaN of a client without rows for it.
     """
@@ -112,6 +112,17 @@ def each(scores: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, np.nd
         metric: np.divide(total, weight, out=np.full(np.shape(total), np.nan, np.float32), where=weight > 0)
         for metric, (total, weight) in scores.items()
     }
+
+
+def joined(one: ByClient, other: ByClient) -> ByClient:
+    """Of two sets of clients, the other's ids being higher."""
+
+    def filled(name: str) -> np.ndarray:
+        parts = (of.scores.get(name, np.full(len(of.ids), np.nan, np.float32)) for of in (one, other))
+        return np.concatenate([*parts])
+
+    ids, rows = (np.concatenate(pair) for pair in zip(one[:2], other[:2], strict=True))
+    return ByClient(ids, rows, {name: filled(name) for name in dict.fromkeys([*one.scores, *other.scores])})
 
 
 STATISTICS = ("mean", "weighted", "lowest", "highest")

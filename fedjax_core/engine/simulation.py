@@ -358,7 +358,8 @@ class Simulation:
         return self.evaluated(state)[0]
 
     def evaluated(self, state: State) -> tuple[dict[str, float], scores.ByClient | None]:
-        """What `evaluate` gives, and the values of single clients that it is made of; None without scopes "own" and "all".
+        """What `evaluate` gives, and the values of single clients that it is made of; None without scopes "own", "all" and
+        "unseen".
 
         Raises:
           Diverged: a loss is not finite; says whose.
@@ -385,8 +386,13 @@ class Simulation:
             models = self.unseen_scores(state)
             assert self.data.unseen is not None
             faults.scores(models, self.data.unseen.ids, "its test rows, as one that never trained,", number)
+            own = {}
             for model, score in models.items():
                 found |= scores.statistics(f"test/{model}/unseen", score)
+                own |= {f"test/{model}/unseen/{metric}": values for metric, values in scores.each(score).items()}
+            rows = np.array([len(index) for index in self.data.unseen.test_index])
+            theirs = scores.ByClient(self.population + np.arange(len(rows)), rows, own)
+            by_client = theirs if by_client is None else scores.joined(by_client, theirs)
             found |= unseen.gaps(found, list(models))
         return found, by_client
 

@@ -4,7 +4,8 @@
     50,0,17,0.9411765,0.2012
     50,1,0,,
 
-A row per scored client, an empty cell where a client has no rows for a score.
+A row per scored client, an empty cell where a client has no rows for a score. Unseen clients follow the population: the k-th of
+those that run.json names, from 0, is client N + k.
 """
 
 import csv

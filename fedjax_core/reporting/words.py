@@ -25,6 +25,17 @@ def is_loss(name: str) -> bool:
     return "loss" in name.split("/")
 
 
+def better(name: str) -> str:
+    """Which of two values of a score is the better one: the "larger" accuracy or ROUGE, the "smaller" loss, of others "neither".
+
+    >>> better("test/personal/own/accuracy"), better("train/loss"), better("server/norm")
+    ('larger', 'smaller', 'neither')
+    """
+    if is_accuracy(name) or any(part.startswith("rouge") for part in name.split("/")):
+        return "larger"
+    return "smaller" if is_loss(name) else "neither"
+
+
 def spoken(name: str) -> str:
     """A score's name in words; one that is not of the engine's (`engine.simulation.Evaluation`) stays as it is.
 

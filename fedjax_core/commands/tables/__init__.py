@@ -12,6 +12,7 @@ the directories alone, and written after every cell.
   cells.py        the runs, with resolved configs                             running.py    runs what is missing
   results.py      what finished runs put into cells                           texts.py      numbers as text
   written.py      Markdown, CSV and the files                                 latex.py      LaTeX
+  spread.py       what measures say of single clients                         compared.py   ranks and differences, with intervals
 """
 
 from fedjax_core.commands.tables.cells import Cell, cells, choose

@@ -81,7 +81,8 @@ def _check_scores(table: Definition, config: Any) -> None:
                 if config.data.get("unseen_clients") is not None:
                     break
                 raise ValueError(f"measure {measure.label!r}: {score!r} needs data.unseen_clients, such as 0.2")
-            scope = "global" if len(parts) == 3 and parts[1] == "global" else parts[2] if len(parts) == 5 else None
+            named = 5 if measure.clients is None else 4  # parts of a score with its statistic, and without
+            scope = "global" if len(parts) == 3 and parts[1] == "global" else parts[2] if len(parts) == named else None
             if parts[0] != "test" or scope not in SCOPES | {"global"}:
                 raise ValueError(f"measure {measure.label!r}: {score!r} is no name of a score, such as test/global/accuracy")
             if scope in config.evaluation.scopes:
@@ -97,7 +98,7 @@ def _check_scores(table: Definition, config: Any) -> None:
 def is_of_unseen(score: str) -> bool:
     """Whether a score is of unseen clients, or the gap to them: methods that cannot serve such have none."""
     parts = score.split("/")
-    return (len(parts) == 5 and parts[2] == "unseen") or (len(parts) == 4 and is_gap(score))
+    return (len(parts) in (4, 5) and parts[2] == "unseen") or (len(parts) == 4 and is_gap(score))
 
 
 def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str) -> Any:

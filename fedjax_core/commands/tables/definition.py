@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core import by_name
-from fedjax_core.commands.tables import measures
+from fedjax_core.commands.tables import measures, spread
 from fedjax_core.reporting import report
 
 Definition = Any  # a Table of configs/tables/base.py; what a method is made of does not import configs
@@ -88,8 +88,12 @@ def check(table: Definition) -> None:
             raise ValueError(f"cells: {pair!r} must be (row, column)")
         by_name.choose("row in cells", pair[0], rows)
         by_name.choose("column in cells", pair[1], columns)
+    if table.against is not None:
+        by_name.choose("row in against", table.against, rows)
     for measure in table.measures:
         measures.check(measure)
+        if (named := spread.row_of(measure)) is not None:
+            by_name.choose(f"row in clients of measure {measure.label!r}", named, rows)
     for target in [*table.targets, *(t for c in table.columns for t in c.targets or ())]:
         if not 0 < target <= 1:
             raise ValueError(f"target {target} is not an accuracy in (0, 1]")

@@ -1,12 +1,13 @@
 """A table as LaTeX (package booktabs)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fedjax_core.commands.tables import measures, texts
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents
 
-STYLE = texts.Style(plus_minus=r"$\pm$", bold=r"\textbf{{{}}}", mark="$^{{{}}}$")
+STYLE = texts.Style(plus_minus=r"$\pm$", bold=r"\textbf{{{}}}", mark="$^{{{}}}$", alike=r"$\approx$")
 SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -14,13 +15,16 @@ SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "±": r"$\pm$",
+    "≈": r"$\approx$",
 }
 
 
-def latex(contents: Contents) -> str:
-    """A tabular per measure, then one of costs; a published value stands below ours, what the cells hold below the rule."""
+def latex(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -> str:
+    """A tabular per measure, then one of costs; a published value stands below ours, what the cells hold below the rule. `grids`:
+    the cells by measure, if they are known already."""
+    grids = texts.grids(contents) if grids is None else grids
     blocks = [f"% {contents.table.title}; needs \\usepackage{{booktabs}}"]
-    blocks += [_tabular(contents, measure) for measure in contents.table.measures]
+    blocks += [_tabular(contents, measure, grids[measure.label]) for measure in contents.table.measures]
     heads = ["", "", *(escaped(f"to {100 * t:g} %") for t in all_targets(contents.table)), "s/round", "down", "up"]
     lines = [
         "% rounds, time, traffic",
@@ -34,9 +38,9 @@ def latex(contents: Contents) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _tabular(contents: Contents, measure: Any) -> str:
+def _tabular(contents: Contents, measure: Any, cells: texts.Grid) -> str:
     """The cells of one measure."""
-    columns, cells = contents.table.columns, texts.grid(contents, measure)
+    columns = contents.table.columns
     lines = [f"% {measure.label}{measures.unit(measure)}", rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule"]
     lines += [_line("", *(escaped(c.label) for c in columns)), r"\midrule"]
     for row in contents.table.rows:

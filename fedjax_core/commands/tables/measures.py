@@ -5,8 +5,8 @@ from typing import Any
 
 from fedjax_core import by_name
 from fedjax_core.commands import analyse
-from fedjax_core.reporting import report
-from fedjax_core.reporting.words import is_gap
+from fedjax_core.commands.tables import spread
+from fedjax_core.reporting import report, words
 
 # a measure's: as `report.summarise` calls it
 STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
@@ -25,6 +25,8 @@ def check(measure: Any) -> None:
     scores = measure.scores
     if isinstance(scores, str) or not scores:
         raise ValueError(f"{what}: scores must be a tuple of one or more names, found {scores!r}")
+    if measure.clients is not None:
+        spread.check(measure)
     if any(score.startswith(ANALYSIS) for score in scores):
         if len(scores) > 1:
             raise ValueError(f"{what}: an analysis stands alone, found {scores!r}")
@@ -49,7 +51,10 @@ def is_percent(measure: Any) -> bool:
     """Whether its numbers are shown times 100."""
     if measure.percent is not None:
         return measure.percent
-    return report.is_accuracy(measure.scores[0]) or is_gap(measure.scores[0]) or (is_analysis(measure) and not is_count(measure))
+    if spread.row_of(measure) is not None:
+        return True
+    accuracy = report.is_accuracy(measure.scores[0]) or words.is_gap(measure.scores[0])
+    return accuracy or (is_analysis(measure) and not is_count(measure))
 
 
 def better(measure: Any) -> str:
@@ -57,12 +62,9 @@ def better(measure: Any) -> str:
     the smaller loss; of a count, or a score that is neither, none is."""
     if measure.better is not None:
         return measure.better
-    parts = measure.scores[0].split("/")
     if is_analysis(measure):
         return "neither" if is_count(measure) else "larger"
-    if report.is_accuracy(measure.scores[0]) or any(part.startswith("rouge") for part in parts):
-        return "larger"
-    return "smaller" if "loss" in parts else "neither"
+    return "smaller" if spread.row_of(measure) is not None else words.better(measure.scores[0])
 
 
 def form(measure: Any) -> str:

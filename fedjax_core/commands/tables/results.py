@@ -4,11 +4,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedjax_core import experiment
 from fedjax_core.commands import analyse
-from fedjax_core.commands.tables import measures
+from fedjax_core.commands.tables import measures, spread
 from fedjax_core.commands.tables.cells import Cell, is_of_unseen
 from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
 from fedjax_core.data.federated import FederatedData
@@ -26,6 +29,7 @@ class Result(NamedTuple):
       seconds: of all rounds, compiling included; 0 of a table of counts.
       seconds_per_round: compiling left out; NaN if there are none.
       down, up: bytes per client and round.
+      clients: by measure's label, the values of single clients that the value is made of, where there are such.
     """
 
     values: dict[str, float]
@@ -35,6 +39,7 @@ class Result(NamedTuple):
     seconds_per_round: float
     down: float
     up: float
+    clients: Mapping[str, spread.Values] = MappingProxyType({})
 
 
 class Summary(NamedTuple):
@@ -101,12 +106,36 @@ class Contents(NamedTuple):
         there = [(cell.seed, self.results[cell.name]) for cell in mine if cell.name in self.results]
         there = [(seed, result) for seed, result in there if measure.label in result.values]
         by_seed = {seed: scale * result.values[measure.label] for seed, result in there}
+        if spread.row_of(measure) is not None:
+            shares = self.of_clients(row, column, measure)
+            by_seed = {seed: scale * float(np.nanmean(share.values)) for seed, share in shares.items()}
         scores = tuple(dict.fromkeys(result.scores[measure.label] for _, result in there))
         found = list(by_seed.values())
         mean = statistics.fmean(found) if found else math.nan
         std = statistics.stdev(found) if len(found) > 1 and all(map(math.isfinite, found)) else math.nan
         paper = paper_of(self.table, row, column, measure.label)
         return Summary(len(found), mean, std, paper, by_seed, scores, any(cell.name in self.failures for cell in mine))
+
+    def of_clients(self, row: str, column: str, measure: Any) -> dict[int, spread.Values]:
+        """By seed, the values of single clients that a cell's numbers are made of, as far as there are such.
+
+        Of a measure that compares with a row: where both are finished and have scored the same clients; none of that row itself.
+        """
+        label, named = measure.label, spread.row_of(measure)
+        found = self._results(row, column)
+        if named is None:
+            return {seed: result.clients[label] for seed, result in found.items() if label in result.clients}
+        others = self._results(named, column) if named != row else {}
+        pairs: dict[int, spread.Values] = {}
+        for seed in found.keys() & others.keys():
+            one, other = found[seed], others[seed]
+            shares = spread.worse(one.clients[label], one.scores[label], other.clients[label])
+            pairs |= {} if shares is None else {seed: shares}
+        return pairs
+
+    def _results(self, row: str, column: str) -> dict[int, Result]:
+        mine = [cell for cell in self.every if (cell.row, cell.column) == (row, column)]
+        return {cell.seed: self.results[cell.name] for cell in mine if cell.name in self.results}
 
     def costs(self, row: str, column: str) -> Costs | None:
         """What a cell's runs took; None if none is finished."""
@@ -151,10 +180,21 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
         cell.config.evaluation.get("select"),
     )
     there, values, scores, reached = summary["metrics"], {}, {}, {}
+    rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
+    clients: dict[str, spread.Values] = {}
     for measure in table.measures:
         if measures.is_analysis(measure):
             scores[measure.label] = measure.scores[0]
             values[measure.label] = analyse.number(measure.scores[0].removeprefix(measures.ANALYSIS))(place, data)
+            continue
+        if measure.clients is not None:
+            found = spread.read(place, measure, None, rounds[measure.statistic])
+            if found is None and all(map(is_of_unseen, measure.scores)):
+                continue
+            if found is None:
+                raise ValueError(f"{place} has no {' or '.join(measure.scores)} of single clients")
+            scores[measure.label], clients[measure.label] = found
+            values[measure.label] = spread.number(measure, *found)
             continue
         score = next((name for name in measure.scores if name in there), None)
         statistic = measures.STATISTICS[measure.statistic]
@@ -164,11 +204,14 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
             tested = ", ".join(name for name in there if name.startswith("test/"))
             raise ValueError(f"the run has no {measure.statistic} of {' or '.join(measure.scores)}; it has {tested}")
         scores[measure.label], values[measure.label] = score, there[score][statistic]
+        if (found := spread.read(place, measure, score, rounds.get(measure.statistic, 0))) is not None:
+            clients[measure.label] = found[1]
         if measure is table.measures[0] and "rounds_to" in there[score]:
             reached = {target: there[score]["rounds_to"][str(target)] for target in targets}
     speed = summary["speed"]
     per_round = 1 / speed["rounds_per_second"] if "rounds_per_second" in speed else math.nan
-    return Result(values, scores, reached, speed.get("seconds", 0.0), per_round, facts["bytes_down"], facts["bytes_up"])
+    seconds = speed.get("seconds", 0.0)
+    return Result(values, scores, reached, seconds, per_round, facts["bytes_down"], facts["bytes_up"], clients)
 
 
 def counted(table: Definition, cell: Cell, data: FederatedData) -> Result:

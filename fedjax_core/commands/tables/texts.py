@@ -3,10 +3,11 @@
 import math
 import statistics
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_core.commands.tables import measures
+from fedjax_core.commands.tables import measures, spread
+from fedjax_core.commands.tables.compared import Compared, compare
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
 from fedjax_core.reporting import report
@@ -16,6 +17,7 @@ SHOWN = {
     "first": "first evaluation",
     "best": "best over rounds, selected on test data",
     "mean_of_last": "mean of the last evaluations",
+    "selected": "in the round selected on validation rows",
 }
 
 
@@ -26,11 +28,13 @@ class Style(NamedTuple):
       plus_minus: the sign between a mean and its deviation.
       bold: of a text, such as "**{}**".
       mark: of a letter that names a score, such as " ({})".
+      alike: the sign of what cannot be told apart from the best.
     """
 
     plus_minus: str
     bold: str
     mark: str
+    alike: str
 
 
 class Grid(NamedTuple):
@@ -40,11 +44,13 @@ class Grid(NamedTuple):
       summaries: by (row, column).
       best: those that are the best of their column.
       letters: by name of a score, where the cells hold several; empty where all hold one.
+      compared: cells among the rows of their column, as far as they can be compared.
     """
 
     summaries: Mapping[tuple[str, str], Summary]
     best: frozenset[tuple[str, str]]
     letters: Mapping[str, str]
+    compared: Mapping[tuple[str, str], Compared]
 
 
 def grid(contents: Contents, measure: Any) -> Grid:
@@ -54,7 +60,17 @@ def grid(contents: Contents, measure: Any) -> Grid:
     best = frozenset(place for c in table.columns for place in _best(measure, {k: s for k, s in found.items() if k[1] == c.label}))
     held = {score for summary in found.values() for score in summary.scores}
     several = [score for score in measure.scores if score in held] if len(held) > 1 else []
-    return Grid(found, best, dict(zip(several, string.ascii_lowercase, strict=False)))
+    known = {column for _, column in best}
+    compared = {
+        place: one._replace(like_best=one.like_best and place[1] in known and place not in best)
+        for place, one in compare(contents, measure).items()
+    }
+    return Grid(found, best, dict(zip(several, string.ascii_lowercase, strict=False)), compared)
+
+
+def grids(contents: Contents) -> dict[str, Grid]:
+    """The cells of all measures, by their labels."""
+    return {measure.label: grid(contents, measure) for measure in contents.table.measures}
 
 
 def _best(measure: Any, column: Mapping[tuple[str, str], Summary]) -> list[tuple[str, str]]:
@@ -79,9 +95,34 @@ def caption(measure: Any, cells: Grid) -> list[str]:
         said.append(f"A cell's letter says which: {', '.join(f'({letter}) `{name}`' for name, letter in cells.letters.items())}.")
     elif len(measure.scores) > 1 and held:
         said.append(f"All cells hold `{held[0]}`.")
+    if measure.clients is not None:
+        said.append(spread.said(measure))
     if cells.best:
         said.append(f"Bold: the {'highest' if measures.better(measure) == 'larger' else 'lowest'} mean of the column.")
+    marked = [one for one in cells.compared.values() if one.like_best]
+    if marked:
+        said.append(f"≈: not told apart from the best; 0 lies in the 95 % interval of the difference, {drawn(marked)}.")
     return said
+
+
+def drawn(cells: Iterable[Compared]) -> str:
+    """What intervals are of."""
+    kinds = sorted({one.over for one in cells}, key=len, reverse=True)
+    return f"a paired bootstrap over {kinds[0]}" + (f" (of some rows over {' or '.join(kinds[1:])} alone)" if kinds[1:] else "")
+
+
+def intervals(cells: Grid, place: tuple[str, str], measure: Any, against: str | None) -> str:
+    """The rank of a cell and its difference to a named row, with their intervals; empty if it was not compared."""
+    one, form = cells.compared.get(place), measures.form(measure)
+    if one is None:
+        return ""
+    said = []
+    if one.rank is not None and one.ranks is not None:
+        said.append(f"{one.rank:g} [{one.ranks[0]:g}, {one.ranks[1]:g}]")
+    if against is not None and one.difference is not None and one.differences is not None:
+        low, high = (number(value, f"+{form}") for value in one.differences)
+        said.append(f"{number(one.difference, f'+{form}')} [{low}, {high}]")
+    return "; ".join(said)
 
 
 def over_seeds(seeds: Sequence[int]) -> str:
@@ -103,6 +144,8 @@ def shown(cells: Grid, place: tuple[str, str], measure: Any, seeds: int, style: 
         text += f" {style.plus_minus} {number(summary.std, form)}"
     if summary.n < seeds:
         text += f" (n={summary.n})"
+    if place in cells.compared and cells.compared[place].like_best:
+        text += f" {style.alike}"
     marks = [cells.letters[score] for score in summary.scores if score in cells.letters]
     return text + (style.mark.format(",".join(marks)) if marks else "")
 

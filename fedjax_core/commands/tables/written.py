@@ -1,16 +1,18 @@
 """A table as files: Markdown, a CSV of one record per cell and measure, and LaTeX."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedjax_core.commands.tables import texts
+from fedjax_core.commands.tables.compared import Compared
 from fedjax_core.commands.tables.definition import all_targets, paper_of
 from fedjax_core.commands.tables.latex import latex
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.storage.workdir import write_csv, write_text
 
-STYLE = texts.Style(plus_minus="±", bold="**{}**", mark=" ({})")
+STYLE = texts.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
 
 
 def write(contents: Contents, folder: Path) -> list[Path]:
@@ -21,14 +23,17 @@ def write(contents: Contents, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"table.{kind}" for kind in ("md", "csv", "tex")]
-    write_text(files[0], markdown(contents))
-    write_csv(files[1], records(contents))
-    write_text(files[2], latex(contents))
+    grids = texts.grids(contents)
+    write_text(files[0], markdown(contents, grids))
+    write_csv(files[1], records(contents, grids))
+    write_text(files[2], latex(contents, grids))
     return files
 
 
-def markdown(contents: Contents) -> str:
-    """The table as Markdown: a grid per measure, then costs, then what failed."""
+def markdown(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -> str:
+    """The table as Markdown: a grid per measure and one of its intervals, then costs, then what failed. `grids`: the cells by
+    measure, if they are known already."""
+    grids = texts.grids(contents) if grids is None else grids
     table, every, seeds = contents.table, contents.every, contents.seeds
     lines = [f"# {table.title}", ""]
     if table.note:
@@ -41,7 +46,8 @@ def markdown(contents: Contents) -> str:
         deviates = ", ± as the paper has it," if any(paper and paper[1] is not None for paper in papers) else ""
         lines += ["", f"In brackets the published value{deviates} and ours minus it: {'; '.join(sources)}."]
     for measure in table.measures:
-        lines += ["", f"## {measure.label}", "", *_grid(contents, measure)]
+        lines += ["", f"## {measure.label}", "", *_grid(contents, measure, grids[measure.label])]
+        lines += _intervals(contents, measure, grids[measure.label])
     lines += ["", "## Rounds, time and traffic", ""]
     targets = all_targets(table)
     if targets:
@@ -58,9 +64,9 @@ def markdown(contents: Contents) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _grid(contents: Contents, measure: Any) -> list[str]:
+def _grid(contents: Contents, measure: Any, cells: texts.Grid) -> list[str]:
     """Caption, heads, and a line per row."""
-    columns, cells = contents.table.columns, texts.grid(contents, measure)
+    columns = contents.table.columns
     lines = [" ".join(texts.caption(measure, cells)), ""]
     lines += [_line("", *(c.label for c in columns)), _line("---", *("--:" for _ in columns))]
     for row in contents.table.rows:
@@ -74,12 +80,27 @@ def _grid(contents: Contents, measure: Any) -> list[str]:
     return lines
 
 
+def _intervals(contents: Contents, measure: Any, cells: texts.Grid) -> list[str]:
+    """Ranks and differences of a measure, with their intervals; nothing where nothing was compared."""
+    columns, against = contents.table.columns, contents.table.against
+    places = [[(row.label, column.label) for column in columns] for row in contents.table.rows]
+    said = [[texts.intervals(cells, place, measure, against) for place in row] for row in places]
+    if not any(map(any, said)):
+        return []
+    ranked, differs = (any(getattr(one, name) is not None for one in cells.compared.values()) for name in ("rank", "difference"))
+    what = ["the rank in the column"] * ranked + [f"the difference to {against}"] * differs
+    about = f"With intervals of 95 %, {texts.drawn(cells.compared.values())}: {'; '.join(what)}."
+    lines = ["", about, "", _line("", *(c.label for c in columns)), _line("---", *("--:" for _ in columns))]
+    return lines + [_line(row.label, *cells) for row, cells in zip(contents.table.rows, said, strict=True)]
+
+
 def _line(*cells: str) -> str:
     return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"
 
 
-def records(contents: Contents) -> list[dict[str, Any]]:
-    """The table as records: one per row, column and measure."""
+def records(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -> list[dict[str, Any]]:
+    """The table as records: one per row, column and measure. `grids`: the cells by measure, if they are known already."""
+    grids = texts.grids(contents) if grids is None else grids
     found = []
     for measure in contents.table.measures:
         for row in contents.table.rows:
@@ -90,6 +111,7 @@ def records(contents: Contents) -> list[dict[str, Any]]:
                 record = {"row": row.label, "column": column.label, "measure": measure.label, "statistic": measure.statistic}
                 record |= {"score": " ".join(s.scores), "n": s.n, "mean": _finite(s.mean), "std": _finite(s.std)}
                 record |= {"paper": value, "paper_std": std, "source": source, "difference": _finite(s.difference)}
+                record |= _of_intervals(grids[measure.label].compared.get((row.label, column.label)), contents.table.against)
                 if costs is not None:
                     record |= {f"rounds_to_{target:g}": texts.rounds(reached) for target, reached in costs.reached.items()}
                 record["seconds_per_round"] = None if costs is None else _finite(costs.seconds)
@@ -98,6 +120,21 @@ def records(contents: Contents) -> list[dict[str, Any]]:
                 record |= {f"seed_{seed}": s.by_seed.get(seed) for seed in contents.seeds}
                 found.append(record)
     return found
+
+
+def _of_intervals(one: Compared | None, against: str | None) -> dict[str, Any]:
+    """Of a cell that was compared; else empty cells."""
+    values: dict[str, Any] = dict.fromkeys(("rank", "rank_low", "rank_high", "like_best", "intervals_over"))
+    if against is not None:
+        values |= {"against": against} | dict.fromkeys(("minus_against", "minus_against_low", "minus_against_high"))
+    if one is not None:
+        low, high = one.ranks or (None, None)
+        values |= {"rank": one.rank, "rank_low": low, "rank_high": high, "like_best": int(one.like_best)}
+        values |= {"intervals_over": one.over}
+        if against is not None:
+            low, high = one.differences or (None, None)
+            values |= {"minus_against": one.difference, "minus_against_low": low, "minus_against_high": high}
+    return values
 
 
 def _finite(value: float) -> float | None:

@@ -97,11 +97,16 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
     sim = simulate(functools.partial(fedavg_ft, epochs=2, finetune_epochs=2, finetune_rate=0.5))
     state, _ = sim.rounds(sim.init(0), 2)
     w = jax.device_get(state.server.net)
-    found = sim.evaluate(state)
+    found, each = sim.evaluated(state)
     np.testing.assert_allclose(statistics(found, "global"), wanted(accuracies([w] * NUMBER)), atol=1e-6)
     tuned = [stepped(w, rows, 0.5 * RATE) for rows in newcomers().train_index]
     np.testing.assert_allclose(statistics(found, "personal"), wanted(accuracies(tuned)), atol=1e-6)
     assert accuracies(tuned) != accuracies([w] * NUMBER)
+    assert each.ids.tolist() == list(range(sim.population + NUMBER)), "unseen clients follow the population"
+    assert each.rows[-NUMBER:].tolist() == [len(rows) for rows in newcomers().test_index]
+    np.testing.assert_allclose(each.scores["test/personal/unseen/accuracy"][-NUMBER:], accuracies(tuned), atol=1e-6)
+    for scope, others in (("unseen", slice(sim.population)), ("own", slice(sim.population, None))):
+        assert np.isnan(each.scores[f"test/global/{scope}/accuracy"][others]).all()
     for model in ("global", "personal"):
         gap = found[f"test/{model}/own/accuracy/mean"] - found[f"test/{model}/unseen/accuracy/mean"]
         assert found[f"test/{model}/gap/accuracy"] == pytest.approx(gap)

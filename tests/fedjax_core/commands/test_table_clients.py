@@ -1,0 +1,205 @@
+"""What tables say beyond a mean: of single clients, and of what can be told apart. The runs are made up."""
+
+import csv
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from configs.tables.base import Column, Measure, Row
+from fedjax_core import experiment
+from fedjax_core.commands import tables
+from fedjax_core.commands.tables import latex
+from fedjax_core.engine.scores import ByClient
+from fedjax_core.reporting import clients, report
+from tests.fedjax_core.commands.test_table import definition, get_config, run
+
+OWN, GLOBAL = "test/personal/own/accuracy", "test/global/own/accuracy"
+MEAN = Measure("mean", (f"{OWN}/mean", f"{GLOBAL}/mean"))
+WORST = Measure("worst tenth", (OWN, GLOBAL), clients="worst_tenth")
+DECILE = Measure("decile", (OWN, GLOBAL), clients="decile(number=5)")
+WORSE = Measure("worse off", (OWN, GLOBAL), clients="worse_than(row='Local')")
+N = 40
+NOISE = 0.05 * np.random.default_rng(0).normal(size=(4, 8, N))  # by row, seed, client
+OF_CLIENT = np.linspace(0.4, 0.7, N)
+ROWS = {"Local": 0.0, "Same": 0.002, "Better": 0.2}
+
+
+def values(label: str, seed: int) -> np.ndarray:
+    found = OF_CLIENT + ROWS[label] + NOISE[list(ROWS).index(label), seed]
+    found[3] = np.nan  # without test rows
+    return found
+
+
+def table(**changes):
+    rows = tuple(Row(label, get_config) for label in ROWS)
+    made = definition(rows=rows, columns=(Column("IID", {}),), measures=(MEAN, WORST, DECILE, WORSE), targets=())
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Runs of three rows, whose accuracies by client are `values`; `fake.left_out` names what a run does not write."""
+    made = SimpleNamespace(left_out=(), last=3)
+
+    def execute(config, workdir, progress, *, data, console):
+        label = next(label for label in ROWS if Path(workdir).name.startswith(label.lower()))
+        name, each = GLOBAL if label == "Better" else OWN, values(label, config.seed)
+        Path(workdir).mkdir(parents=True)
+        with report.Reporter(workdir, config.rounds, progress=False, tensorboard=False) as reporter:
+            for i in range(1, 4):
+                reporter.log({"round": i, "seconds": 1.0, f"{name}/mean": float(np.nanmean(each)) - 0.1 * (3 - i)})
+            reporter.note(bytes_down=1.0, bytes_up=1.0)
+            if label not in made.left_out:
+                rows = np.full(N, 5) - 5 * np.isnan(each)
+                clients.write(Path(workdir) / clients.LAST, made.last, ByClient(np.arange(N), rows, {name: each}))
+        return SimpleNamespace(stopped=False)
+
+    monkeypatch.setattr(experiment, "execute", execute)
+    return made
+
+
+def written(folder) -> dict[tuple[str, str], dict[str, str]]:
+    with open(folder / "table.csv", newline="") as file:
+        return {(row["row"], row["measure"]): row for row in csv.DictReader(file)}
+
+
+def test_the_worst_tenth_deciles_and_who_is_worse_off(tmp_path, fake):
+    outcome, said = run(tmp_path, table())
+    assert not outcome.failures, said
+    found = written(tmp_path)
+    for label in ROWS:
+        of_seed = [np.delete(values(label, seed), 3) for seed in range(3)]
+        worst = [np.sort(each)[:4].mean() for each in of_seed]  # a tenth of 39
+        assert float(found[label, "worst tenth"]["mean"]) == pytest.approx(100 * np.mean(worst))
+        assert float(found[label, "decile"]["mean"]) == pytest.approx(100 * np.mean([np.median(each) for each in of_seed]))
+        worse = [np.mean(each < np.delete(values("Local", seed), 3)) for seed, each in enumerate(of_seed)]
+        if label == "Local":
+            assert found[label, "worse off"]["n"] == "0"
+        else:
+            assert float(found[label, "worse off"]["mean"]) == pytest.approx(100 * np.mean(worse))
+            assert float(found[label, "worse off"]["seed_1"]) == pytest.approx(100 * worse[1])
+    text = (tmp_path / "table.md").read_text()
+    assert "The mean of the worst tenth of the clients." in text
+    assert "The share of clients that are worse off than in row Local, same seed" in text
+    assert "difference to" not in text
+    assert "Bold: the lowest mean of the column." in text.partition("## worse off")[2]
+
+
+def test_what_cannot_be_told_apart_is_marked_and_differences_have_intervals(tmp_path, fake):
+    made = table(measures=(MEAN, WORST), against="Local")
+    run(tmp_path, made, seeds=[0, 1])
+    found = written(tmp_path)
+    better, same = found["Better", "mean"], found["Same", "mean"]
+    assert better["intervals_over"] == "seeds and clients"  # two seeds would not be enough
+    assert float(better["minus_against"]) == pytest.approx(float(better["mean"]) - float(found["Local", "mean"]["mean"]))
+    assert 15 < float(better["minus_against_low"]) < float(better["minus_against"]) < float(better["minus_against_high"]) < 25
+    assert float(same["minus_against_low"]) < 0 < float(same["minus_against_high"])
+    assert (better["rank"], better["rank_low"], better["rank_high"], better["like_best"]) == ("1.0", "1", "1", "0")
+    assert (same["rank_low"], same["rank_high"], same["like_best"]) == ("2", "3", "0")
+    assert found["Local", "mean"]["minus_against"] == ""
+    text = (tmp_path / "table.md").read_text()
+    assert "≈" not in text
+    assert (
+        "With intervals of 95 %, a paired bootstrap over seeds and clients: the rank in the column; the difference to Local."
+        in text
+    )
+    assert "| Better | 1 [1, 1]; +" in text
+    run(tmp_path, dataclasses.replace(made, rows=made.rows[:2]), seeds=[0, 1])
+    found = written(tmp_path)
+    marks = {label: found[label, "mean"]["like_best"] for label in ("Local", "Same")}
+    best = max(marks, key=lambda label: float(found[label, "mean"]["mean"]))
+    assert marks == {best: "0", ({*marks} - {best}).pop(): "1"}
+    text, tex = (tmp_path / "table.md").read_text(), (tmp_path / "table.tex").read_text()
+    assert text.partition("## worst")[0].count(" ≈ |") == 1
+    assert "≈: not told apart from the best; 0 lies in the 95 % interval of the difference, a paired bootstrap over seeds" in text
+    assert r" $\approx$ \\" in tex
+
+
+def test_without_files_of_clients_seeds_are_drawn_if_there_are_three(tmp_path, fake):
+    fake.left_out = tuple(ROWS)
+    made = table(measures=(MEAN,), against="Same")
+    run(tmp_path, made, seeds=[0, 1])
+    assert {row["intervals_over"] for row in written(tmp_path).values()} == {""}
+    assert "interval" not in (tmp_path / "table.md").read_text()
+    run(tmp_path, made)
+    found = written(tmp_path)
+    assert {row["intervals_over"] for row in found.values()} == {"seeds"}
+    means = {label: [100 * np.nanmean(values(label, seed)) for seed in range(3)] for label in ROWS}
+    between = np.subtract(means["Better"], means["Same"])  # of three seeds the interval is the range
+    row = found["Better", "mean"]
+    assert [float(row["minus_against_low"]), float(row["minus_against_high"])] == pytest.approx([between.min(), between.max()])
+
+
+def test_a_row_without_files_of_clients_is_drawn_over_seeds_beside_the_others(tmp_path, fake):
+    fake.left_out = ("Same",)
+    run(tmp_path, table(measures=(MEAN,)))
+    found = written(tmp_path)
+    assert {label: found[label, "mean"]["intervals_over"] for label in ROWS} == {
+        "Local": "seeds and clients",
+        "Same": "seeds",
+        "Better": "seeds and clients",
+    }
+    assert "over seeds and clients (of some rows over seeds alone)" in (tmp_path / "table.md").read_text()
+
+
+def test_a_run_older_than_its_files_of_clients_is_named_with_what_to_do(tmp_path, fake):
+    fake.left_out = ("Local",)
+    outcome, _ = run(tmp_path, table(), seeds=[0])
+    (reason,) = outcome.failures.values()
+    assert "clients.csv: the run is older than such files; remove its directory, and the same command runs it again" in reason
+    assert "local--iid--seed0" in reason
+    with pytest.raises(ValueError, match=r"measure 'worst tenth' needs .*local--iid--seed0.*clients.csv: the run is older"):
+        run(tmp_path, table(), seeds=[0])
+    fake.left_out, fake.last = (), 2
+    outcome, _ = run(tmp_path / "other", table(), seeds=[0])
+    assert len(outcome.failures) == 3
+    assert all("is of round 2, not 3" in reason for reason in outcome.failures.values())
+
+
+def test_scores_that_a_run_has_not_are_named(tmp_path, fake):
+    all_ = Measure("x", ("test/personal/all/accuracy",), clients="worst_tenth")
+    made = table(measures=(all_,), changes={"evaluation.scopes": ("own", "all")})
+    outcome, _ = run(tmp_path, made, only=["local"], seeds=[0])
+    (reason,) = outcome.failures.values()
+    assert "local--iid--seed0" in reason
+    assert reason.endswith("has no test/personal/all/accuracy of single clients")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(against="Lokal"), "unknown row in against 'Lokal'.*'Local'"),
+        (dict(measures=(dataclasses.replace(WORSE, clients="worse_than(row='FedAvg')"),)), "unknown row in clients of .* 'FedAvg'"),
+        (dict(measures=(dataclasses.replace(WORST, clients="worst_tent"),)), "Did you mean 'worst_tenth'"),
+        (dict(measures=(dataclasses.replace(WORST, clients="decile"),)), "'decile'.*number"),
+        (dict(measures=(dataclasses.replace(WORST, clients="decile(number=10)"),)), r"number=10 must lie in \[1, 9\]"),
+        (dict(measures=(dataclasses.replace(WORST, statistic="best"),)), "with clients 'best'; allowed: last, selected"),
+        (dict(measures=(dataclasses.replace(WORST, scores=MEAN.scores),)), "must be a score of clients without a statistic"),
+        (dict(measures=(dataclasses.replace(WORST, scores=("test/personal/all/accuracy",)),)), "needs 'all' in evaluation.scopes"),
+        (dict(measures=(dataclasses.replace(WORST, scores=("test/personal/own/perplexity",)),)), "neither the larger nor"),
+    ],
+)
+def test_wrong_definitions_end_before_anything_runs(changes, said):
+    with pytest.raises((ValueError, TypeError), match=said) as caught:
+        tables.cells(table(**changes), "smoke")
+    assert "\n" not in report.one_line(caught.value)
+
+
+def test_clients_that_are_not_those_of_the_named_row_leave_the_cell_empty(fake):
+    """Such as a pooled method's: its only client is nobody's."""
+    made = table(measures=(WORSE,))
+    every = tables.cells(made, "smoke", [0])
+    results = {}
+    for cell in every:
+        number = 1 if cell.row == "Same" else N
+        found = tables.results.spread.Values(np.arange(number), np.ones(number), values(cell.row, 0)[:number])
+        one = {"worse off": float("nan")}, {"worse off": OWN}, {}, 1.0, 1.0, 0.0, 0.0, {"worse off": found}
+        results[cell.name] = tables.Result(*one)
+    contents = tables.Contents(made, "smoke", every, results, {})
+    text = tables.markdown(contents)
+    assert "| Same |  |" in text
+    assert "| Better | 0.00 |" in text
+    assert "nan" not in text + latex.latex(contents)
