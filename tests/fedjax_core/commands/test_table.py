@@ -623,7 +623,7 @@ def test_the_first_table_runs_and_leaves_nothing_in_memory(tmp_path):
         assert set(result.values) == {"own test rows", "whole test set"}
         assert all(0.1 < value <= 1 for value in result.values.values())
         assert result.seconds_per_round > 0
-    assert (tmp_path / "table.md").read_text().count("Dirichlet(0.5)") == 2 + 6
+    assert (tmp_path / "table.md").read_text().count("Dirichlet(0.5)") == 2 * 2 + 6, "of two measures, their intervals, and costs"
     assert len(jax.live_arrays()) <= before
 
 
