@@ -3,9 +3,11 @@
 A definition is a file with `get_table(variant) -> Table`; `fedjax-core table` runs it. Changes are written as in
 `--config.<field>=`: {"data.partition": "iid", "optimizer.lr": 0.01}; an option of a method that its config leaves out may be set
 too ("method.server_lr"). They are applied in the order table, column, row, cell, so the last one counts.
+A table with a `Search` chooses settings of its rows on validation rows before it runs their cells.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +22,14 @@ class Row:
       label: how the table calls it.
       config: variant -> config: the `get_config` of a file in `configs/`.
       changes: of that config.
+      space: what a search tries, by field: {"optimizer.lr": LogUniform(0.01, 1.0), "method.mu": (0.01, 0.1, 1.0)}. Data, clients,
+        rounds and evaluation are not the row's to choose.
     """
 
     label: str
     config: Callable[[str], Any]
     changes: Changes = dataclasses.field(default_factory=dict)
+    space: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,8 @@ class Measure:
         numbers, from shapes alone: "analysis:trained", "analysis:whole", "analysis:body" (of a client's network), "analysis:up",
         "analysis:down" (its messages), averaged over clients, added up with total=True, of one architecture with group=0; a table
         of nothing but counts trains nothing.
-      statistic: over the rounds: "last", "first", "best" (selected on test data), "mean_of_last" (`evaluation.last_k`).
+      statistic: over the rounds: "last", "first", "best" (selected on test data), "mean_of_last" (`evaluation.last_k`),
+        "selected" (in the round that `evaluation.select` chose).
       percent: whether to show it times 100; None: if it is an accuracy.
       unit: what it is shown in: 2**20 for millions as papers count parameters. Not together with `percent`.
       digits: decimals shown; None: two of per cent, else four significant digits.
@@ -74,6 +80,69 @@ class Measure:
     digits: int | None = None
     better: str | None = None
     clients: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """The numbers between two, all alike."""
+
+    low: float
+    high: float
+
+    def at(self, share: float) -> float:
+        """The number that a share in [0, 1] of the way leads to."""
+        return self.low + share * (self.high - self.low)
+
+    def share(self, value: float) -> float:
+        """How far a number lies on the way; below 0 or above 1 outside."""
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogUniform:
+    """The numbers between two positive ones, all magnitudes alike."""
+
+    low: float
+    high: float
+
+    def at(self, share: float) -> float:
+        """The number that a share in [0, 1] of the way leads to."""
+        return self.low * (self.high / self.low) ** share
+
+    def share(self, value: float) -> float:
+        """How far a number lies on the way; below 0 or above 1 outside."""
+        return math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else -math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """How the settings of rows are chosen, for each column apart: each row tries as many, and the best one by a score on validation
+    rows runs its cells. Trial 0 has the row's own settings; the others change what the row's space names. A trial is an ordinary
+    run, found finished by the next call and by every other table of the same directory.
+
+    Attributes:
+      measure: the score on validation rows, "validation/global/accuracy", or several of which the first that a run has is taken; in
+        the selected round if `evaluation.select` is set, else in the last. The highest is the best, of losses the lowest, of equal
+        ones the first trial.
+      trials: of each row, its own settings among them.
+      sampler: "random": drawn from (seed, trial, field), so the same field has the same draws in all rows; "grid": points of the
+        spaces' product in an order drawn from the seed.
+      seed: of the draws.
+      seeds: of training; a trial's score is the mean over them.
+      rounds: of a trial; None: as many as the row runs.
+      halving: a factor f: all trials run a part of the rounds, the best 1/f of them go on for f times as many, and so on to the
+        full number. Trial 0 always goes to the end, so that it is known what tuning was worth. None: all run to the end.
+      fewer: labels of rows that may have fewer trials, for they have no space, or one with fewer points.
+    """
+
+    measure: str | Sequence[str]
+    trials: int
+    sampler: str = "random"
+    seed: int = 0
+    seeds: Sequence[int] = (0,)
+    rounds: int | None = None
+    halving: int | None = None
+    fewer: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +173,7 @@ class Table:
       source: which table of which paper; needed if `paper` has numbers without their own.
       note: a paragraph below the heading.
       against: the row whose difference to all others is given, with its interval; None: none is.
+      search: how settings are chosen; None: each row has its own.
     """
 
     title: str
@@ -119,3 +189,4 @@ class Table:
     source: str = ""
     note: str = ""
     against: str | None = None
+    search: Search | None = None

@@ -66,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         table = tables.changed(tables.read(definition, given.variant), given.set)
         only = [name.strip() for name in given.only.split(",") if name.strip()]
         tables.choose(tables.cells(table, given.variant, seeds), only)
+        tables.plan(table, given.variant)
     except (ValueError, TypeError) as error:
         return report.fail(error, 2)
     try:

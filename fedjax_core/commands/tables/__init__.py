@@ -10,15 +10,19 @@ the directories alone, and written after every cell.
 
   definition.py   read from a file, changed on the command line, checked      measures.py   what its numbers are
   cells.py        the runs, with resolved configs                             running.py    runs what is missing
+  spaces.py       what a search tries                                         search.py     trials, and which is chosen
+  trials.py       what their directories say                                  progress.py   how far runs are
   results.py      what finished runs put into cells                           texts.py      numbers as text
   written.py      Markdown, CSV and the files                                 latex.py      LaTeX
   spread.py       what measures say of single clients                         compared.py   ranks and differences, with intervals
+  tuned.py        what a search chose, as text
 """
 
 from fedjax_core.commands.tables.cells import Cell, cells, choose
 from fedjax_core.commands.tables.definition import changed, read
 from fedjax_core.commands.tables.results import Contents, Result
 from fedjax_core.commands.tables.running import Outcome, run
+from fedjax_core.commands.tables.search import plan
 from fedjax_core.commands.tables.written import markdown, write
 
-__all__ = ["Cell", "Contents", "Outcome", "Result", "cells", "changed", "choose", "markdown", "read", "run", "write"]
+__all__ = ["Cell", "Contents", "Outcome", "Result", "cells", "changed", "choose", "markdown", "plan", "read", "run", "write"]

@@ -26,6 +26,7 @@ class Cell(NamedTuple):
       seed: of training.
       config: resolved.
       name: of its directory.
+      trial: its number in a search; None: it is no trial.
     """
 
     row: str
@@ -33,9 +34,11 @@ class Cell(NamedTuple):
     seed: int
     config: Any
     name: str
+    trial: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.row} / {self.column} / seed {self.seed}"
+        trial = "" if self.trial is None else f"trial {self.trial} / "
+        return f"{self.row} / {self.column} / {trial}seed {self.seed}"
 
 
 def cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -> list[Cell]:
@@ -54,19 +57,39 @@ def cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -
     seeds = tuple(table.seeds if seeds is None else seeds)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds {seeds} must be one or more, each once")
-    made = []
-    for seed in seeds:
-        for column in table.columns:
-            for row in table.rows:
-                try:
-                    config = _resolved(table, row, column, seed, variant)
-                    experiment.check(config)
-                    _check_scores(table, config)
-                except Exception as error:  # get_config is the user's code too
-                    raise ValueError(f"{row.label} / {column.label}: {report.one_line(error)}") from error
-                name = f"{slug(row.label)}--{slug(column.label)}--seed{seed}--{_hash(config)}"
-                made.append(Cell(row.label, column.label, seed, config, name))
-    return made
+    return [cell(table, row, column, seed, variant) for seed in seeds for column in table.columns for row in table.rows]
+
+
+def cell(
+    table: Definition,
+    row: Any,
+    column: Any,
+    seed: int,
+    variant: str,
+    tuned: Mapping[str, Any] | None = None,
+    trial: int | None = None,
+) -> Cell:
+    """One run of a row on a column.
+
+    Args:
+      table, row, column: of the definition.
+      seed: of training.
+      variant: of the row's config.
+      tuned: changes after all others, which a search tries or chose.
+      trial: its number in a search.
+
+    Raises:
+      ValueError: its config is wrong; one line that names the row and the column.
+    """
+    where = f"{row.label} / {column.label}" + (f" / trial {trial}" if trial and tuned else "")
+    try:
+        config = _resolved(table, row, column, seed, variant, tuned or {})
+        experiment.check(config)
+        _check_scores(table, config)
+    except Exception as error:  # get_config is the user's code too
+        raise ValueError(f"{where}: {report.one_line(error)}") from error
+    name = f"{slug(row.label)}--{slug(column.label)}--seed{seed}--{_hash(config)}"
+    return Cell(row.label, column.label, seed, config, name, trial)
 
 
 def _check_scores(table: Definition, config: Any) -> None:
@@ -83,7 +106,7 @@ def _check_scores(table: Definition, config: Any) -> None:
                 raise ValueError(f"measure {measure.label!r}: {score!r} needs data.unseen_clients, such as 0.2")
             named = 5 if measure.clients is None else 4  # parts of a score with its statistic, and without
             scope = "global" if len(parts) == 3 and parts[1] == "global" else parts[2] if len(parts) == named else None
-            if parts[0] != "test" or scope not in SCOPES | {"global"}:
+            if parts[0] not in ("test", "validation") or scope not in SCOPES | {"global"}:
                 raise ValueError(f"measure {measure.label!r}: {score!r} is no name of a score, such as test/global/accuracy")
             if scope in config.evaluation.scopes:
                 break
@@ -101,9 +124,10 @@ def is_of_unseen(score: str) -> bool:
     return (len(parts) in (4, 5) and parts[2] == "unseen") or (len(parts) == 4 and is_gap(score))
 
 
-def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str) -> Any:
+def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:
     config = row.config(variant)
-    for changes in (table.changes, column.changes, row.changes, table.cells.get((row.label, column.label), {})):
+    of_cell = table.cells.get((row.label, column.label), {})
+    for changes in (table.changes, column.changes, row.changes, of_cell, tuned):
         for field, value in changes.items():
             _change(config, field, value)
     config.seed = seed

@@ -55,6 +55,11 @@ def changed(table: Definition, settings: Iterable[str]) -> Definition:
             given[field] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             given[field] = text
+    for row in table.rows:
+        for field in given.keys() & row.space.keys():
+            raise ValueError(
+                f"--set={field}={given[field]!r}: the search chooses it for row {row.label!r}; take it out of its space"
+            )
     if not given:
         return table
     of_all = {

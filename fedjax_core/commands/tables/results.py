@@ -14,6 +14,7 @@ from fedjax_core.commands import analyse
 from fedjax_core.commands.tables import measures, spread
 from fedjax_core.commands.tables.cells import Cell, is_of_unseen
 from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
+from fedjax_core.commands.tables.trials import Searches
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.reporting import records, report
 from fedjax_core.storage.workdir import read_json
@@ -87,6 +88,7 @@ class Contents(NamedTuple):
       every: all of the table's cells.
       results: of finished cells, by their names.
       failures: why cells failed, by their names.
+      searches: what chose the settings of rows, and how far it is; None: nothing did.
     """
 
     table: Definition
@@ -94,6 +96,7 @@ class Contents(NamedTuple):
     every: Sequence[Cell]
     results: Mapping[str, Result]
     failures: Mapping[str, str]
+    searches: Searches | None = None
 
     @property
     def seeds(self) -> list[int]:

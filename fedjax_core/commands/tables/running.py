@@ -1,30 +1,29 @@
-"""Runs what is missing of a table, and writes the table after every cell."""
+"""Runs what is missing of a table, its trials first, and writes the table after every run."""
 
 import gc
 import json
-import math
-import statistics
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 
 from fedjax_core import experiment
 from fedjax_core.commands.tables import measures
-from fedjax_core.commands.tables.cells import Cell, cells, choose
+from fedjax_core.commands.tables.cells import Cell, cell, cells, choose
 from fedjax_core.commands.tables.definition import Definition
+from fedjax_core.commands.tables.progress import Heartbeat, Job, Pace
 from fedjax_core.commands.tables.results import Contents, Result, collect, counted, result_of
+from fedjax_core.commands.tables.search import plan
+from fedjax_core.commands.tables.trials import Searches, give_up
 from fedjax_core.commands.tables.written import write
 from fedjax_core.data.federated import FederatedData
+from fedjax_core.engine.simulation import Diverged
 from fedjax_core.reporting import report
-from fedjax_core.storage.workdir import METRICS, plain, write_text
-
-SILENCE = 25.0  # seconds after which a run without a bar says how far it is
+from fedjax_core.storage.workdir import plain, write_text
 
 
 class Outcome(NamedTuple):
@@ -53,7 +52,8 @@ def run(
 ) -> Outcome:
     """Runs what is missing of a table, and writes it.
 
-    Stopped or killed at any moment and called again, it goes on: finished runs are kept, an interrupted one is resumed.
+    Stopped or killed at any moment and called again, it goes on: finished runs are kept, an interrupted one is resumed. With a
+    search the trials of all rows come first, then the cells with the settings that were chosen.
 
     Args:
       table: the definition.
@@ -61,7 +61,8 @@ def run(
       variant: of the rows' configs.
       only: rows, or "ROW/COLUMN"; see `choose`. The tables show all.
       seeds: in place of the table's.
-      progress: True: a bar per run; False: a line after at most `SILENCE` seconds; None: a bar where standard error is a terminal.
+      progress: True: a bar per run; False: a line after at most `progress.SILENCE` seconds; None: a bar where standard error is a
+        terminal.
       say: takes a line of text.
 
     Returns:
@@ -74,128 +75,172 @@ def run(
     """
     every = cells(table, variant, seeds)
     chosen = choose(every, only)
-    folder = Path(directory)
-    counts = all(measures.is_count(measure) for measure in table.measures)
-    results, failures = {} if counts else collect(table, folder, every), {}
-    contents = Contents(table, variant, every, results, failures)
-    left = [cell for cell in chosen if cell.name not in results]
-    spent: dict[tuple[str, str], list[float]] = {}
-    for cell in every:
-        if cell.name in results:
-            spent.setdefault((cell.row, cell.column), []).append(results[cell.name].seconds)
-    say(f"{len(chosen) - len(left)} of {len(chosen)} runs are finished, {len(left)} to do")
-    files = write(contents, folder)
+    studies = plan(table, variant)
     bar = progress if progress is not None else sys.stderr.isatty()
-    last_data: tuple[str, FederatedData] | None = None
-    for place, cell in enumerate(left):
-        say(f"{place + 1}/{len(left)}  {cell}{_forecast(left[place:], spent)}")
-        began, stopped = time.monotonic(), False
+    going = _Going(table, Path(directory), variant, every, Searches(studies, Path(directory)), bool(bar), say)
+    places = [place for place in studies if place in {(c.row, c.column) for c in chosen}]
+    return going.on(places, {(c.row, c.column, c.seed) for c in chosen})
+
+
+class _Going:
+    """A table on its way.
+
+    Attributes:
+      every: all cells; those of a row and column have the settings that a search chose as soon as it is over.
+      results, failures: of cells, by their names.
+      contents: what the table is written from.
+    """
+
+    def __init__(
+        self,
+        table: Definition,
+        folder: Path,
+        variant: str,
+        every: list[Cell],
+        searches: Searches,
+        bar: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._table, self._folder, self._variant, self._bar, self._say = table, folder, variant, bar, say
+        self._counts = all(measures.is_count(measure) for measure in table.measures)
+        self._searches, self._pace = searches, Pace()
+        self._data: tuple[str, FederatedData] | None = None
+        self._settled: set[tuple[str, str]] = set()
+        self._over = 0  # runs of this call
+        self._files: list[Path] = []
+        self.every, self.results, self.failures = every, {}, {}
+        self.contents = Contents(table, variant, every, self.results, self.failures, searches)
+        self._take_up([one for one in every if (one.row, one.column) not in searches.studies])
+        for place in searches.studies:
+            self._settle(place)
+        for job, seconds in searches.took():
+            self._pace.took(job, seconds)
+
+    def _take_up(self, some: Sequence[Cell]) -> None:
+        """The results of cells that lie finished."""
+        found = {} if self._counts else collect(self._table, self._folder, some)
+        self.results |= found
+        for one in some:
+            if one.name in found:
+                self._pace.took(Job(one, one.config.rounds), found[one.name].seconds)
+
+    def _settle(self, place: tuple[str, str]) -> None:
+        """Gives the cells of a (row, column) the settings that its search has chosen, if it is over."""
+        standing = self._searches.standing(place)
+        if standing.chosen is None or place in self._settled:
+            return
+        self._settled.add(place)
+        row = next(row for row in self._table.rows if row.label == place[0])
+        column = next(column for column in self._table.columns if column.label == place[1])
+        tuned = standing.chosen.values if standing.chosen.number else {}
+        for i, one in enumerate(self.every):
+            if (one.row, one.column) == place:
+                self.every[i] = cell(self._table, row, column, one.seed, self._variant, tuned)
+        self._take_up([one for one in self.every if (one.row, one.column) == place])
+
+    def on(self, places: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> Outcome:
+        """The searches of some (row, column), then the cells of some (row, column, seed)."""
+        mine = [one for one in self.every if (one.row, one.column, one.seed) in wanted]
+        left, standings = self._left(places, wanted), [self._searches.standing(place) for place in places]
+        done, trials = sum(s.done for s in standings), sum(s.done + len(s.waiting) + len(s.later) for s in standings)
+        of_trials = f"{done} of {trials} runs of the search and " if trials else ""
+        finished = sum(one.name in self.results for one in mine)
+        self._say(f"{of_trials}{finished} of {len(mine)} runs are finished, {len(left)} to do")
+        self._write()
+        for i, place in enumerate(places):
+            self._search(place, lambda i=i: self._left(places[i:], wanted))
+        todo = self._left((), wanted)
+        while jobs := [job for job in self._left((), wanted) if job.cell.name not in self.failures]:
+            self._do(jobs)
+        failed = len(self.failures)
+        self._say(f"{failed} of {len(todo)} runs failed" if failed else f"all {len(mine)} runs are finished")
+        self._say(f"tables   {self._folder / 'table.md'}")
+        return Outcome(self.results, self.failures, self._files)
+
+    def _left(self, places: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> list[Job]:
+        """What is to be done of the searches of some (row, column) and of the cells of some (row, column, seed), in order."""
+        jobs = []
+        for place in places:
+            study, standing = self._searches.studies[place], self._searches.standing(place)
+            jobs += [Job(run, run.config.rounds - standing.before) for run in standing.waiting]
+            jobs += [Job(study.trials[0].cells[0], rounds) for rounds in standing.later]
+        some = [one for one in self.every if (one.row, one.column, one.seed) in wanted and one.name not in self.results]
+        return jobs + [Job(one, one.config.rounds) for one in some]
+
+    def _search(self, place: tuple[str, str], left: Callable[[], list[Job]]) -> None:
+        """Runs the trials of a (row, column) and chooses; its cells fail where that cannot be done. `left`: what is to be done."""
+        why = None
+        while why is None and self._searches.standing(place).waiting:
+            why = self._do(left())
+        self._settle(place)
+        standing = self._searches.standing(place)
+        if why is None and standing.chosen is None:
+            why = f"all {standing.diverged} trials of the search diverged"
+        if why is not None:
+            self.failures |= {one.name: why for one in self.every if (one.row, one.column) == place}
+            self._say(f"failed: {place[0]} / {place[1]}: {why}")
+        self._write()
+
+    def _do(self, jobs: Sequence[Job]) -> str | None:
+        """Does the first of the jobs, a trial or a cell: why it failed, None if it did not."""
+        one, failed, stopped = jobs[0].cell, None, False
+        number = f"{self._over + 1}/{self._over + len(jobs)}"
+        self._say(f"{number}  {one}{self._pace.left(jobs)}")
+        log, began = self._folder / "runs" / f"{one.name}.error.txt", time.monotonic()
         try:
-            with _Heartbeat(folder, left[place:], f"{place + 1}/{len(left)}", spent, None if bar else say):
-                wanted = json.dumps(plain(cell.config.data.to_dict()), sort_keys=True)
-                if last_data is None or last_data[0] != wanted:
-                    last_data = None  # the old data go before the new ones come
-                    last_data = wanted, experiment.dataset(cell.config)
-                if counts:
-                    results[cell.name] = counted(table, cell, last_data[1])
-                else:
-                    stopped = experiment.execute(
-                        cell.config, str(folder / "runs" / cell.name), bool(bar), data=last_data[1], console=lambda text: None
-                    ).stopped
-                    results[cell.name] = result_of(table, folder, cell, last_data[1])
-        except Exception as error:  # a cell's failure must not end the others'
-            failures[cell.name] = report.one_line(error)
-            log = folder / "runs" / f"{cell.name}.error.txt"
+            with Heartbeat(self._folder, jobs, number, self._pace, None if self._bar else self._say):
+                stopped = self._run(one)
+        except Exception as error:  # a failure must not end the others'
+            failed = report.one_line(error)
             log.parent.mkdir(parents=True, exist_ok=True)
             write_text(log, "".join(traceback.format_exception(error)))
-            say(f"failed: {cell}: {failures[cell.name]}")
+            self._say(f"failed: {one}: {failed}")
+            if one.trial is None:
+                self.failures[one.name] = failed
+            else:
+                failed = f"trial {one.trial}: {failed}"
         else:
-            (folder / "runs" / f"{cell.name}.error.txt").unlink(missing_ok=True)
-            spent.setdefault((cell.row, cell.column), []).append(time.monotonic() - began)
+            log.unlink(missing_ok=True)
+            self._pace.took(jobs[0], time.monotonic() - began)
+        self._over += 1
         _forget()
-        files = write(contents, folder)
+        self._write()
         if stopped:
-            raise KeyboardInterrupt(f"after {cell}; the same command goes on from there")
-    say(f"{len(failures)} of {len(left)} runs failed" if failures else f"all {len(chosen)} runs are finished")
-    say(f"tables   {folder / 'table.md'}")
-    return Outcome(results, failures, files)
+            raise KeyboardInterrupt(f"after {one}; the same command goes on from there")
+        return failed
+
+    def _run(self, one: Cell) -> bool:
+        """Runs a cell or a trial and takes up what it gave; whether a signal came meanwhile."""
+        wanted = json.dumps(plain(one.config.data.to_dict()), sort_keys=True)
+        if self._data is None or self._data[0] != wanted:
+            self._data = None  # the old data go before the new ones come
+            self._data = wanted, experiment.dataset(one.config)
+        data = self._data[1]
+        if self._counts:
+            self.results[one.name] = counted(self._table, one, data)
+            return False
+        place = str(self._folder / "runs" / one.name)
+        try:
+            ended = experiment.execute(one.config, place, self._bar, data=data, console=lambda text: None)
+        except Diverged as error:
+            if one.trial is None:
+                raise
+            give_up(self._folder, one, report.one_line(error))
+            self._say(f"diverged, so it counts as the worst: {one}: {report.one_line(error)}")
+            stopped = False
+        else:
+            stopped = bool(ended.stopped)
+        if one.trial is None:
+            self.results[one.name] = result_of(self._table, self._folder, one, data)
+        elif not self._searches.read(self._searches.studies[one.row, one.column], one):
+            raise ValueError(f"the run ended before round {one.config.rounds}")  # a callback asked it to
+        return stopped
+
+    def _write(self) -> None:
+        self._files = write(self.contents, self._folder)
 
 
 def _forget() -> None:
     """Lets go of the last run's arrays and programs, which hang together in circles."""
     jax.clear_caches()
     gc.collect()
-
-
-def _guess(cell: Cell, spent: Mapping[tuple[str, str], Sequence[float]]) -> float | None:
-    """Seconds that a cell will take, judged by those of the same row and column, else of the same row, else by all."""
-    same = spent.get((cell.row, cell.column)) or [s for (row, _), found in spent.items() if row == cell.row for s in found]
-    known = same or [seconds for found in spent.values() for seconds in found]
-    return statistics.fmean(known) if known else None
-
-
-def _forecast(left: Sequence[Cell], spent: Mapping[tuple[str, str], Sequence[float]]) -> str:
-    """How long the cells will take; empty before one is finished."""
-    guesses = [_guess(cell, spent) for cell in left]
-    return _left(math.fsum(guess for guess in guesses if guess is not None)) if None not in guesses else ""
-
-
-def _left(seconds: float) -> str:
-    return f"  (about {report.readable_time(round(seconds))} left)"
-
-
-class _Heartbeat:
-    """Says how far a run is whenever `SILENCE` seconds have passed, from a thread of its own: it compiles and reads data, too."""
-
-    def __init__(
-        self,
-        folder: Path,
-        left: Sequence[Cell],
-        number: str,
-        spent: Mapping[tuple[str, str], Sequence[float]],
-        say: Callable[[str], None] | None,
-    ) -> None:
-        """`left`: the cell that runs and those after it; `say`: None for silence."""
-        self._cell, self._after, self._number, self._spent, self._say = left[0], left[1:], number, spent, say
-        self._metrics = folder / "runs" / left[0].name / METRICS
-        self._over = threading.Event()
-        self._began = time.monotonic()
-        self._first: tuple[float, int] | None = None  # when rounds were first seen, and how many
-        self._thread = threading.Thread(target=self._talk, daemon=True)
-
-    def _talk(self) -> None:
-        while not self._over.wait(SILENCE):
-            assert self._say is not None
-            self._say(self._line())
-
-    def _line(self) -> str:
-        done, rounds, now = self._rounds(), self._cell.config.rounds, time.monotonic()
-        if self._first is None and done:
-            self._first = now, done
-        rest = _guess(self._cell, self._spent)
-        if rest is not None:
-            rest = max(rest - (now - self._began), 0.0)
-        if self._first is not None and done > self._first[1]:  # by the pace of this run, compiling left out
-            rest = (now - self._first[0]) / (done - self._first[1]) * (rounds - done)
-        here = (now - self._began) + (rest or 0.0)
-        whole = None if rest is None else rest + math.fsum(_guess(cell, self._spent) or here for cell in self._after)
-        ran = report.readable_time(round(now - self._began))
-        return f"{self._number}  {self._cell}: round {done}/{rounds} after {ran}{'' if whole is None else _left(whole)}"
-
-    def _rounds(self) -> int:
-        """Rounds that the run has recorded."""
-        try:
-            with open(self._metrics, "rb") as file:
-                return sum(line.endswith(b"\n") for line in file)
-        except OSError:
-            return 0
-
-    def __enter__(self) -> Self:
-        if self._say is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        if self._say is not None:
-            self._thread.join()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.commands.tables import texts
+from fedjax_core.commands.tables import texts, tuned
 from fedjax_core.commands.tables.compared import Compared
 from fedjax_core.commands.tables.definition import all_targets, paper_of
 from fedjax_core.commands.tables.latex import latex
@@ -16,7 +16,7 @@ STYLE = texts.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
 
 
 def write(contents: Contents, folder: Path) -> list[Path]:
-    """Writes table.md, table.csv and table.tex, each atomically.
+    """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically.
 
     Raises:
       OSError: they cannot be written.
@@ -27,6 +27,9 @@ def write(contents: Contents, folder: Path) -> list[Path]:
     write_text(files[0], markdown(contents, grids))
     write_csv(files[1], records(contents, grids))
     write_text(files[2], latex(contents, grids))
+    if contents.searches is not None and contents.searches.studies:
+        files.append(folder / "trials.csv")
+        write_csv(files[3], tuned.trials(contents.searches))
     return files
 
 
@@ -48,6 +51,8 @@ def markdown(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) 
     for measure in table.measures:
         lines += ["", f"## {measure.label}", "", *_grid(contents, measure, grids[measure.label])]
         lines += _intervals(contents, measure, grids[measure.label])
+    if contents.searches is not None and contents.searches.studies:
+        lines += ["", "## Search", "", *tuned.lines(table.search, contents.searches)]
     lines += ["", "## Rounds, time and traffic", ""]
     targets = all_targets(table)
     if targets:
@@ -117,6 +122,8 @@ def records(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -
                 record["seconds_per_round"] = None if costs is None else _finite(costs.seconds)
                 record["bytes_down"] = None if costs is None else costs.down
                 record["bytes_up"] = None if costs is None else costs.up
+                if contents.searches is not None and contents.searches.studies:
+                    record |= tuned.record(contents.searches, (row.label, column.label))
                 record |= {f"seed_{seed}": s.by_seed.get(seed) for seed in contents.seeds}
                 found.append(record)
     return found

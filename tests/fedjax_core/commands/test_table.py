@@ -21,7 +21,7 @@ from configs.tables.base import Column, Measure, Paper, Row, Table
 from configs.tables.fedpft import all_methods as fedpft
 from fedjax_core import experiment
 from fedjax_core.commands import analyse, table, tables
-from fedjax_core.commands.tables import latex, measures, running, written
+from fedjax_core.commands.tables import latex, measures, progress, running, written
 from fedjax_core.reporting import report
 from fedjax_core.storage.workdir import read_json, read_jsonl
 from tests import test_configs
@@ -158,7 +158,7 @@ def test_only_and_seeds(tmp_path, fake):
 def test_the_time_left_is_told(tmp_path, fake, monkeypatch):
     times = iter(range(0, 10_000, 30))
     monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
-    monkeypatch.setattr(running, "_Heartbeat", lambda *_: contextlib.nullcontext())  # asks for the time, too
+    monkeypatch.setattr(running, "Heartbeat", lambda *_: contextlib.nullcontext())  # asks for the time, too
     _, said = run(tmp_path, seeds=[0])
     assert said[1] == "1/4  FedAvg / IID / seed 0"
     assert said[2] == "2/4  Uniform & co. / IID / seed 0  (about 1 min 30 s left)"
@@ -300,7 +300,7 @@ def test_the_best_of_a_column_is_bold():
 
 def test_a_long_run_says_how_far_it_is(tmp_path, fake, monkeypatch):
     """Without a terminal a run would be silent until its end."""
-    monkeypatch.setattr(running, "SILENCE", 0.01)
+    monkeypatch.setattr(progress, "SILENCE", 0.01)
     said: list[str] = []
 
     def act(name):
@@ -322,14 +322,15 @@ def test_a_long_run_says_how_far_it_is(tmp_path, fake, monkeypatch):
 def test_time_left_is_of_this_runs_pace_once_it_has_one(tmp_path, monkeypatch):
     (first, second, *_) = tables.cells(definition(), "smoke", [0])
     times = iter((0.0, 10.0, 20.0))
-    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    beat = running._Heartbeat(tmp_path, [first, second], "1/4", {}, None)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    jobs = [progress.Job(cell, cell.config.rounds) for cell in (first, second)]
+    beat = progress.Heartbeat(tmp_path, jobs, "1/4", progress.Pace(), None)
     folder = tmp_path / "runs" / first.name
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("{}\n")
-    assert beat._line() == f"1/4  {first}: round 1/3 after 10 s"
+    assert beat.line() == f"1/4  {first}: round 1/3 after 10 s"
     (folder / "metrics.jsonl").write_text("{}\n{}\n")
-    assert beat._line() == f"1/4  {first}: round 2/3 after 20 s  (about 40 s left)"  # 10 s here, 30 s for the other
+    assert beat.line() == f"1/4  {first}: round 2/3 after 20 s  (about 40 s left)"  # 10 s here, 30 s for the other
 
 
 def test_a_score_that_no_run_has_is_named(tmp_path, fake):

@@ -1,0 +1,93 @@
+"""Trials of a search on the disk: what their directories say of their scores."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fedjax_core.commands.tables.cells import Cell
+from fedjax_core.commands.tables.progress import Job
+from fedjax_core.commands.tables.search import Standing, Study, standing
+from fedjax_core.reporting import records, report
+from fedjax_core.storage.workdir import METRICS, read_json, write_text
+
+DIVERGED = "diverged.txt"  # in a run's directory: why it will not be tried again
+
+
+class Searches:
+    """The studies of a table, and how far each one is; what was read of a run once is kept.
+
+    Attributes:
+      studies: by (row, column).
+    """
+
+    def __init__(self, studies: Mapping[tuple[str, str], Study], folder: Path) -> None:
+        self.studies = studies
+        self._folder = folder
+        self._scores: dict[tuple[str, int], float] = {}
+        for study in studies.values():
+            self._read(study)
+
+    def _read(self, study: Study) -> None:
+        """The scores of all trials that are done to some rung."""
+        for trial in study.trials:
+            for rung in study.rungs:
+                for run in trial.after(rung.rounds):
+                    self.read(study, run)
+
+    def read(self, study: Study, run: Cell) -> bool:
+        """Takes up what the directory of a run has, if it is done; whether it is.
+
+        Raises:
+          ValueError: it is, and has no such score.
+        """
+        score = score_of(self._folder / "runs" / run.name, run, study.measure)
+        if score is not None:
+            self._scores[run.name, run.config.rounds] = score
+        return score is not None
+
+    def standing(self, place: tuple[str, str]) -> Standing:
+        """How far the study of a (row, column) is."""
+        return standing(self.studies[place], self._scores)
+
+    def took(self) -> Iterator[tuple[Job, float]]:
+        """Trials that lie finished, each with its seconds."""
+        for study in self.studies.values():
+            for run in (run for trial in study.trials for run in trial.cells):
+                summary = self._folder / "runs" / run.name / report.SUMMARY
+                if (run.name, run.config.rounds) in self._scores and summary.exists():
+                    yield Job(run, run.config.rounds), read_json(summary)["speed"].get("seconds", 0.0)
+
+
+def score_of(place: Path, run: Cell, measure: tuple[str, ...]) -> float | None:
+    """The score of a trial after the rounds of its config: in the selected round if there is one, else in the last.
+
+    Returns:
+      The score; NaN if the run diverged before; None if it has not come so far.
+
+    Raises:
+      ValueError: the run has no such score.
+      OSError: a file cannot be read.
+    """
+    rounds = run.config.rounds
+    file, summary = place / METRICS, place / report.SUMMARY
+    found = records.read(file) if file.exists() else []
+    said = read_json(summary) if summary.exists() else {"rounds": 0, "facts": {}}
+    beyond = bool(found) and found[-1]["round"] > rounds  # of a longer run, or a later rung
+    if not (beyond or said["rounds"] >= rounds or "ended" in said["facts"]):
+        return float("nan") if (place / DIVERGED).exists() else None
+    if len(found) < said["rounds"]:
+        found = records.kept(place, said["rounds"], report.say)
+    select = run.config.evaluation.get("select")
+    there = report.summarise([record for record in found if record["round"] <= rounds], select=select)["metrics"]
+    name = next((name for name in measure if name in there), None)
+    statistic = "selected" if select else "last"
+    if name is None or statistic not in there[name]:
+        have = ", ".join(name for name in there if name.startswith("validation/")) or "none on validation rows"
+        raise ValueError(f"{run}: the run has no {statistic} of {' or '.join(measure)}; it has {have}")
+    return there[name][statistic]
+
+
+def give_up(folder: Path, run: Cell, why: str) -> None:
+    """Notes in a run's directory that it diverged."""
+    place = folder / "runs" / run.name
+    place.mkdir(parents=True, exist_ok=True)
+    write_text(place / DIVERGED, why + "\n")
