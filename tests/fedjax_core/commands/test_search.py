@@ -194,7 +194,7 @@ def test_only_searches_what_it_names(tmp_path, fake):
     assert len(fake.done) == 16
 
 
-@pytest.mark.parametrize("at", range(1, 15, 2))
+@pytest.mark.parametrize("at", [1, 6, 9, 13])
 def test_interrupted_anywhere_it_goes_on_and_ends_the_same(tmp_path, fake, at):
     """Stopped before its nth run: no run is done twice, and the table is that of an uninterrupted one."""
     of = {"trials": 4, "halving": 2, "seeds": (0, 1)}
@@ -410,14 +410,14 @@ def test_the_command_refuses_too(tmp_path, capsys, fake):
 
 
 def test_a_real_search_goes_on_bit_for_bit_and_stands_a_rate_that_diverges(tmp_path):
-    """Three trials to the first round, the best one resumed to the second: what a run without a halt gives."""
-    rows = (Row("A", get_config, space={"optimizer.lr": (0.3, 1e30)}),)
-    few = {"rounds": 2, "plan.devices": 1, "data.examples": 300, "optimizer.lr": 0.01, "method.epochs": 2}
-    table = definition({"trials": 3, "halving": 2}, rows=rows, changes=few)
+    """Two trials to the first round, the one that is left resumed to the second: what a run without a halt gives."""
+    rows = (Row("A", get_config, space={"optimizer.lr": (0.3,)}),)
+    few = {"rounds": 2, "plan.devices": 1, "data.examples": 300, "optimizer.lr": 1e30, "method.epochs": 1}
+    table = definition({"trials": 2, "halving": 2}, rows=rows, changes=few)
     outcome, said = run(tmp_path / "a", table)
     assert not outcome.failures, said
-    assert "| A | IID | 3 | optimizer.lr=0.3 |" in line(tmp_path / "a", "A")
-    assert "1 diverged" in line(tmp_path / "a", "A")
+    assert "| A | IID | 2 | optimizer.lr=0.3 |" in line(tmp_path / "a", "A")
+    assert "1 diverged, its own settings among them" in line(tmp_path / "a", "A")
     (name,) = outcome.results
     (cell,) = (run for trial in tables.plan(table, "smoke")["A", "IID"].trials for run in trial.cells if run.name == name)
     whole = experiment.execute(cell.config, str(tmp_path / "b"), False, console=lambda text: None)
