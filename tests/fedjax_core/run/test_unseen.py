@@ -1,0 +1,95 @@
+"""A run with unseen clients: what is said, written down and loaded again; and what a table makes of it."""
+
+import numpy as np
+import pytest
+
+from configs import fedper, local
+from configs.tables.base import Column, Measure, Row, Table
+from fedjax_core import experiment
+from fedjax_core.commands import tables
+from fedjax_core.experiment import building
+from fedjax_core.storage.workdir import read_json
+
+GAP = Measure("gap", ("test/personal/gap/accuracy",))
+OWN = Measure("own", ("test/personal/own/accuracy/mean",))
+
+
+def config(module, **data):
+    made = module.get_config("smoke")
+    made.rounds, made.evaluation.every, made.evaluation.scopes = 2, 2, ("own",)
+    made.data.update({"unseen_clients": 2, "examples": 200, "clients": 6, "partition": "iid"} | data)
+    made.models, made.plan.devices, made.cohort.fraction = ("mlp(widths=(8,))",), 1, 1.0
+    return made
+
+
+def test_a_table_has_the_gap_of_the_methods_that_have_one(tmp_path):
+    """Two runs: Local has no model for a newcomer, runs without, and says why."""
+    rows = Row("FedPer", lambda variant: config(fedper)), Row("Local", lambda variant: config(local))
+    table = Table("Newcomers", rows, (Column("IID", {}),), (OWN, GAP), seeds=(0,))
+    said: list[str] = []
+    tables.run(table, str(tmp_path), "smoke", say=said.append)
+    of_gap = (tmp_path / "table.md").read_text().split("## ")[2].splitlines()
+    assert "| Local |  |" in of_gap
+    runs = {name: next((tmp_path / "runs").glob(f"{name}--*")) for name in ("fedper", "local")}
+    metrics = {name: read_json(run / "summary.json")["metrics"] for name, run in runs.items()}
+    gap = metrics["fedper"]["test/personal/gap/accuracy"]["last"]
+    assert f"| FedPer | {100 * gap:.2f} |" in of_gap
+    seen, unseen = (metrics["fedper"][f"test/personal/{scope}/accuracy/mean"]["last"] for scope in ("own", "unseen"))
+    assert gap == pytest.approx(seen - unseen)
+    assert not [name for name in metrics["local"] if "unseen" in name or "gap" in name]
+
+    _, sim, state = experiment.load(runs["fedper"])
+    assert sim.evaluate(state)["test/personal/unseen/accuracy/mean"] == pytest.approx(unseen)
+    recorded = read_json(runs["fedper"] / "run.json")
+    assert sim.data.unseen is not None
+    assert recorded["unseen"]["clients"] == sim.data.unseen.ids.tolist()
+    assert np.shape(recorded["unseen"]["label_table"]) == (2, 10)
+    assert np.shape(recorded["partition"]["label_table"]) == (4, 10)
+
+
+def test_a_measure_of_unseen_clients_needs_some():
+    row = Row("FedPer", lambda variant: config(fedper, unseen_clients=None))
+    table = Table("Newcomers", (row,), (Column("IID", {}),), (GAP,))
+    with pytest.raises(ValueError, match=r"'test/personal/gap/accuracy' needs data.unseen_clients, such as 0.2"):
+        tables.cells(table, "smoke")
+
+
+def test_methods_that_cannot_serve_a_newcomer_are_refused_if_it_was_asked_for(tmp_path):
+    made = config(local)
+    made.evaluation.scopes = ("own", "unseen")
+    with pytest.raises(ValueError, match="but Local shares nothing that an unseen client could begin from"):
+        experiment.execute(made, str(tmp_path / "run"), progress=False)
+    assert not (tmp_path / "run").exists()
+    said: list[str] = []
+    made.evaluation.scopes = ("own",)
+    experiment.execute(made, str(tmp_path / "run"), progress=False, console=said.append)
+    assert "unseen clients are not scored: Local shares nothing that an unseen client could begin from" in said
+
+
+def test_inputs_are_scaled_without_the_rows_of_unseen_clients(monkeypatch):
+    """Other images of theirs give the same network."""
+    made, seen = config(fedper), []
+    monkeypatch.setattr(building, "_scaling", lambda normalise, examples, file: seen.append(len(examples.y)))
+    sim = experiment.build(made)
+    assert sim.data.unseen is not None
+    assert seen == [200 - sim.data.unseen.label_table.sum()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"data.unseen_clients": 6},
+            r"data.unseen_clients=6 must be a fraction in \(0, 1\), or a number below that of all clients, 6",
+        ),
+        ({"data.unseen_clients": -1}, "data.unseen_clients=-1 must be a fraction"),
+        ({"cohort.size": 5}, "cohort=5 .* population's 4"),
+        ({"task": "episodes(way=2, shot=1, query=1)"}, "data.unseen_clients=2 is for clients with labelled rows of their own"),
+        ({"evaluation.newcomer_updates": 0}, "evaluation.newcomer_updates=0"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, message):
+    made = config(fedper)
+    made.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message):
+        experiment.build(made)
