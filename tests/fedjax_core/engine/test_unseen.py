@@ -16,6 +16,7 @@ from fedjax_core.engine.simulation import Evaluation, Simulation, one_group
 from fedjax_core.learning import training
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.reporting import report
+from methods.ditto import ditto
 from methods.fedavg import fedavg
 from methods.fedavg_ft import fedavg_ft
 from methods.fedper import fedper
@@ -194,6 +195,11 @@ def test_statistics_that_stay_with_clients_are_a_newcomer_s_own():
         client = unseen.ClientData(held.train, held.unseen_index[place], held.unseen_size[place])
         _, (_, (_, stats)) = unseen.holdings(sim._of, 0, algorithm, state.server, state.key, state.round, jnp.int32(place), client)
         np.testing.assert_allclose(stats["mean"], 0.1 * data().train.x[rows].mean(0), atol=1e-6)
+
+
+def test_what_a_newcomer_begins_with_has_its_own_statistics_too():
+    build = local_statistics(functools.partial(ditto, optimizer=training.sgd(RATE), batch=64))
+    traced(Simulation(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=parallel.Plan(1, 1)))
 
 
 def test_without_unseen_clients_all_is_as_it_was():
