@@ -23,6 +23,7 @@ class Searches:
         self.studies = studies
         self._folder = folder
         self._scores: dict[tuple[str, int], float] = {}
+        self._standings: dict[tuple[str, str], Standing] = {}
         for study in studies.values():
             self._read(study)
 
@@ -42,11 +43,14 @@ class Searches:
         score = score_of(self._folder / "runs" / run.name, run, study.measure)
         if score is not None:
             self._scores[run.name, run.config.rounds] = score
+            self._standings.pop((study.row, study.column), None)
         return score is not None
 
     def standing(self, place: tuple[str, str]) -> Standing:
         """How far the study of a (row, column) is."""
-        return standing(self.studies[place], self._scores)
+        if place not in self._standings:
+            self._standings[place] = standing(self.studies[place], self._scores)
+        return self._standings[place]
 
     def took(self) -> Iterator[tuple[Job, float]]:
         """Trials that lie finished, each with its seconds."""

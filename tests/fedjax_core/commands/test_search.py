@@ -14,10 +14,11 @@ from configs.tables.base import Column, LogUniform, Measure, Row, Search, Table,
 from fedjax_core import experiment
 from fedjax_core.commands import table as command
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import running, search, spaces
+from fedjax_core.commands.tables import running, search, spaces, trials
 from fedjax_core.engine.simulation import Diverged
 from fedjax_core.reporting import report
-from fedjax_core.storage.workdir import read_jsonl
+from fedjax_core.storage.json_files import write_json
+from fedjax_core.storage.workdir import json_lines, read_jsonl, write_text
 
 BY = "validation/global/accuracy"
 RATES = {"optimizer.lr": LogUniform(0.01, 1.0)}
@@ -245,6 +246,26 @@ def test_a_longer_run_that_is_there_serves_every_rung(tmp_path, fake):
     before = len(fake.done)
     run(tmp_path, definition({"halving": 2}), only=["a"])
     assert len(fake.done) == before
+
+
+def test_a_run_that_was_killed_between_rungs_keeps_its_records(tmp_path):
+    """Its summary is of the rung below; a later score is known where the run has gone beyond, or has ended."""
+    records = [{"round": i, BY: i / 10} for i in (1, 2, 3)]
+    write_text(tmp_path / "metrics.jsonl", json_lines(records))
+    write_json(tmp_path / "summary.json", {"rounds": 1, "facts": {}})
+
+    def score(rounds):
+        config = get_config("smoke")
+        config.rounds = rounds
+        return trials.score_of(tmp_path, tables.Cell("A", "IID", 0, config, "a", 1), ("validation/other", BY))
+
+    assert [score(rounds) for rounds in (1, 2, 3, 4)] == [0.1, 0.2, None, None]
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 3
+    write_text(tmp_path / trials.DIVERGED, "round 4: the loss is not finite\n")
+    assert score(2) == 0.2
+    assert math.isnan(score(4))
+    write_json(tmp_path / "summary.json", {"rounds": 3, "facts": {"ended": "no better one"}})
+    assert score(4) == 0.3
 
 
 def test_time_left_is_over_trials_and_cells(tmp_path, fake):
