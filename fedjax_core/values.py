@@ -110,7 +110,7 @@ def _of_plain(value: Any, wanted: Any) -> str | None:
     truth = isinstance(value, bool)
     if wanted is float:
         fits = isinstance(value, numbers.Real) and not truth and _finite(value)
-        if fits and abs(value) >= (2**63 if isinstance(value, numbers.Integral) else LARGEST):
+        if fits and abs(float(value)) >= (2**63 if isinstance(value, numbers.Integral) else LARGEST):
             return "a number of 32 bits: a float below 3.4e+38, or a whole number below 2**63"
     elif wanted is int:
         fits = isinstance(value, numbers.Integral) and not truth and -(2**63) <= int(value) < 2**63

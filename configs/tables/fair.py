@@ -1,0 +1,95 @@
+"""Methods with one network for all, compared so that a sceptic may believe it: tuned with equal budgets, on validation rows.
+
+Command:  fedjax-core table fair --workdir=runs/fair --set=data.dir=DIR
+Expect:   a few minutes a row and column on two cores; not in configs/RESULTS.md yet.
+Variants: small (the default): digits with an MLP, and 10,000 images of MNIST with a small CNN, 50 rounds; smoke (two rounds of
+          digits, two trials); paper: all of MNIST, 200 rounds.
+
+20 clients, Dirichlet(0.1), of which 4 are unseen: they never train, and are scored as newcomers. A fifth of each client's training
+rows is for validation: it chooses settings, by 8 trials for each row and column, and the round. Test rows choose nothing. Every row
+tries rates between 0.01 and 1, and its own coefficient over two magnitudes around its authors'. What a client is scored with is the
+method's own: its personal model if it has one, else the global one, on the client's own test rows.
+"""
+
+import importlib
+from typing import Any
+
+from configs.tables.base import Column, LogUniform, Measure, Row, Search, Table
+
+GLOBAL: dict[str, dict[str, Any]] = {  # methods that score a global model, with what they try beside the rate
+    "fedavg": {},
+    "fedprox": {"method.mu": LogUniform(1e-3, 1e-1)},
+    "scaffold": {"method.server_lr": LogUniform(0.1, 1.0)},
+    "fedopt": {"method.server_lr": LogUniform(1e-3, 1e-1)},
+    "moon": {"method.mu": LogUniform(0.1, 10.0)},
+    "fedproto_g": {"method.lam": LogUniform(0.01, 1.0)},
+    "fednh": {"method.scale": LogUniform(1.0, 30.0)},
+    "fedrcl": {"method.beta": LogUniform(0.1, 10.0)},
+    "fedskc": {"method.lcl.tau": LogUniform(0.05, 5.0)},
+}
+PERSONAL: dict[str, dict[str, Any]] = {  # methods that score a model per client
+    "local": {},
+    "fedavg_ft": {"method.finetune_rate": LogUniform(0.1, 10.0)},
+    "fedavg_linear": {},
+    "fedper": {},
+    "fedrep": {},
+    "fedbabu": {"method.finetune_rate": LogUniform(0.1, 10.0)},
+    "fedrod": {"method.gamma": LogUniform(0.1, 10.0)},
+    "ditto": {"method.lam": LogUniform(0.1, 10.0)},
+    "pfedme": {"method.lam": LogUniform(1.5, 150.0)},
+    "pfedsd": {"method.lam": LogUniform(0.01, 1.0)},
+    "pfedgate": {"method.sparsity": (0.3, 0.5, 1.0)},
+    "fedamp": {"method.sigma": LogUniform(1e3, 1e5)},
+    "fedcac": {"method.tau": (0.3, 0.5, 0.7)},
+    "pfedpt": {"method.prompt_lr": LogUniform(0.1, 10.0)},
+    "fedpft": {"method.transform_rate": LogUniform(0.05, 5.0)},
+    "fedproto": {"method.lam": LogUniform(0.1, 10.0)},
+}
+OWN = ("test/personal/own/accuracy", "test/global/own/accuracy")
+SHARED: dict[str, Any] = {
+    "data.clients": 20,
+    "data.partition": "dirichlet(alpha=0.1, min_size=10)",
+    "data.unseen_clients": 4,
+    "data.validation": 0.2,
+    "evaluation.scopes": ("own",),
+    "evaluation.every": 5,
+}
+
+
+def row(name: str, model: str, space: dict[str, Any]) -> Row:
+    """A method by its small config, whose round is chosen by the model that it is scored with."""
+    small = importlib.import_module(f"configs.{name}").get_config
+    select = {"evaluation.select": f"validation/{model}/own/accuracy/mean"}
+    return Row(name, lambda variant: small("smoke" if variant == "smoke" else "small"), select, {"optimizer.lr": RATES} | space)
+
+
+RATES = LogUniform(0.01, 1.0)
+
+
+def get_table(variant: str = "small") -> Table:
+    rows = [row(name, model, space) for model, of in (("global", GLOBAL), ("personal", PERSONAL)) for name, space in of.items()]
+    mlp = {"data.source": "digits", "models": ("mlp(widths=(64,))",)}
+    cnn = {"data.source": "mnist", "models": ("cnn(widths=(16, 32), dense=64)",)}
+    cnn |= {"data.examples": 10_000} if variant == "small" else {}
+    columns = [Column("digits", mlp), Column("MNIST", cnn)]
+    chosen = tuple(f"{name}/mean" for name in OWN)
+    return Table(
+        title="Methods with one network, tuned with equal budgets",
+        rows=tuple(rows),
+        columns=tuple(columns[:1] if variant == "smoke" else columns),
+        measures=(
+            Measure("own test rows", chosen, "selected"),
+            Measure("worst tenth of the clients", OWN, "selected", clients="worst_tenth"),
+            Measure("first decile", OWN, "selected", clients="decile(number=1)"),
+            Measure("clients worse off than with Local", OWN, "selected", clients="worse_than(row='local')"),
+        ),
+        changes=SHARED
+        | {"rounds": {"smoke": 2, "small": 50, "paper": 200}[variant]}
+        | ({"evaluation.every": 1} if variant == "smoke" else {}),
+        against="fedavg",
+        search=Search(
+            tuple(f"validation/{model}/own/accuracy/mean" for model in ("personal", "global")),
+            trials=2 if variant == "smoke" else 8,
+        ),
+        note="Test rows choose nothing: settings and the round are chosen on validation rows. `configs/tables/fair.py` says how.",
+    )
