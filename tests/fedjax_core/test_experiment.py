@@ -158,7 +158,7 @@ class BuildTest(chex.TestCase):
             evaluation__clients=4,
         )
         self.assertEqual((sim.cohort, sim.dropout, sim.plan, sim.hold), (3, 0.25, parallel.Plan(2, 1), "host"))
-        self.assertEqual(tuple(sim.evaluation), (("own",), 5, 4))
+        self.assertEqual(tuple(sim.evaluation), (("own",), 5, 4, 1))
         self.assertEqual(build(cohort__fraction=0.5).cohort, 4)
         self.assertEqual(build(cohort__fraction=None).cohort, 8)
         self.assertEqual(build(plan__devices=None).plan, parallel.choose(3))
