@@ -108,9 +108,8 @@ def get_config(variant: str = "small") -> Any:
     config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
     config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/learning/augment.py
-    config.loss = placeholder(
-        str
-    )  # of labels; None: cross-entropy; "smoothed", "focal", or yours, "my_file.py:name": (logits, y, mask)
+    # Of labels; None: cross-entropy; "smoothed", "focal", or yours, "my_file.py:name": (logits, y, mask) -> the mean.
+    config.loss = placeholder(str)
     config.optimizer = ConfigDict()
     config.optimizer.name = "sgd"  # or "adam"
     config.optimizer.lr = 0.1
@@ -126,9 +125,7 @@ def get_config(variant: str = "small") -> Any:
     config.evaluation.scopes = ("global", "own")  # also "post_local", "all", "unseen": fedjax_core/engine/federation.py
     config.evaluation.batch = 256
     config.evaluation.clients = placeholder(int)  # score at most so many
-    config.evaluation.newcomer_updates = placeholder(
-        int
-    )  # local updates of an unseen client, where they make its models; None: one
+    config.evaluation.newcomer_updates = placeholder(int)  # local updates that make an unseen client's models; None: one
     config.evaluation.last_k = 10  # mean over the last k evaluations
     # Scores beside accuracy and loss, such as ("my_package.scores:top5",): (outputs, x, y, mask [B]) -> (sum, weight)
     config.evaluation.scores = placeholder(tuple)

@@ -45,6 +45,7 @@ PERSONAL: dict[str, dict[str, Any]] = {  # methods that score a model per client
     "fedpft": {"method.transform_rate": LogUniform(0.05, 5.0)},
     "fedproto": {"method.lam": LogUniform(0.1, 10.0)},
 }
+RATES = LogUniform(0.01, 1.0)
 OWN = ("test/personal/own/accuracy", "test/global/own/accuracy")
 SHARED: dict[str, Any] = {
     "data.clients": 20,
@@ -61,9 +62,6 @@ def row(name: str, model: str, space: dict[str, Any]) -> Row:
     small = importlib.import_module(f"configs.{name}").get_config
     select = {"evaluation.select": f"validation/{model}/own/accuracy/mean"}
     return Row(name, lambda variant: small("smoke" if variant == "smoke" else "small"), select, {"optimizer.lr": RATES} | space)
-
-
-RATES = LogUniform(0.01, 1.0)
 
 
 def get_table(variant: str = "small") -> Table:

@@ -65,7 +65,7 @@ def of_clients(fed: Federation, g: int, held: Held, state: State, initial: PyTre
             found["own"] = of_own_rows(fed, g, held, i, there, models)
         if len(held.validation_rows):
             size = jnp.where(there, held.validation_size[i], 0)
-            found["validation"] = _score(fed, g, models, _batches(fed, held.train, held.validation_index[i], size))
+            found["validation"] = of_rows(fed, g, models, held.train, held.validation_index[i], size)
         models.pop("global", None)  # on the whole test set it is the same for all clients: scope "global" has it
         if "all" in fed.evaluation.scopes and models:
             number, batch = _whole_test(fed, held)
@@ -78,7 +78,7 @@ def of_clients(fed: Federation, g: int, held: Held, state: State, initial: PyTre
 
 def of_own_rows(fed: Federation, g: int, held: Held, i: Array, there: Array, models: dict[str, Callable]):
     """Client i's scores on its own test rows, of none of them unless it is there."""
-    return _score(fed, g, models, _batches(fed, held.test, held.test_index[i], jnp.where(there, held.test_size[i], 0)))
+    return of_rows(fed, g, models, held.test, held.test_index[i], jnp.where(there, held.test_size[i], 0))
 
 
 def of_rows(fed: Federation, g: int, models: dict[str, Callable], of: Examples, index: Array, size: Array):
