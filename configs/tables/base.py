@@ -173,6 +173,7 @@ class Table:
       source: which table of which paper; needed if `paper` has numbers without their own.
       note: a paragraph below the heading.
       against: the row whose difference to all others is given, with its interval; None: none is.
+      figure: labels of the measures that the figure of differences to `against` shows side by side; none: the first of them.
       search: how settings are chosen; None: each row has its own.
     """
 
@@ -189,4 +190,5 @@ class Table:
     source: str = ""
     note: str = ""
     against: str | None = None
+    figure: Sequence[str] = ()
     search: Search | None = None

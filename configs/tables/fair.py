@@ -16,34 +16,34 @@ from typing import Any
 
 from configs.tables.base import Column, LogUniform, Measure, Row, Search, Table
 
-GLOBAL: dict[str, dict[str, Any]] = {  # methods that score a global model, with what they try beside the rate
-    "fedavg": {},
-    "fedprox": {"method.mu": LogUniform(1e-3, 1e-1)},
-    "scaffold": {"method.server_lr": LogUniform(0.1, 1.0)},
-    "fedopt": {"method.server_lr": LogUniform(1e-3, 1e-1)},
-    "moon": {"method.mu": LogUniform(0.1, 10.0)},
-    "fedproto_g": {"method.lam": LogUniform(0.01, 1.0)},
-    "fednh": {"method.scale": LogUniform(1.0, 30.0)},
-    "fedrcl": {"method.beta": LogUniform(0.1, 10.0)},
-    "fedskc": {"method.lcl.tau": LogUniform(0.05, 5.0)},
+GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods that score a global model: config, and what they try beside the rate
+    "FedAvg": ("fedavg", {}),
+    "FedProx": ("fedprox", {"method.mu": LogUniform(1e-3, 1e-1)}),
+    "SCAFFOLD": ("scaffold", {"method.server_lr": LogUniform(0.1, 1.0)}),
+    "FedOPT (Adam)": ("fedopt", {"method.server_lr": LogUniform(1e-3, 1e-1)}),
+    "MOON": ("moon", {"method.mu": LogUniform(0.1, 10.0)}),
+    "FedProto-G": ("fedproto_g", {"method.lam": LogUniform(0.01, 1.0)}),
+    "FedNH": ("fednh", {"method.scale": LogUniform(1.0, 30.0)}),
+    "FedRCL": ("fedrcl", {"method.beta": LogUniform(0.1, 10.0)}),
+    "FedSKC": ("fedskc", {"method.lcl.tau": LogUniform(0.05, 5.0)}),
 }
-PERSONAL: dict[str, dict[str, Any]] = {  # methods that score a model per client
-    "local": {},
-    "fedavg_ft": {"method.finetune_rate": LogUniform(0.1, 10.0)},
-    "fedavg_linear": {},
-    "fedper": {},
-    "fedrep": {},
-    "fedbabu": {"method.finetune_rate": LogUniform(0.1, 10.0)},
-    "fedrod": {"method.gamma": LogUniform(0.1, 10.0)},
-    "ditto": {"method.lam": LogUniform(0.1, 10.0)},
-    "pfedme": {"method.lam": LogUniform(1.5, 150.0)},
-    "pfedsd": {"method.lam": LogUniform(0.01, 1.0)},
-    "pfedgate": {"method.sparsity": (0.3, 0.5, 1.0)},
-    "fedamp": {"method.sigma": LogUniform(1e3, 1e5)},
-    "fedcac": {"method.tau": (0.3, 0.5, 0.7)},
-    "pfedpt": {"method.prompt_lr": LogUniform(0.1, 10.0)},
-    "fedpft": {"method.transform_rate": LogUniform(0.05, 5.0)},
-    "fedproto": {"method.lam": LogUniform(0.1, 10.0)},
+PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods that score a model per client
+    "Local": ("local", {}),
+    "FedAvg, fine-tuned": ("fedavg_ft", {"method.finetune_rate": LogUniform(0.1, 10.0)}),
+    "FedAvg+Linear": ("fedavg_linear", {}),
+    "FedPer": ("fedper", {}),
+    "FedRep": ("fedrep", {}),
+    "FedBABU": ("fedbabu", {"method.finetune_rate": LogUniform(0.1, 10.0)}),
+    "FedRoD": ("fedrod", {"method.gamma": LogUniform(0.1, 10.0)}),
+    "Ditto": ("ditto", {"method.lam": LogUniform(0.1, 10.0)}),
+    "pFedMe": ("pfedme", {"method.lam": LogUniform(1.5, 150.0)}),
+    "pFedSD": ("pfedsd", {"method.lam": LogUniform(0.01, 1.0)}),
+    "pFedGate": ("pfedgate", {"method.sparsity": (0.3, 0.5, 1.0)}),
+    "FedAMP": ("fedamp", {"method.sigma": LogUniform(1e3, 1e5)}),
+    "FedCAC": ("fedcac", {"method.tau": (0.3, 0.5, 0.7)}),
+    "pFedPT": ("pfedpt", {"method.prompt_lr": LogUniform(0.1, 10.0)}),
+    "FedPFT": ("fedpft", {"method.transform_rate": LogUniform(0.05, 5.0)}),
+    "FedProto": ("fedproto", {"method.lam": LogUniform(0.1, 10.0)}),
 }
 RATES = LogUniform(0.01, 1.0)
 OWN = ("test/personal/own/accuracy", "test/global/own/accuracy")
@@ -58,15 +58,19 @@ SHARED: dict[str, Any] = {
 }
 
 
-def row(name: str, model: str, space: dict[str, Any]) -> Row:
+def row(label: str, name: str, model: str, space: dict[str, Any]) -> Row:
     """A method by its small config, whose round is chosen by the model that it is scored with."""
     small = importlib.import_module(f"configs.{name}").get_config
     select = {"evaluation.select": f"validation/{model}/own/accuracy/mean"}
-    return Row(name, lambda variant: small("smoke" if variant == "smoke" else "small"), select, {"optimizer.lr": RATES} | space)
+    return Row(label, lambda variant: small("smoke" if variant == "smoke" else "small"), select, {"optimizer.lr": RATES} | space)
 
 
 def get_table(variant: str = "small") -> Table:
-    rows = [row(name, model, space) for model, of in (("global", GLOBAL), ("personal", PERSONAL)) for name, space in of.items()]
+    rows = [
+        row(label, name, model, space)
+        for model, of in (("global", GLOBAL), ("personal", PERSONAL))
+        for label, (name, space) in of.items()
+    ]
     rounds = {"smoke": (2,), "small": (50, 30), "paper": (200, 200)}[variant]
     mlp = {"data.source": "digits", "models": ("mlp(widths=(64,))",)}
     cnn = {"data.source": "mnist", "models": ("cnn(widths=(16, 32), dense=64)",)}
@@ -82,12 +86,13 @@ def get_table(variant: str = "small") -> Table:
             Measure("own test rows", chosen, "selected"),
             Measure("worst tenth of the clients", OWN, "selected", clients="worst_tenth"),
             Measure("first decile", OWN, "selected", clients="decile(number=1)"),
-            Measure("clients worse off than with Local", OWN, "selected", clients="worse_than(row='local')"),
+            Measure("clients worse off than with Local", OWN, "selected", clients="worse_than(row='Local')"),
             Measure("unseen clients", tuple(name.replace("own", "unseen") + "/mean" for name in OWN), "selected"),
             Measure("participation gap", GAP, "selected", percent=True, better="neither"),
         ),
         changes=SHARED | ({"evaluation.every": 1} if variant == "smoke" else {}),
-        against="fedavg",
+        against="FedAvg",
+        figure=("own test rows", "worst tenth of the clients", "unseen clients"),
         search=Search(
             tuple(f"validation/{model}/own/accuracy/mean" for model in ("personal", "global")),
             trials=2 if variant == "smoke" else 8,

@@ -15,7 +15,7 @@ the directories alone, and written after every cell.
   results.py      what finished runs put into cells                           texts.py      numbers as text
   written.py      Markdown, CSV and the files                                 latex.py      LaTeX
   spread.py       what measures say of single clients                         compared.py   ranks and differences, with intervals
-  tuned.py        what a search chose, as text
+  tuned.py        what a search chose, as text                            drawn.py      differences as a figure
 """
 
 from fedjax_core.commands.tables.cells import Cell, cells, choose

@@ -95,6 +95,10 @@ def check(table: Definition) -> None:
         by_name.choose("column in cells", pair[1], columns)
     if table.against is not None:
         by_name.choose("row in against", table.against, rows)
+    if table.figure and table.against is None:
+        raise ValueError("figure shows differences to the row `against`, and the table names none")
+    for label in table.figure:
+        by_name.choose("measure in figure", label, [measure.label for measure in table.measures])
     for measure in table.measures:
         measures.check(measure)
         if (named := spread.row_of(measure)) is not None:

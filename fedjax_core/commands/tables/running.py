@@ -15,6 +15,7 @@ from fedjax_core import experiment
 from fedjax_core.commands.tables import measures
 from fedjax_core.commands.tables.cells import Cell, cell, cells, choose
 from fedjax_core.commands.tables.definition import Definition
+from fedjax_core.commands.tables.drawn import draw
 from fedjax_core.commands.tables.progress import Heartbeat, Job, Pace
 from fedjax_core.commands.tables.results import Contents, Result, collect, counted, result_of
 from fedjax_core.commands.tables.search import plan
@@ -152,6 +153,7 @@ class _Going:
         todo = self._left((), wanted)
         while jobs := [job for job in self._left((), wanted) if job.cell.name not in self.failures]:
             self._do(jobs)
+        self._files += draw(self.contents, self._folder)
         failed = len(self.failures)
         self._say(f"{failed} of {len(todo)} runs failed" if failed else f"all {len(mine)} runs are finished")
         self._say(f"tables   {self._folder / 'table.md'}")

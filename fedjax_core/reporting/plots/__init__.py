@@ -5,6 +5,7 @@ pyplot's global state, so they are drawn in any thread; in a notebook show the f
 """
 
 from fedjax_core.reporting.plots.bubbles import partition_bubbles
+from fedjax_core.reporting.plots.differences import Difference, Panel, differences
 from fedjax_core.reporting.plots.dots import dots
 from fedjax_core.reporting.plots.images import contact_sheet
 from fedjax_core.reporting.plots.lines import curves, labels_of
@@ -14,10 +15,13 @@ from fedjax_core.reporting.plots.shades import attention, heatmap
 from fedjax_core.reporting.plots.style import write
 
 __all__ = [
+    "Difference",
+    "Panel",
     "attention",
     "contact_sheet",
     "contours",
     "curves",
+    "differences",
     "dots",
     "embedding",
     "heatmap",

@@ -118,6 +118,27 @@ def test_what_cannot_be_told_apart_is_marked_and_differences_have_intervals(tmp_
     assert r" $\approx$ \\" in tex
 
 
+def test_differences_are_drawn_with_what_the_table_says(tmp_path, fake):
+    run(tmp_path, table(measures=(MEAN,)))
+    assert not (tmp_path / "differences.csv").exists()  # nothing is compared with a row
+    outcome, _ = run(tmp_path, table(against="Same", figure=("worst tenth", "mean")))
+    drawn = [tmp_path / f"differences.{kind}" for kind in ("png", "pdf", "csv")]
+    assert set(drawn) <= set(outcome.files)
+    assert [file.read_bytes()[:4] for file in drawn[:2]] == [b"\x89PNG", b"%PDF"]
+    with open(drawn[2], newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(one["title"], one["label"]) for one in lines] == [
+        (title, label) for title in ("mean", "worst tenth") for label in ("Better", "Local")
+    ]
+    found = written(tmp_path)
+    for one in lines:
+        cell = found[one["label"], one["title"]]
+        assert one["kind"] == ("global model" if one["label"] == "Better" else "personal model")
+        assert one["like_best"] == str(one["label"] == "Better")
+        for ours, theirs in (("value", ""), ("low", "_low"), ("high", "_high")):
+            assert float(one[ours]) == float(cell[f"minus_against{theirs}"])
+
+
 def test_without_files_of_clients_seeds_are_drawn_if_there_are_three(tmp_path, fake):
     fake.left_out = tuple(ROWS)
     made = table(measures=(MEAN,), against="Same")
@@ -172,6 +193,8 @@ def test_scores_that_a_run_has_not_are_named(tmp_path, fake):
     ("changes", "said"),
     [
         (dict(against="Lokal"), "unknown row in against 'Lokal'.*'Local'"),
+        (dict(against="Local", figure=("men",)), "unknown measure in figure 'men'; .* Did you mean 'mean'"),
+        (dict(figure=("mean",)), "the table names none"),
         (dict(measures=(dataclasses.replace(WORSE, clients="worse_than(row='FedAvg')"),)), "unknown row in clients of .* 'FedAvg'"),
         (dict(measures=(dataclasses.replace(WORST, clients="worst_tent"),)), "Did you mean 'worst_tenth'"),
         (dict(measures=(dataclasses.replace(WORST, clients="decile"),)), "'decile'.*number"),

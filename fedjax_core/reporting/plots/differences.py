@@ -1,0 +1,111 @@
+"""What sets methods apart: differences to one of them with their intervals, a marker per method."""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedjax_core.reporting.plots import style
+
+LINE = 0.135  # inches of height for a method
+
+
+class Difference(NamedTuple):
+    """A method's difference to the one that all are compared with.
+
+    Attributes:
+      label: the method.
+      value: the difference.
+      low, high: the ends of its interval.
+      kind: what it is drawn by, such as "global" or "personal"; each kind has a colour and a marker of its own.
+      like_best: whether it is the best of its panel, or cannot be told apart from it; its name is bold then.
+    """
+
+    label: str
+    value: float
+    low: float
+    high: float
+    kind: str
+    like_best: bool
+
+
+class Panel(NamedTuple):
+    """The differences of one data set and measure.
+
+    Attributes:
+      row: what the panels beside it share, such as the data set.
+      title: what its numbers are.
+      methods: from the top to the bottom.
+    """
+
+    row: str
+    title: str
+    methods: Sequence[Difference]
+
+
+def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, unit: str) -> Figure:
+    """Draws a panel per data set and measure: methods from the top to the bottom, intervals of differences across.
+
+    A marker is full if its interval does not hold 0, else hollow. Panels of one `row` stand side by side; the first one's names
+    stand at the left if all have the same methods in the same order, else each panel has names.
+
+    Args:
+      panels: in the order in which they are drawn.
+      path: where the figure goes; the suffix says the format. Its CSV has a line per method and panel.
+      against: the method at 0.
+      unit: of the differences, such as "points".
+
+    Returns:
+      The figure.
+
+    Raises:
+      OSError: if the files cannot be written.
+    """
+    rows = list(dict.fromkeys(panel.row for panel in panels))
+    grid = [[panel for panel in panels if panel.row == row] for row in rows]
+    kinds = list(dict.fromkeys(one.kind for panel in panels for one in panel.methods))
+    heights = [0.5 + LINE * max(len(panel.methods) for panel in beside) for beside in grid]
+    with matplotlib.rc_context(style.STYLE):
+        width = style.COLUMN if max(map(len, grid)) == 1 else style.PAGE
+        figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
+        places = figure.add_gridspec(len(grid), 1, height_ratios=heights)
+        for at, beside in zip(places, grid, strict=True):
+            shared = len({tuple(one.label for one in panel.methods) for panel in beside}) == 1
+            inside = at.subgridspec(1, len(beside))
+            for i, panel in enumerate(beside):
+                axes = figure.add_subplot(inside[i])
+                _panel(axes, panel, kinds, not shared or i == 0)
+                axes.set_title(f"{panel.row}: {panel.title}" if i == 0 else panel.title)
+                axes.set_xlabel(f"minus {against} [{unit}]")
+        if len(kinds) > 1:
+            handles, labels = {}, []
+            for axes in figure.axes:
+                found, names = axes.get_legend_handles_labels()
+                handles |= dict(zip(names, found, strict=True))
+            labels = [kind for kind in kinds if kind in handles]
+            figure.legend([handles[kind] for kind in labels], labels, loc="outside upper center", ncols=len(labels))
+        style.save(figure, path, [{"row": p.row, "title": p.title, **one._asdict()} for p in panels for one in p.methods])
+    return figure
+
+
+def _panel(axes: Axes, panel: Panel, kinds: Sequence[str], named: bool) -> None:
+    axes.axvline(0, color="#777777", linewidth=0.8)
+    for i, kind in enumerate(kinds):
+        colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
+        label = kind
+        for at, one in enumerate(panel.methods):
+            if one.kind != kind:
+                continue
+            axes.plot([one.low, one.high], [at, at], color=colour, linewidth=1.0)
+            face = colour if one.low > 0 or one.high < 0 else "white"
+            axes.plot([one.value], [at], marker, color=colour, markerfacecolor=face, markersize=3.5, linestyle="none", label=label)
+            label = "_" + kind  # one entry in the legend
+    axes.set_yticks(range(len(panel.methods)), [one.label for one in panel.methods] if named else [])
+    axes.set_ylim(len(panel.methods) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    if named:
+        for text, one in zip(axes.get_yticklabels(), panel.methods, strict=True):
+            text.set_fontweight("bold" if one.like_best else "normal")
