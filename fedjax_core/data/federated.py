@@ -1,4 +1,4 @@
-"""A data set divided over clients: index lists into arrays that exist once."""
+"""A data set divided over clients: lists of rows of arrays that exist once."""
 
 import dataclasses
 import hashlib
@@ -11,10 +11,11 @@ import numpy as np
 from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import own_tests, partition
-from fedjax_core.data.own_tests import label_table
 from fedjax_core.data.partition.rows import index_list
+from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.sources import Dataset
 
+READABLE = 50  # clients that a label table on the screen may have
 TEST_SPLITS = ("proportional", "matched", "all", "partition")
 
 
@@ -23,13 +24,13 @@ class Newcomers(NamedTuple):
 
     Attributes:
       ids: [U] their numbers in the partition, sorted; all others are the population, in their order.
-      train_index, test_index: U arrays of row numbers, as the population's.
+      train_index, test_index: U lists of row numbers, as the population's.
       label_table, test_label_table: [U, K] rows of each class.
     """
 
     ids: np.ndarray
-    train_index: tuple[np.ndarray, ...]
-    test_index: tuple[np.ndarray, ...]
+    train_index: Sequence[np.ndarray]
+    test_index: Sequence[np.ndarray]
     label_table: np.ndarray
     test_label_table: np.ndarray
 
@@ -43,7 +44,7 @@ class FederatedData:
       train: Examples, all training rows; which of them are used is up to `train_index`.
       test: Examples, the official test set.
       class_names: K names.
-      train_index: N sorted int32 arrays of row numbers into `train`.
+      train_index: N sorted int32 arrays of row numbers into `train`, by offsets (`RowLists`).
       test_index: N arrays into `test`: each client's own test rows. May be empty for a client.
       validation_index: N arrays into `train`: rows kept out of `train_index`, to choose rounds and settings by (`validation.py`);
         empty unless asked for.
@@ -57,9 +58,9 @@ class FederatedData:
     train: Examples
     test: Examples
     class_names: tuple[str, ...]
-    train_index: tuple[np.ndarray, ...]
-    test_index: tuple[np.ndarray, ...]
-    validation_index: tuple[np.ndarray, ...]
+    train_index: Sequence[np.ndarray]
+    test_index: Sequence[np.ndarray]
+    validation_index: Sequence[np.ndarray]
     partition_hash: str
     label_table: np.ndarray
     test_label_table: np.ndarray
@@ -187,24 +188,10 @@ def pooled(data: FederatedData) -> FederatedData:
     return divided_anew(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)])
 
 
-def padded(index: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Index lists as one array.
-
-    Args:
-      index: N arrays of row numbers.
-
-    Returns:
-      ([N, M] int32, [N] int32): the lists, padded with row 0 to the longest (M is at least 1), and their lengths.
-    """
-    size = np.array([len(rows) for rows in index], np.int32)
-    out = np.zeros((len(index), max(1, int(size.max(initial=0)))), np.int32)
-    for row, rows in zip(out, index, strict=True):
-        row[: len(rows)] = rows
-    return out, size
-
-
 def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:
-    """The label table as text, cut to the first clients and classes, with sizes and the partition hash."""
+    """The label table as text, cut to the first clients and classes, with sizes and the partition hash; of more than `READABLE`
+    clients what it adds up to.
+    """
     sizes = data.label_table.sum(1)
     tests = data.test_label_table.sum(1)
     held = (data.label_table > 0).sum(1)
@@ -222,12 +209,17 @@ def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -
         f"clients, partition {data.partition_hash[:12]}",
         f"training rows per client: smallest {sizes.min()}, median {np.median(sizes):g}, largest {sizes.max()}; "
         f"classes per client: {held.min()} to {held.max()}",
-        line("client", "train", "test", titles) + more,
     ]
-    for i in range(rows):
-        lines.append(line(i, sizes[i], tests[i], data.label_table[i, :columns]))
-    if rows < data.clients:
-        lines.append(f"... {data.clients - rows} more clients")
+    if data.clients > READABLE:
+        deciles = ", ".join(f"{size:g}" for size in np.quantile(sizes, np.arange(1, 10) / 10).round())
+        of_class = data.label_table.sum(0)
+        whose = ", ".join(f"{name} {number}" for name, number in zip(titles, of_class[:columns], strict=True))
+        lines += [f"deciles of training rows: {deciles}", f"training rows of each class: {whose}{more}"]
+    else:
+        lines.append(line("client", "train", "test", titles) + more)
+        lines += [line(i, sizes[i], tests[i], data.label_table[i, :columns]) for i in range(rows)]
+        if rows < data.clients:
+            lines.append(f"... {data.clients - rows} more clients")
     if data.unseen is not None:
         known = ", ".join(map(str, data.unseen.ids[:max_clients])) + (", ..." if len(data.unseen.ids) > max_clients else "")
         both = data.unseen.label_table.sum(), data.unseen.test_label_table.sum()
@@ -266,20 +258,24 @@ def _none(clients: int) -> list[np.ndarray]:
 
 
 def _union(index: Sequence[np.ndarray]) -> np.ndarray:
-    return np.unique(np.concatenate([np.zeros(0, np.int32), *index])).astype(np.int32)
+    return np.unique(RowLists.of(index).joined()).astype(np.int32)
 
 
 def _hash(*parts: Sequence[np.ndarray]) -> str:
     """sha256 over all lists, each with its length in front; the same on every machine."""
     digest = hashlib.sha256()
-    for index in parts:
-        digest.update(np.array([len(index), *(len(rows) for rows in index)], "<i8").tobytes())
-        for rows in index:
-            digest.update(np.asarray(rows, "<i4").tobytes())
+    for index in map(RowLists.of, parts):
+        digest.update(np.array([len(index), *index.size], "<i8").tobytes())
+        if index.total <= len(index.rows):
+            digest.update(np.ascontiguousarray(index.joined(), "<i4").data)
+        else:  # shared lists are not written out for everybody at once
+            for rows in index:
+                digest.update(np.asarray(rows, "<i4").tobytes())
     return digest.hexdigest()
 
 
 def _build(dataset: Dataset, train_index, test_index, validation_index, unseen: Newcomers | None = None) -> FederatedData:
+    train_index, test_index, validation_index = map(RowLists.of, (train_index, test_index, validation_index))
     classes = len(dataset.class_names)
     beside = () if unseen is None else ([unseen.ids], unseen.train_index, unseen.test_index)
     return FederatedData(
@@ -287,11 +283,11 @@ def _build(dataset: Dataset, train_index, test_index, validation_index, unseen: 
         train=dataset.train,
         test=dataset.test,
         class_names=dataset.class_names,
-        train_index=tuple(train_index),
-        test_index=tuple(test_index),
-        validation_index=tuple(validation_index),
+        train_index=train_index,
+        test_index=test_index,
+        validation_index=validation_index,
         partition_hash=_hash(train_index, test_index, validation_index, *beside),
-        label_table=label_table(dataset.train.y, train_index, classes),
-        test_label_table=label_table(dataset.test.y, test_index, classes),
+        label_table=train_index.counts(dataset.train.y, classes),
+        test_label_table=test_index.counts(dataset.test.y, classes),
         unseen=unseen,
     )

@@ -5,20 +5,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_core.data import draws
+from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.sources import Dataset
 
 
-def proportional(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+def proportional(dataset: Dataset, train_index: Sequence[np.ndarray], seed: int) -> RowLists:
     """Each class's test rows, divided over the clients in proportion to their training rows of it."""
-    table = label_table(dataset.train.y, train_index, len(dataset.class_names))
+    table = RowLists.of(train_index).counts(dataset.train.y, len(dataset.class_names))
     rng = draws.generator(seed, "test_proportional")
-    hands: list[list[np.ndarray]] = [[] for _ in train_index]
+    dealt, whose = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for c in np.flatnonzero(table.sum(0)):
         rows = rng.permutation(np.flatnonzero(dataset.test.y == c))
-        cuts = np.cumsum(draws.apportion(len(rows), table[:, c]))[:-1]
-        for hand, part in zip(hands, np.split(rows, cuts), strict=True):
-            hand.append(part)
-    return [np.sort(np.concatenate([np.zeros(0, np.int64), *hand])).astype(np.int32) for hand in hands]
+        dealt.append(rows)
+        whose.append(np.repeat(np.arange(len(table)), draws.apportion(len(rows), table[:, c])))
+    rows, owners = np.concatenate(dealt), np.concatenate(whose)
+    size = np.bincount(owners, minlength=len(table))
+    return RowLists(rows[np.lexsort((rows, owners))], np.cumsum(size) - size, size)
 
 
 def matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: int, seed: int) -> list[np.ndarray]:
@@ -29,7 +31,7 @@ def matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: 
     """
     if test_examples < 1:
         raise ValueError(f"test_examples={test_examples}: must be >= 1.")
-    table = label_table(dataset.train.y, train_index, len(dataset.class_names))
+    table = RowLists.of(train_index).counts(dataset.train.y, len(dataset.class_names))
     of_class = [np.flatnonzero(dataset.test.y == c) for c in range(table.shape[1])]
     there = np.array([len(rows) for rows in of_class])
     rng = draws.generator(seed, "test_matched")
@@ -49,8 +51,3 @@ def matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_examples: 
         chosen = [rng.choice(rows, number, replace=False) for rows, number in zip(of_class, wanted, strict=True)]
         index.append(np.sort(np.concatenate(chosen)).astype(np.int32))
     return index
-
-
-def label_table(labels: np.ndarray, index: Sequence[np.ndarray], classes: int) -> np.ndarray:
-    """[N, K] rows of each class."""
-    return np.stack([np.bincount(labels[rows], minlength=classes) for rows in index])

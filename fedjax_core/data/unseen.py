@@ -6,6 +6,7 @@ import numpy as np
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import draws
 from fedjax_core.data.federated import FederatedData, Newcomers, divided_anew
+from fedjax_core.data.row_lists import RowLists
 
 
 def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedData:
@@ -29,10 +30,10 @@ def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedDat
     number = int(part) if whole else min(max(1, round(part * data.clients)), data.clients - 1)
     ids = np.sort(draws.generator(seed, "unseen").permutation(data.clients)[:number]).astype(np.int32)
     others = np.setdiff1d(np.arange(data.clients), ids)
-    theirs = tuple(np.union1d(data.train_index[i], data.validation_index[i]).astype(np.int32) for i in ids)
-    counts = np.array([np.bincount(data.train.y[rows], minlength=data.classes) for rows in theirs])
-    unseen = Newcomers(ids, theirs, tuple(data.test_index[i] for i in ids), counts, data.test_label_table[ids])
-    train, test, validation = ([each[i] for i in others] for each in (data.train_index, data.test_index, data.validation_index))
+    theirs = RowLists.of(np.union1d(data.train_index[i], data.validation_index[i]) for i in ids)
+    train, test, validation = map(RowLists.of, (data.train_index, data.test_index, data.validation_index))
+    unseen = Newcomers(ids, theirs, test.chosen(ids), theirs.counts(data.train.y, data.classes), data.test_label_table[ids])
+    train, test, validation = (each.chosen(others) for each in (train, test, validation))
     return divided_anew(data, train, test, validation, unseen)
 
 
@@ -40,7 +41,7 @@ def seen_rows(data: FederatedData) -> Examples:
     """Training rows without those of unseen clients alone: what a network's inputs may be scaled by."""
     if data.unseen is None:
         return data.train
-    theirs = np.concatenate(data.unseen.train_index)
-    others = np.concatenate([*data.train_index, *data.validation_index])
+    theirs = RowLists.of(data.unseen.train_index).joined()
+    others = np.concatenate([RowLists.of(index).joined() for index in (data.train_index, data.validation_index)])
     kept = np.setdiff1d(np.arange(len(data.train.y)), np.setdiff1d(theirs, others))
     return jax.tree.map(lambda leaf: leaf[kept], data.train)

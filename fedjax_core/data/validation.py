@@ -4,6 +4,7 @@ import numpy as np
 
 from fedjax_core.data import draws
 from fedjax_core.data.federated import FederatedData, divided_anew
+from fedjax_core.data.row_lists import RowLists
 
 
 def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData:
@@ -17,7 +18,7 @@ def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData
     Raises:
       ValueError: the data have validation rows already, `part` is out of range, or a client would have nothing left to train on.
     """
-    if any(len(rows) for rows in data.validation_index):
+    if RowLists.of(data.validation_index).total:
         raise ValueError(f"data.validation={part}: these data have validation rows already")
     whole = isinstance(part, int | np.integer)
     if isinstance(part, bool) or not (part >= 1 if whole else 0 < part < 1):

@@ -9,8 +9,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, Examples, PyTree
-from fedjax_core.data.federated import FederatedData, padded
+from fedjax_core.data.federated import FederatedData
+from fedjax_core.data.row_lists import RowLists
 from fedjax_core.engine import parallel
+from fedjax_core.engine.tables import RowTable, table
 from fedjax_core.learning.episodes import Episodes
 from fedjax_core.task import Peers, Task
 
@@ -89,21 +91,22 @@ class Held(NamedTuple):
       tasks: per group, what `Task.bind` takes.
       places: per group, [N + 1], where in the group's store each client's state stands; the store's length for those outside.
       train, test: the data sets.
-      index, size: [N, M] and [N], each client's rows of `train`; `test_index`, `test_size`: of `test`.
+      index, size: each client's rows of `train`, of which `index[i]` gives [M], and [N] how many; `test_index`, `test_size`: of
+        `test`.
       tests: rows of the test episodes (`Episodes.fixed`); `()` without episodes.
-      validation_index, validation_size, validation_rows: each client's validation rows of `train`, [N, M] and [N], and all of them,
-        [V]; `()` without such.
-      unseen_index, unseen_size: [U, M] and [U], each unseen client's rows of `train`; unseen_test_index, unseen_test_size: of
+      validation_index, validation_size, validation_rows: each client's validation rows of `train`, as `index`, and [N], and all of
+        them, [V]; `()` without such.
+      unseen_index, unseen_size: each unseen client's rows of `train`, as `index`, and [U]; unseen_test_index, unseen_test_size: of
         `test`; `()` without such clients.
     """
 
     tasks: tuple[PyTree, ...]
     places: tuple[Any, ...]
     train: Examples
-    index: Any
+    index: RowTable
     size: Any
     test: Examples
-    test_index: Any
+    test_index: RowTable
     test_size: Any
     tests: Any = ()
     validation_index: Any = ()
@@ -181,12 +184,19 @@ def held_arrays(groups: Sequence[Group], data: FederatedData, episodes: Episodes
         at[group.clients] = np.arange(len(group.clients))
     tests = () if episodes is None else episodes.fixed(np.asarray(data.test.y))
     tasks = tuple(group.task.held for group in groups)
-    held = Held(tasks, places, data.train, *padded(data.train_index), data.test, *padded(data.test_index), tests)
+    lists = RowLists.of(data.train_index), RowLists.of(data.test_index)
+    held = Held(tasks, places, data.train, *_table(lists[0]), data.test, *_table(lists[1]), tests)
     if data.unseen is not None:
-        (rows, sizes), (tests, test_sizes) = padded(data.unseen.train_index), padded(data.unseen.test_index)
+        (rows, sizes), (tests, test_sizes) = (
+            _table(RowLists.of(index)) for index in (data.unseen.train_index, data.unseen.test_index)
+        )
         held = held._replace(unseen_index=rows, unseen_size=sizes, unseen_test_index=tests, unseen_test_size=test_sizes)
-    if not any(len(rows) for rows in data.validation_index):
+    validation = RowLists.of(data.validation_index)
+    if not validation.total:
         return held
-    index, size = padded(data.validation_index)
-    everybodys = np.unique(np.concatenate(data.validation_index)).astype(np.int32)
-    return held._replace(validation_index=index, validation_size=size, validation_rows=everybodys)
+    index, size = _table(validation)
+    return held._replace(validation_index=index, validation_size=size, validation_rows=np.unique(validation.joined()))
+
+
+def _table(lists: RowLists) -> tuple[RowTable, np.ndarray]:
+    return table(lists), lists.size

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
+from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import parallel, together
 from fedjax_core.engine.simulation import Simulation, State
-from fedjax_core.reporting import report
+from fedjax_core.reporting import label_tables, report
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.workdir import WorkDir
 
@@ -40,21 +42,25 @@ def same_data(simulation: Simulation, workdir: WorkDir) -> None:
     together.alike("the data", data.partition_hash)
     before = together.said(workdir.recorded("partition"))
     if before is None:
-        workdir.record(
-            "partition",
-            {
-                "hash": data.partition_hash,
-                "class_names": list(data.class_names),
-                "label_table": data.label_table.tolist(),
-                "test_label_table": data.test_label_table.tolist(),
-            },
-        )
-        if data.unseen is not None:
-            tables = {name: getattr(data.unseen, name).tolist() for name in ("label_table", "test_label_table")}
-            workdir.record("unseen", {"clients": data.unseen.ids.tolist(), **tables})
+        _record_data(data, workdir)
     elif before["hash"] != data.partition_hash:
         found, wanted = before["hash"][:12], data.partition_hash[:12]
         raise ValueError(f"{workdir.path} holds a run on other data: its partition hash is {found}, this one's {wanted}")
+
+
+def _record_data(data: FederatedData, workdir: WorkDir) -> None:
+    """Writes down who has how much of what."""
+    number = data.clients + (0 if data.unseen is None else len(data.unseen.ids))
+    everybody = [(np.arange(data.clients), {"train": data.label_table, "test": data.test_label_table})]
+    if data.unseen is not None:
+        ids, tables = data.unseen.ids, {"train": data.unseen.label_table, "test": data.unseen.test_label_table}
+        everybody = [(np.setdiff1d(np.arange(number), ids), everybody[0][1]), (ids, tables)]
+        known = {"clients": ids.tolist()} if len(ids) <= label_tables.READABLE else {}
+        workdir.record("unseen", known | label_tables.of_run(tables))
+    if workdir.writer and number > label_tables.READABLE:
+        label_tables.write(workdir.path, data.class_names, everybody)
+    mine = {"hash": data.partition_hash, "class_names": list(data.class_names)}
+    workdir.record("partition", mine | label_tables.of_run(everybody[0][1]))
 
 
 def same_settings(workdir: WorkDir, record: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 config.json        the resolved config; what a resumed run is compared with
 environment.json   versions, devices, commit and command line of the first start and of every resumption
 run.json           what the run chose once and keeps: plan, partition hash, label table (`WorkDir.record`)
+label_table.csv    the whole label table of more than 50 clients (`label_tables.py`)
 metrics.jsonl      one line a round or evaluation (`report.py`), beside it metrics.csv, summary.json, tensorboard/
 clients.csv        scores of single clients (`clients.py`), of the last evaluation; clients_selected.csv of the selected one
 checkpoints/       `checkpoint.py`
@@ -34,8 +35,8 @@ CONFIG, ENVIRONMENT, RUN = "config.json", "environment.json", "run.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 _LOCK = ".lock"
 RECORDED = {  # the form of run.json, for `read_json`
-    "partition?": {"hash": str, "class_names?": [str], "label_table?": [[int]], "test_label_table?": [[int]]},
-    "unseen?": {"clients": [int], "label_table": [[int]], "test_label_table": [[int]]},
+    "partition?": {"hash": str, "class_names?": [str], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
+    "unseen?": {"clients?": [int], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
     "plan?": {"chunk": int, "devices": int},
 }
 

@@ -1,5 +1,6 @@
 """A method on the small federation, with compiled rounds that all checks of it share."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -121,6 +122,7 @@ def groups(
 
 def pad(sim: simulation.Simulation) -> None:
     """Gives every client three more rows that do not count."""
-    index = np.pad(sim._held_on_host.index, ((0, 0), (0, 3)), constant_values=1)
-    sim._held_on_host = sim._held_on_host._replace(index=index)
+    index = sim._held_on_host.index
+    more = dataclasses.replace(index, rows=np.pad(index.rows, (0, 3)), most=index.most + 3, filler=1)
+    sim._held_on_host = sim._held_on_host._replace(index=more)
     sim.use(sim.plan)

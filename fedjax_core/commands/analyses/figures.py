@@ -8,11 +8,12 @@ import numpy as np
 
 from fedjax_core.commands.analyses.asked import Asked, Loaded, drawn, labels, named, of_features
 from fedjax_core.reporting import analysis, plots, report
+from fedjax_core.reporting.label_tables import partition_of
 from fedjax_core.reporting.plots.lines import scores_in
 from fedjax_core.reporting.records import read
 from fedjax_core.reporting.words import ROWS
 from fedjax_core.storage.export import trained_network
-from fedjax_core.storage.workdir import METRICS, RUN, read_json
+from fedjax_core.storage.workdir import METRICS
 
 EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map of its attention
 KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
@@ -44,7 +45,7 @@ def partition(asked: Asked, loaded: Loaded) -> list[Path]:
     del loaded
     files = []
     for run, name in named(asked):
-        found = read_json(run / RUN)["partition"]
+        found = partition_of(run)
         for kind, draw in (("bubbles", plots.partition_bubbles), ("heatmap", plots.heatmap)):
             files += drawn(asked, f"{name}partition_{kind}", draw, found["label_table"], class_names=found["class_names"])
     return files

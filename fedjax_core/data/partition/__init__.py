@@ -34,9 +34,10 @@ from fedjax_core.data.partition.rows import Index, index_list
 from fedjax_core.data.partition.skew import dirichlet, pathological, shards
 from fedjax_core.data.partition.tail import long_tail
 
+Lists = Sequence[np.ndarray]
 __all__ = ["GIVEN", "SCHEMES", "Index", "long_tail", "make"]
 
-SCHEMES: dict[str, Callable[..., Index | tuple[Index, Index | None]]] = {
+SCHEMES: dict[str, Callable[..., Index | tuple[Lists, Lists | None]]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "quantity_skew": quantity_skew,
@@ -54,7 +55,7 @@ GIVEN = (*COLUMNS, "clients", "seed")  # arguments of a scheme that are no optio
 
 def make(
     name: str, columns: Mapping[str, np.ndarray | None], clients: int, seed: int, **options: Any
-) -> tuple[Index, Index | None]:
+) -> tuple[Lists, Lists | None]:
     """Runs the scheme called `name`.
 
     Args:

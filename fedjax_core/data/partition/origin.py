@@ -4,6 +4,7 @@ import numpy as np
 
 from fedjax_core.data.draws import generator
 from fedjax_core.data.partition.rows import Index, check_labels, sorted_rows
+from fedjax_core.data.row_lists import RowLists
 from fedjax_core.values import AtLeastOne
 
 
@@ -63,7 +64,7 @@ def by_domain(
     return train, divide(test_domains, test_examples, "test")
 
 
-def natural(ids: np.ndarray, clients: int, seed: int, test_ids: np.ndarray | None = None) -> tuple[Index, Index | None]:
+def natural(ids: np.ndarray, clients: int, seed: int, test_ids: np.ndarray | None = None) -> tuple[RowLists, RowLists | None]:
     """The clients that come with the data, such as the writers of handwritten characters.
 
     Args:
@@ -79,7 +80,8 @@ def natural(ids: np.ndarray, clients: int, seed: int, test_ids: np.ndarray | Non
       ValueError: more clients than ids.
     """
     ids = check_labels(ids, clients, "id")
-    present = np.unique(ids)
+    small = ids.max(initial=0) < 4 * len(ids)  # then counting is faster than sorting
+    present = np.flatnonzero(np.bincount(ids)) if small else np.unique(ids)
     if clients > len(present):
         raise ValueError(f"{clients} clients, but the data have {len(present)} natural ones; allowed: 1 to {len(present)}.")
     chosen = np.sort(generator(seed, "natural").choice(present, clients, replace=False))
@@ -88,9 +90,12 @@ def natural(ids: np.ndarray, clients: int, seed: int, test_ids: np.ndarray | Non
     return _rows_of(ids, chosen), _rows_of(check_labels(test_ids, 1, "id"), chosen)
 
 
-def _rows_of(ids: np.ndarray, chosen: np.ndarray) -> Index:
-    """The rows of each chosen id, in one pass over the sorted ids."""
+def _rows_of(ids: np.ndarray, chosen: np.ndarray) -> RowLists:
+    """The rows of each chosen id, in one pass over the sorted ids; each list ascends, as the sort is stable."""
     order = np.argsort(ids, kind="stable")
-    first = np.searchsorted(ids[order], chosen, "left")
-    last = np.searchsorted(ids[order], chosen, "right")
-    return [sorted_rows(order[a:b]) for a, b in zip(first, last, strict=True)]
+    ids = ids[order]
+    first = np.searchsorted(ids, chosen, "left")
+    lists = RowLists(order, first, np.searchsorted(ids, chosen, "right") - first)
+    if lists.total == len(order):
+        return lists
+    return RowLists(lists.joined(), np.cumsum(lists.size) - lists.size, lists.size)

@@ -8,12 +8,13 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from fedjax_core.reporting.label_tables import partition_of
 from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.plots.bubbles import partition_bubbles
 from fedjax_core.reporting.plots.lines import Line, draw
 from fedjax_core.reporting.records import read
 from fedjax_core.reporting.words import is_accuracy, spoken
-from fedjax_core.storage.workdir import METRICS, RUN, read_json
+from fedjax_core.storage.workdir import METRICS
 
 
 def run_plots(run_dir: str | os.PathLike) -> list[Path]:
@@ -43,7 +44,7 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
             figure = _progress(records, scores, losses)
             style.save(figure, path, [{key: r[key] for key in ["round", *scores, *losses] if key in r} for r in records])
         written += [path, path.with_suffix(".csv")]
-    partition = read_json(folder / RUN).get("partition", {}) if (folder / RUN).exists() else {}
+    partition = partition_of(folder)
     if partition.get("label_table"):
         path = folder / "partition.png"
         partition_bubbles(partition["label_table"], path, partition.get("class_names") or None)

@@ -207,7 +207,7 @@ def test_from_index_refuses_what_does_not_fit(train, test, message):
         federated.from_index(DATA, train, test)
 
 
-# -- pooled, padded, summary
+# -- pooled, summary
 
 
 def test_pooled_does_not_depend_on_the_partition():
@@ -223,14 +223,6 @@ def test_pooled_holds_each_row_once():
     assert federated.pooled(data).train_index[0].tolist() == [1, 5, 7]
     held = validation.hold_out(divide(), 0.2, 0)
     assert federated.pooled(held).validation_index[0].tolist() == sorted(np.concatenate(held.validation_index))
-
-
-def test_padded_fills_up_with_row_zero():
-    index, size = federated.padded([np.array([4, 5, 6]), np.array([], int), np.array([2])])
-    assert index.tolist() == [[4, 5, 6], [0, 0, 0], [2, 0, 0]]
-    assert size.tolist() == [3, 0, 1]
-    assert index.dtype == size.dtype == np.int32
-    assert federated.padded([np.array([], int)])[0].shape == (1, 1)
 
 
 def test_summary_shows_the_table():
@@ -251,6 +243,14 @@ def test_summary_is_cut():
     assert lines[2].endswith("... 5 more")
     assert lines[-1] == "... 26 more clients"
     assert len(lines[3].split("|")[1].split()) == 3
+
+
+def test_the_summary_of_many_clients_has_no_line_for_each():
+    data = federated.federate(toy(classes=4), {"name": "iid"}, 60, 0)
+    lines = federated.summary(data).splitlines()
+    assert lines[2] == "deciles of training rows: 4, 4, 4, 4, 4, 4, 4, 4, 4"
+    assert lines[3] == "training rows of each class: " + ", ".join(f"{name} 60" for name in data.class_names)
+    assert len(lines) == 4
 
 
 # -- real data

@@ -1,0 +1,97 @@
+"""Clients' lists of rows by offsets: one array of row numbers, and where each client's part of it begins and how long it is."""
+
+from collections.abc import Iterable, Sequence
+from typing import overload
+
+import numpy as np
+
+_BLOCK = 2**22  # row numbers that are worked on at once
+
+
+class RowLists(Sequence[np.ndarray]):
+    """N lists of row numbers, read like a tuple of arrays. A client costs eight bytes beside its rows, however long the longest is.
+
+    >>> lists = RowLists.of([[4, 5, 6], [], [2]])
+    >>> lists[0].tolist(), len(lists), lists.rows.tolist(), lists.start.tolist(), lists.size.tolist()
+    ([4, 5, 6], 3, [4, 5, 6, 2], [0, 3, 3], [3, 0, 1])
+
+    Attributes:
+      rows: [R] int32, all lists one after another; lists may share a part of it.
+      start: [N] int32, where in `rows` each list begins.
+      size: [N] int32, how long it is.
+    """
+
+    def __init__(self, rows: np.ndarray, start: np.ndarray, size: np.ndarray):
+        """As the attributes; nothing is copied that has the type already.
+
+        Raises:
+          ValueError: more rows than 32 bits count.
+        """
+        if len(rows) > np.iinfo(np.int32).max:
+            raise ValueError(f"{len(rows)} rows of all clients together: must be at most {np.iinfo(np.int32).max}.")
+        self.rows, self.start, self.size = (np.asarray(part, np.int32) for part in (rows, start, size))
+
+    @classmethod
+    def of(cls, lists: Iterable[Sequence[int] | np.ndarray]) -> "RowLists":
+        """The lists one after another. One that is given several times, as the same object, stands there once."""
+        if isinstance(lists, cls):
+            return lists
+        given = list(lists)
+        first = {id(each): at for at, each in reversed(list(enumerate(given)))}
+        whose = np.array([first[id(each)] for each in given], np.int64)
+        size = np.array([len(each) for each in given], np.int64)
+        own = whose == np.arange(len(given))
+        start = (np.cumsum(np.where(own, size, 0)) - size)[whose]
+        parts = [np.asarray(each, np.int32) for each, its in zip(given, own, strict=True) if its and len(each)]
+        return cls(np.concatenate([np.zeros(0, np.int32), *parts]), start, size)
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    @overload
+    def __getitem__(self, at: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[np.ndarray, ...]: ...
+
+    def __getitem__(self, at):
+        if isinstance(at, slice):
+            return tuple(self[i] for i in range(*at.indices(len(self))))
+        start = self.start[at]
+        return self.rows[start : start + self.size[at]]
+
+    @property
+    def total(self) -> int:
+        """Rows of all clients, one that several hold counted for each."""
+        return int(self.size.sum(dtype=np.int64))
+
+    def chosen(self, clients: np.ndarray) -> "RowLists":
+        """The lists of some clients; `rows` stays whole."""
+        return RowLists(self.rows, self.start[clients], self.size[clients])
+
+    def joined(self, clients: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """The rows of some clients, one list after another; int32."""
+        start, size = self.start[clients].astype(np.int64), self.size[clients].astype(np.int64)
+        ends = np.cumsum(size)
+        if len(size) and np.array_equal(start[1:], start[0] + ends[:-1]):  # they lie so
+            return self.rows[start[0] : start[0] + ends[-1]]
+        return self.rows[np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - ends + size, size)]
+
+    def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
+        """[N, K] int64, rows of each class; `labels` [rows] are those of all rows."""
+        if self.total > len(self.rows):  # lists that several clients share are counted once
+            _, first, back = np.unique(self.start * np.int64(2**31) + self.size, return_index=True, return_inverse=True)
+            if len(first) < len(self):
+                return RowLists(self.rows, self.start[first], self.size[first]).counts(labels, classes)[back]
+        labels = np.asarray(labels)
+        out = np.zeros((len(self), classes), np.int64)
+        begin = 0
+        ends = np.cumsum(self.size, dtype=np.int64)
+        while begin < len(self):
+            before = int(ends[begin - 1]) if begin else 0
+            end = max(begin + 1, int(np.searchsorted(ends, before + _BLOCK, "right")))
+            whose = np.repeat(np.arange(end - begin), self.size[begin:end])
+            cells = whose * classes + labels[self.joined(slice(begin, end))]
+            out[begin:end] = np.bincount(cells, minlength=(end - begin) * classes).reshape(-1, classes)
+            begin = end
+        return out

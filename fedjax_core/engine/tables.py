@@ -1,0 +1,39 @@
+"""Tables of clients' rows as a program reads them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.algorithm import Array
+from fedjax_core.data.row_lists import RowLists
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowTable:
+    """`RowLists` for programs: `table[i]` is client i's list [M], filled up.
+
+    Attributes:
+      rows: [R + M] int32, all lists one after another, and M zeros.
+      start, size: [N] int32.
+      most: M, rows of the longest list, at least 1.
+      filler: the row that lists are filled up with.
+    """
+
+    rows: Array | np.ndarray
+    start: Array | np.ndarray
+    size: Array | np.ndarray
+    most: int = dataclasses.field(metadata={"static": True})
+    filler: int = dataclasses.field(default=0, metadata={"static": True})
+
+    def __getitem__(self, i: Array | int) -> Array:
+        mine = jax.lax.dynamic_slice(jnp.asarray(self.rows), (jnp.asarray(self.start)[i],), (self.most,))
+        return jnp.where(jnp.arange(self.most) < jnp.asarray(self.size)[i], mine, self.filler)
+
+
+def table(lists: RowLists) -> RowTable:
+    """On the host."""
+    most = max(1, int(lists.size.max(initial=0)))
+    return RowTable(np.concatenate([lists.rows, np.zeros(most, np.int32)]), lists.start, lists.size, most)

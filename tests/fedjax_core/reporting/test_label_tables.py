@@ -1,0 +1,39 @@
+"""Label tables of a run, in run.json and in their CSV."""
+
+import numpy as np
+
+from fedjax_core.reporting import label_tables
+from fedjax_core.storage.workdir import WorkDir
+
+TRAIN, TEST = np.arange(180).reshape(60, 3), np.ones((60, 3), int)
+
+
+def test_of_few_clients_run_json_has_all():
+    found = label_tables.of_run({"train": TRAIN[:50], "test": TEST[:50]})
+    assert found == {"label_table": TRAIN[:50].tolist(), "test_label_table": TEST[:50].tolist()}
+
+
+def test_of_more_it_has_sums_and_the_csv_all(tmp_path):
+    found = label_tables.of_run({"train": TRAIN, "test": TEST})
+    assert "label_table" not in found
+    assert found["train_rows"] == {
+        "sum": 16110,
+        "smallest": 3,
+        "median": 268.5,
+        "largest": 534,
+        "fewest_classes": 2,
+        "most_classes": 3,
+        "of_class": [5310, 5370, 5430],
+    }
+    with WorkDir.open(tmp_path / "run", {"a": 1}) as run:
+        run.record("partition", {"hash": "ab", "class_names": list("abc")} | found)
+        label_tables.write(
+            run.path, "abc", [(np.arange(60), {"train": TRAIN, "test": TEST}), (np.array([9]), {"train": TRAIN[:1]})]
+        )
+    lines = (run.path / label_tables.FILE).read_text().splitlines()
+    assert lines[0] == "client,of_partition,part,a,b,c"
+    assert lines[60] == "59,59,train,177,178,179"
+    assert lines[61] == "0,0,test,1,1,1"
+    assert lines[-1] == "60,9,train,0,1,2"
+    assert label_tables.partition_of(run.path)["label_table"] == TRAIN.tolist()
+    assert len((run.path / "run.json").read_text()) < 1500
