@@ -104,7 +104,9 @@ def get_config(variant: str = "small") -> Any:
     config.weights = placeholder(object)  # a file that networks begin from, or a tuple with one (or None) for each model
     config.train = "all"  # or "prompts" (and head), "head": the rest of a network stays as it began, in evaluation mode
     config.adapter = placeholder(str)  # "lora(rank=8)": what is trained of a frozen network, beside `train`'s entries if not "all"
-    config.normalise = "data"  # pixels, by mean and deviation: "data" (training set's), "imagenet", "half" (0.5); or a file's own
+    config.normalise = (
+        "data"  # pixels, by mean and deviation: "data" (training set's), "imagenet", "half" (0.5), "unit" (in [0, 1]); or a file's
+    )
     config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
     config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/learning/augment.py
@@ -131,6 +133,7 @@ def get_config(variant: str = "small") -> Any:
     config.evaluation.scores = placeholder(tuple)
     config.evaluation.select = placeholder(str)  # the best round by a score on validation rows, "validation/global/accuracy"
     config.evaluation.patience = placeholder(int)  # stop after so many evaluations without a better one
+    config.evaluation.until = placeholder(str)  # stop when a score is there, "test/global/accuracy >= 0.97"
     config.evaluation.targets = (0.5, 0.8, 0.9)  # rounds until these accuracies are reached
 
     config.plan = ConfigDict()

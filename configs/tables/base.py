@@ -61,7 +61,9 @@ class Measure:
         "analysis:down" (its messages), averaged over clients, added up with total=True, of one architecture with group=0; a table
         of nothing but counts trains nothing.
       statistic: over the rounds: "last", "first", "best" (selected on test data), "mean_of_last" (`evaluation.last_k`),
-        "selected" (in the round that `evaluation.select` chose).
+        "selected" (in the round that `evaluation.select` chose). Or "rounds_to(target=0.97)": the number of rounds until the score,
+        made monotone by the best so far, crosses the target, interpolated linearly between evaluations; "never" if it does not.
+        Beside it stands the published number, and the ratio of ours to it.
       percent: whether to show it times 100; None: if it is an accuracy.
       unit: what it is shown in: 2**20 for millions as papers count parameters. Not together with `percent`.
       digits: decimals shown; None: two of per cent, else four significant digits.
@@ -147,7 +149,7 @@ class Search:
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """A published number, as printed (accuracies in per cent)."""
+    """A published number, as printed (accuracies in per cent); `math.inf` rounds to a target that was never reached."""
 
     value: float
     std: float | None = None

@@ -28,6 +28,7 @@ NORMALISATIONS = {  # mean and deviation by channel, where the data's own are no
     "data": None,
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5,), (0.5,)),
+    "unit": ((0.0,), (1.0,)),
 }
 TASKS = {"classification": lambda: None, "episodes": episodes.Episodes}
 MODELS: dict[str, Callable] = nn.MODULES | {language.MODEL: language.Spec}

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from fedjax_core import values
 from fedjax_core.engine.federation import SCOPES
+from fedjax_core.run import goal
 from fedjax_core.values import AtLeastOne, BelowOne, Fraction, PositiveFraction, Seed, one_of
 
 Part = Annotated[
@@ -55,6 +56,9 @@ FIELDS: dict[str, Any] = {
     "evaluation.last_k": AtLeastOne,
     "evaluation.select": str | None,
     "evaluation.patience": or_none(AtLeastOne),
+    "evaluation.until": or_none(
+        Annotated[str, values.Limit("of the form 'test/global/accuracy >= 0.97'", lambda v: goal.parse(v) is not None)]
+    ),
     "evaluation.targets": Sequence[Fraction],
     "evaluation.scores": Sequence[str] | None,
     "plan.chunk": or_none(AtLeastOne),
@@ -75,6 +79,7 @@ MAY_LACK: dict[str, Any] = {
     "evaluation.newcomer_updates": None,
     "evaluation.select": None,
     "evaluation.patience": None,
+    "evaluation.until": None,
 }  # in configs that were written before there was such a field
 
 

@@ -60,6 +60,7 @@ def execute(
             last_k=config.evaluation.last_k,
             select=config.evaluation.get("select"),
             patience=config.evaluation.get("patience"),
+            until=config.evaluation.get("until"),
             checkpoint_seconds=config.checkpoint.seconds,
             keep=config.checkpoint.keep,
             record={"convolution": nn.describe()},

@@ -1,18 +1,20 @@
-"""A small convolutional network: two convolutions, max-pool, a dense layer, a linear head (LEAF's, and its kin)."""
+"""A small convolutional network: convolutions, max-pool, a dense layer, a linear head (LEAF's, McMahan et al.'s and their kin)."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax
 from flax import nnx
 
 from fedjax_core.nn.layers import Conv, dropout
 from fedjax_core.nn.pool import max_pool
+from fedjax_core.values import one_of
 
 Array = jax.Array
 
 
 class CNN(nnx.Module):
-    """Convolutions with ReLU, one 2x2 max-pool after the last, a dense layer with ReLU, a linear head."""
+    """Convolutions with ReLU, a 2x2 max-pool after the last or after each, a dense layer with ReLU, a linear head."""
 
     def __init__(
         self,
@@ -23,6 +25,7 @@ class CNN(nnx.Module):
         dense: int = 128,
         kernel: int = 3,
         padding: str = "VALID",
+        pool: Annotated[str, one_of("last", "each")] = "last",
         dropout: float = 0.0,
         conv_form: str = "auto",
         dtype: jax.typing.DTypeLike | None = None,
@@ -37,6 +40,7 @@ class CNN(nnx.Module):
           dense: width of the dense layer, the features' number D.
           kernel: size of the convolutions' kernels.
           padding: "VALID" or "SAME".
+          pool: the max-pool stands after the "last" convolution or after "each".
           dropout: rate before the dense layer and before the head.
           conv_form: see `conv.conv`.
           dtype: of the computation; parameters stay float32.
@@ -47,15 +51,18 @@ class CNN(nnx.Module):
         """
         height, width, channels = input_shape
         self.rate, self.depth = dropout, len(widths)
+        self.pooled = range(self.depth) if pool == "each" else (self.depth - 1,)
         for i, features in enumerate(widths):
             layer = Conv(channels, features, kernel, padding=padding, bias=True, form=conv_form, rngs=rngs)
             setattr(self, f"conv{i + 1}", layer)
             channels = features
             if padding == "VALID":
                 height, width = height - kernel + 1, width - kernel + 1
-        if height < 2 or width < 2:
+            if i in self.pooled:
+                height, width = height // 2, width // 2
+        if height < 1 or width < 1:
             raise ValueError(f"images {input_shape} are too small for {self.depth} convolutions {kernel}x{kernel} {padding}")
-        self.dense = nnx.Linear((height // 2) * (width // 2) * channels, dense, dtype=dtype, rngs=rngs)
+        self.dense = nnx.Linear(height * width * channels, dense, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(dense, classes, dtype=dtype, rngs=rngs)
 
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
@@ -65,7 +72,8 @@ class CNN(nnx.Module):
         for i in range(self.depth):
             x = jax.nn.relu(getattr(self, f"conv{i + 1}")(x))
             seen[f"conv{i + 1}"] = x
-        x = max_pool(x, 2)
+            if i in self.pooled:
+                x = max_pool(x, 2)
         x = x.reshape(x.shape[0], -1)
         keys = (None, None) if key is None else jax.random.split(key)
         x = jax.nn.relu(self.dense(dropout(x, self.rate, keys[0], train)))

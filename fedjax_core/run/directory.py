@@ -21,6 +21,7 @@ MAY_DIFFER = (
     "evaluation.targets",
     "evaluation.last_k",
     "evaluation.patience",
+    "evaluation.until",
     "profile",
     "callbacks",
 )  # on resume

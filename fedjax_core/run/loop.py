@@ -17,6 +17,7 @@ from fedjax_core.engine.simulation import Diverged, Simulation, State
 from fedjax_core.reporting import clients, plots, report
 from fedjax_core.run import directory as directories
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
+from fedjax_core.run.goal import Goal
 from fedjax_core.run.selection import Selection
 from fedjax_core.run.stopping import Stop, lenient_console
 from fedjax_core.storage.checkpoint import Checkpoints
@@ -64,6 +65,7 @@ def run(
     last_k: int = 10,
     select: str | None = None,
     patience: int | None = None,
+    until: str | None = None,
     checkpoint_seconds: float = 30.0,
     keep: int = 3,
     record: Mapping[str, Any] | None = None,
@@ -88,6 +90,7 @@ def run(
       last_k: the summary's means are over so many last evaluations.
       select: the score on validation rows by which the best round is chosen (`fedjax_core/run/selection.py`).
       patience: the run ends after so many evaluations without a better one; None: it never does.
+      until: the run ends when a score is there, "test/global/accuracy >= 0.97" (`fedjax_core/run/goal.py`); None: it never does.
       checkpoint_seconds: least time between checkpoints; there is always one at the end.
       keep: checkpoints to keep.
       record: more to write into run.json, such as convolution forms; must be the same on resume.
@@ -110,7 +113,7 @@ def run(
     for name, value in {"rounds": rounds, "evaluation.every": every, "evaluation.last_k": last_k, "checkpoint.keep": keep}.items():
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
-    selection = Selection(select, patience, Path(directory), simulation)
+    selection, goal = Selection(select, patience, Path(directory), simulation), Goal(until)
     hooks = Callbacks(callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, keep)
     before = together.said(checkpoints.latest())
@@ -133,9 +136,11 @@ def run(
             else:
                 reporter.say(f"resuming {directory} after round {latest}")
                 state = directories.restored(simulation, checkpoints, latest)
-            going = _Going(simulation, workdir, checkpoints, selection, reporter, hooks, state, latest or 0)
+            going = _Going(simulation, workdir, checkpoints, selection, goal, reporter, hooks, state, latest or 0)
             reporter.resume(going.done)
-            selection.take_up(read_jsonl(workdir.path / METRICS) if workdir.writer and going.done else [])
+            before_this = read_jsonl(workdir.path / METRICS) if workdir.writer and going.done else []
+            selection.take_up(before_this)
+            goal.take_up(before_this)
             if selection.missing and selection.best == going.done:  # it was killed between its checkpoint and this
                 selection.keep(state)
             try:
@@ -145,10 +150,10 @@ def run(
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 hooks.end(Ended(status, going.done, str(error), {}))
                 raise
-            early = selection.exhausted and going.done < rounds
+            early = going.why_enough() if going.done < rounds else ""
             asked = together.said(hooks.asked) if going.done < rounds and not early else ""
             if early:
-                reporter.note(ended=f"no better {select} in {patience} evaluations after round {selection.best}")
+                reporter.note(ended=early)
             reporter.note(peak_memory_bytes=_peak_memory(simulation))
             summary, drawn, history = reporter.close(), [], {}
             if workdir.writer:
@@ -156,7 +161,7 @@ def run(
                 reporter.say(report.table(summary))
                 reporter.say(f"plots    {drawn[0].parent}")
             if early:
-                reporter.say(f"stopped after round {going.done}: no better {select} in {patience} evaluations")
+                reporter.say(f"stopped after round {going.done}: {early}")
             if asked:
                 reporter.say(f"stopped after round {going.done}, as callback {asked} asked; the same command resumes from there")
             hooks.end(Ended("stopped" if asked else "finished", going.done, asked, summary))
@@ -180,17 +185,24 @@ class _Going:
         workdir: WorkDir,
         checkpoints: Checkpoints,
         selection: Selection,
+        goal: Goal,
         reporter: report.Reporter,
         hooks: Callbacks,
         state: State,
         done: int,
     ):
         self.simulation, self.workdir, self.checkpoints, self.selection = simulation, workdir, checkpoints, selection
-        self.reporter, self.hooks = reporter, hooks
+        self.goal, self.reporter, self.hooks = goal, reporter, hooks
         self.state, self.done, self.saved = state, done, done
 
+    def why_enough(self) -> str:
+        """Why the run is over before its last round; empty if it is not."""
+        if self.goal.reached:
+            return f"{self.goal.text} in round {self.goal.reached}"
+        return self.selection.why if self.selection.exhausted else ""
+
     def on(self, stop: Stop, rounds: int, every: int, checkpoint_seconds: float, trace_after: int | None) -> bool:
-        """To the last round, or until a callback asks to stop, or no better evaluation comes.
+        """To the last round, or until a callback asks to stop, no better evaluation comes, or the goal is reached.
 
         Args:
           stop: whether a signal asks so.
@@ -204,7 +216,7 @@ class _Going:
         """
         trace_at = -1 if trace_after is None else min(trace_after, rounds - 1)
         stopping, most, at = False, 1, time.monotonic()  # one round first: nobody knows yet how long it takes
-        while self.done < rounds and not self.selection.exhausted:
+        while self.done < rounds and not self.why_enough():
             boundary = min(rounds, (self.done // every + 1) * every)
             tracing = self.done == trace_at
             n = 1 if tracing else min(boundary - self.done, most)
@@ -214,10 +226,11 @@ class _Going:
             self.reporter.log(*records)
             self.hooks.rounds(records, evaluated)
             better = self.selection.see(records)
+            self.goal.see(records, evaluated)
             if by_client is not None and self.workdir.writer:
                 for name in (clients.LAST, clients.SELECTED) if better else (clients.LAST,):
                     clients.write(self.workdir.path / name, self.done, by_client)
-            ends = self.done == rounds or self.selection.exhausted
+            ends = self.done == rounds or bool(self.why_enough())
             due = time.monotonic() - at >= checkpoint_seconds
             failed, enough = self.hooks.failed is not None, bool(self.hooks.asked)
             fits = min(max(int(DISPATCH_SECONDS / pace), 1), 2**30)

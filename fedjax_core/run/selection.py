@@ -45,6 +45,11 @@ class Selection:
         return self._patience is not None and self.since >= self._patience
 
     @property
+    def why(self) -> str:
+        """What is said of a run that is `exhausted`."""
+        return f"no better {self.by} in {self._patience} evaluations after round {self.best}"
+
+    @property
     def missing(self) -> bool:
         """Whether the best round has no snapshot."""
         return self.by is not None and self.best > 0 and self._kept.latest() != self.best

@@ -143,7 +143,7 @@ class BuildTest(chex.TestCase):
 
     def test_inputs_are_normalised_as_asked(self):
         images = Examples(np.zeros((2, 4, 4, 3), np.uint8), np.zeros(2, np.int32))
-        for name, (mean, std) in {"imagenet": (0.485, 0.229), "half": (0.5, 0.5), "data": (0.0, 1.0)}.items():
+        for name, (mean, std) in {"imagenet": (0.485, 0.229), "half": (0.5, 0.5), "unit": (0.0, 1.0), "data": (0.0, 1.0)}.items():
             found = experiment.scaling(config(normalise=name), images)
             self.assertEqual((found[0][0], found[1][0]), (mean, std), name)
 

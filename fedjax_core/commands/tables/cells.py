@@ -168,7 +168,7 @@ def _hash(config: Any) -> str:
         kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in left_out}
         return {key: given(value, f"{prefix}{key}.") if isinstance(value, dict) else value for key, value in kept.items()}
 
-    left_out = set(MAY_DIFFER) - {"rounds"}
+    left_out = set(MAY_DIFFER) - {"rounds", "evaluation.until"}
     fields = given(plain(config.to_dict()))
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
 

@@ -125,7 +125,7 @@ def _check_paper(table: Definition, rows: list[str], columns: list[str]) -> None
 
 
 def paper_of(table: Definition, row: str, column: str, measure: str) -> tuple[float, float | None, str] | None:
-    """The paper's (value, standard deviation, source) for a cell."""
+    """The paper's (value, standard deviation, source) for a cell; the value is infinite where it never reached a target."""
     entry = (table.paper.get(row) or {}).get(column)
     where = f"paper: {row!r} / {column!r}"
     if isinstance(entry, Mapping):
@@ -140,7 +140,8 @@ def paper_of(table: Definition, row: str, column: str, measure: str) -> tuple[fl
     if entry is None:
         return None
     value, std, source = getattr(entry, "value", entry), getattr(entry, "std", None), getattr(entry, "source", "") or table.source
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    never = value == math.inf and any(m.label == measure and measures.target(m) is not None for m in table.measures)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) or never):
         raise ValueError(f"{where}: {entry!r} is not a number; write a number, a Paper(value, std, source) or None")
     if not source:
         raise ValueError(f"{where}: say which table of which paper {value} is from, as the table's source")

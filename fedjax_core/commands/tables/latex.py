@@ -48,7 +48,7 @@ def _tabular(contents: Contents, measure: Any, cells: texts.Grid) -> str:
         lines.append(_line(escaped(row.label), *(texts.shown(cells, p, measure, len(contents.seeds), STYLE) for p in places)))
         if any(cells.summaries[place].paper for place in places):
             papers = [texts.published(cells.summaries[place], measure, STYLE).replace(", -", ", $-$") for place in places]
-            lines.append(_line(r"\quad paper, difference", *papers))
+            lines.append(_line(rf"\quad paper, {'difference' if measures.target(measure) is None else 'ratio'}", *papers))
     lines.append(r"\bottomrule")
     for said in (texts.over_seeds(contents.seeds), *texts.caption(measure, cells)):
         said = said.rstrip(".").replace("`", "")

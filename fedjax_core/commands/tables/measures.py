@@ -11,6 +11,7 @@ from fedjax_core.reporting import report, words
 # a measure's: as `report.summarise` calls it
 STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
 BETTER = ("larger", "smaller", "neither")
+ROUNDS_TO = "rounds_to"  # a statistic with a target, which counts rounds
 ANALYSIS = "analysis:"
 
 
@@ -21,7 +22,10 @@ def check(measure: Any) -> None:
       ValueError: it does not; the message has its label.
     """
     what = f"measure {measure.label!r}"
-    by_name.choose(f"statistic of {what}", measure.statistic, STATISTICS)
+    if measure.statistic.startswith(ROUNDS_TO):
+        _check_target(measure, f"statistic of {what}")
+    else:
+        by_name.choose(f"statistic of {what}", measure.statistic, (*STATISTICS, f"{ROUNDS_TO}(target=0.9)"))
     scores = measure.scores
     if isinstance(scores, str) or not scores:
         raise ValueError(f"{what}: scores must be a tuple of one or more names, found {scores!r}")
@@ -37,6 +41,27 @@ def check(measure: Any) -> None:
         by_name.choose(f"better of {what}", measure.better, BETTER)
 
 
+def _check_target(measure: Any, what: str) -> None:
+    name, options = by_name.parse(measure.statistic, what)
+    by_name.choose(what, name, (*STATISTICS, ROUNDS_TO))
+    by_name.check(f"{what}: {name}", _rounds_to, (), options)
+    if any(score.startswith(ANALYSIS) or words.better(score) == "neither" for score in measure.scores):
+        raise ValueError(f"{what}: {name} is of accuracies or losses, found {measure.scores!r}")
+    if measure.percent:
+        raise ValueError(f"{what}: {name} counts rounds, which are not shown in per cent")
+
+
+def _rounds_to(target: float) -> float:
+    return float(target)
+
+
+def target(measure: Any) -> float | None:
+    """What a score is to reach, of a measure that counts the rounds until it does; None of others."""
+    if not measure.statistic.startswith(ROUNDS_TO):
+        return None
+    return _rounds_to(**by_name.parse(measure.statistic)[1])
+
+
 def is_analysis(measure: Any) -> bool:
     """Whether it is a number of the last state, not a score of the run."""
     return measure.scores[0].startswith(ANALYSIS)
@@ -49,6 +74,8 @@ def is_count(measure: Any) -> bool:
 
 def is_percent(measure: Any) -> bool:
     """Whether its numbers are shown times 100."""
+    if target(measure) is not None:
+        return False
     if measure.percent is not None:
         return measure.percent
     if spread.row_of(measure) is not None:
@@ -62,6 +89,8 @@ def better(measure: Any) -> str:
     the smaller loss; of a count, or a score that is neither, none is."""
     if measure.better is not None:
         return measure.better
+    if target(measure) is not None:
+        return "smaller"
     if is_analysis(measure):
         return "neither" if is_count(measure) else "larger"
     return "smaller" if spread.row_of(measure) is not None else words.better(measure.scores[0])
@@ -76,5 +105,7 @@ def unit(measure: Any) -> str:
     """What its numbers are in, as the end of a sentence; empty if that goes without saying."""
     if is_percent(measure):
         return ", in %"
+    if target(measure) is not None:
+        return ", in rounds"
     power = math.log2(measure.unit)
     return "" if measure.unit == 1 else f", in units of 2^{power:g}" if power.is_integer() else f", in units of {measure.unit:g}"

@@ -16,7 +16,8 @@ from fedjax_core.commands.tables.cells import Cell, is_of_unseen
 from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
 from fedjax_core.commands.tables.trials import Searches
 from fedjax_core.data.federated import FederatedData
-from fedjax_core.reporting import records, report
+from fedjax_core.reporting import records, report, words
+from fedjax_core.reporting.crossing import crossing
 from fedjax_core.storage.workdir import read_json
 
 
@@ -48,7 +49,7 @@ class Summary(NamedTuple):
 
     Attributes:
       n: seeds that are finished.
-      mean: NaN if none is.
+      mean: NaN if none is; of rounds to a target over the seeds that reach it, infinity if none does.
       std: the sample standard deviation, NaN of fewer than two.
       paper: the published (value, standard deviation, source), or None.
       by_seed: the numbers.
@@ -114,7 +115,8 @@ class Contents(NamedTuple):
             by_seed = {seed: scale * float(np.nanmean(share.values)) for seed, share in shares.items()}
         scores = tuple(dict.fromkeys(result.scores[measure.label] for _, result in there))
         found = list(by_seed.values())
-        mean = statistics.fmean(found) if found else math.nan
+        reached = found if measures.target(measure) is None else [number for number in found if math.isfinite(number)] or found
+        mean = statistics.fmean(reached) if reached else math.nan
         std = statistics.stdev(found) if len(found) > 1 and all(map(math.isfinite, found)) else math.nan
         paper = paper_of(self.table, row, column, measure.label)
         return Summary(len(found), mean, std, paper, by_seed, scores, any(cell.name in self.failures for cell in mine))
@@ -176,12 +178,8 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
     ended = read_json(place / report.SUMMARY)
     facts = ended["facts"]
     targets = targets_of(table, cell.column)
-    summary = report.summarise(
-        records.kept(place, ended["rounds"], report.say),
-        targets,
-        cell.config.evaluation.last_k,
-        cell.config.evaluation.get("select"),
-    )
+    kept = records.kept(place, ended["rounds"], report.say)
+    summary = report.summarise(kept, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
     there, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
     clients: dict[str, spread.Values] = {}
@@ -200,13 +198,19 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
             values[measure.label] = spread.number(measure, *found)
             continue
         score = next((name for name in measure.scores if name in there), None)
-        statistic = measures.STATISTICS[measure.statistic]
+        target = measures.target(measure)
+        statistic = "last" if target is not None else measures.STATISTICS[measure.statistic]
         if score is None and all(is_of_unseen(name) for name in measure.scores):
             continue
         if score is None or statistic not in there[score]:
             tested = ", ".join(name for name in there if name.startswith("test/"))
             raise ValueError(f"the run has no {measure.statistic} of {' or '.join(measure.scores)}; it has {tested}")
         scores[measure.label], values[measure.label] = score, there[score][statistic]
+        if target is not None:
+            series = report.history(kept)[score]
+            values[measure.label] = crossing(
+                series.rounds.tolist(), series.values.tolist(), target, words.better(score) == "larger"
+            )
         if (found := spread.read(place, measure, score, rounds.get(measure.statistic, 0))) is not None:
             clients[measure.label] = found[1]
         if measure is table.measures[0] and "rounds_to" in there[score]:

@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_core.commands.tables import measures, spread
+from fedjax_core.commands.tables import measures, reached, spread
 from fedjax_core.commands.tables.compared import Compared, compare
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
@@ -76,9 +76,8 @@ def grids(contents: Contents) -> dict[str, Grid]:
 def _best(measure: Any, column: Mapping[tuple[str, str], Summary]) -> list[tuple[str, str]]:
     """The best of a column, several if they look alike; none where nothing is better than something else."""
     way = measures.better(measure)
-    means = {
-        place: float(f"{s.mean:{measures.form(measure)}}".replace(",", "")) for place, s in column.items() if math.isfinite(s.mean)
-    }
+    known = {place: s.mean for place, s in column.items() if s.n and all(map(math.isfinite, s.by_seed.values()))}
+    means = {place: float(f"{mean:{measures.form(measure)}}".replace(",", "")) for place, mean in known.items()}
     if way == "neither" or len(set(means.values())) < 2:
         return []
     first = max(means.values()) if way == "larger" else min(means.values())
@@ -89,8 +88,11 @@ def caption(measure: Any, cells: Grid) -> list[str]:
     """What the cells of a measure hold: a sentence for each thing that is to be known."""
     held = list(dict.fromkeys(score for summary in cells.summaries.values() for score in summary.scores))
     names = " or ".join(f"`{score}`" for score in measure.scores)
-    when = "" if measures.is_analysis(measure) else f", {SHOWN[measure.statistic]}"
+    target = measures.target(measure)
+    when = "" if measures.is_analysis(measure) or target is not None else f", {SHOWN[measure.statistic]}"
     said = [f"{names}{when}{measures.unit(measure)}."]
+    if target is not None:
+        said = [reached.caption(measure, names)]
     if cells.letters:
         said.append(f"A cell's letter says which: {', '.join(f'({letter}) `{name}`' for name, letter in cells.letters.items())}.")
     elif len(measure.scores) > 1 and held:
@@ -137,11 +139,15 @@ def shown(cells: Grid, place: tuple[str, str], measure: Any, seeds: int, style: 
     summary, form = cells.summaries[place], measures.form(measure)
     if not summary.n:
         return "failed" if summary.failed else ""
-    text = number(summary.mean, form)
+    counts = measures.target(measure) is not None
+    text = reached.number(summary.mean, form) if counts else number(summary.mean, form)
     if place in cells.best:
         text = style.bold.format(text)
     if math.isfinite(summary.std):
         text += f" {style.plus_minus} {number(summary.std, form)}"
+    there = sum(map(math.isfinite, summary.by_seed.values()))
+    if counts and 0 < there < summary.n:
+        text += f" ({there} of {summary.n})"
     if summary.n < seeds:
         text += f" (n={summary.n})"
     if place in cells.compared and cells.compared[place].like_best:
@@ -151,11 +157,13 @@ def shown(cells: Grid, place: tuple[str, str], measure: Any, seeds: int, style: 
 
 
 def published(summary: Summary, measure: Any, style: Style) -> str:
-    """The paper's value, and ours minus it; empty if there is none."""
+    """The paper's value, and ours minus it, or of rounds to a target ours over it; empty if there is none."""
     if summary.paper is None:
         return ""
     form = measures.form(measure)
     value, std, _ = summary.paper
+    if measures.target(measure) is not None:
+        return reached.published(summary, form)
     text = number(value, form) + (f" {style.plus_minus} {number(std, form)}" if std is not None else "")
     if not summary.n:
         return text
@@ -167,12 +175,12 @@ def number(value: float, form: str) -> str:
     return ("nan" if math.isnan(value) else "inf") if not math.isfinite(value) else f"{value:{form}}"
 
 
-def rounds(reached: Sequence[int | None]) -> str:
+def rounds(of_seeds: Sequence[int | None]) -> str:
     """The mean of the rounds, and how many runs came so far if not all did."""
-    there = [r for r in reached if r is not None]
+    there = [r for r in of_seeds if r is not None]
     if not there:
         return "never"
-    return f"{statistics.fmean(there):.3g}" + (f" ({len(there)} of {len(reached)})" if len(there) < len(reached) else "")
+    return f"{statistics.fmean(there):.3g}" + (f" ({len(there)} of {len(of_seeds)})" if len(there) < len(of_seeds) else "")
 
 
 def costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
@@ -182,8 +190,8 @@ def costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
         for column in contents.table.columns:
             cell = contents.costs(row.label, column.label)
             if cell is not None:
-                reached = [rounds(cell.reached[t]) if t in cell.reached else "" for t in all_targets(contents.table)]
+                to = [rounds(cell.reached[t]) if t in cell.reached else "" for t in all_targets(contents.table)]
                 sizes = [report.readable_size(cell.down), report.readable_size(cell.up)]
                 seconds = "" if math.isnan(cell.seconds) else f"{cell.seconds:.3g}"
-                found.append((row.label, column.label, [*reached, seconds, *sizes]))
+                found.append((row.label, column.label, [*to, seconds, *sizes]))
     return found

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.commands.tables import texts, tuned
+from fedjax_core.commands.tables import measures, reached, texts, tuned
 from fedjax_core.commands.tables.compared import Compared
 from fedjax_core.commands.tables.definition import all_targets, paper_of
 from fedjax_core.commands.tables.latex import latex
@@ -47,9 +47,12 @@ def markdown(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) 
     papers = [paper_of(table, r.label, c.label, m.label) for m in table.measures for r in table.rows for c in table.columns]
     if sources := list(dict.fromkeys(paper[2] for paper in papers if paper)):
         deviates = ", ± as the paper has it," if any(paper and paper[1] is not None for paper in papers) else ""
-        lines += ["", f"In brackets the published value{deviates} and ours minus it: {'; '.join(sources)}."]
+        over = any(measures.target(measure) is not None for measure in table.measures)
+        ratio = ", or of rounds to a target ours over it" if over else ""
+        lines += ["", f"In brackets the published value{deviates} and ours minus it{ratio}: {'; '.join(sources)}."]
     for measure in table.measures:
         lines += ["", f"## {measure.label}", "", *_grid(contents, measure, grids[measure.label])]
+        lines += _speedups(contents, measure, grids[measure.label])
         lines += _intervals(contents, measure, grids[measure.label])
     if contents.searches is not None and contents.searches.studies:
         lines += ["", "## Search", "", *tuned.lines(table.search, contents.searches)]
@@ -82,6 +85,19 @@ def _grid(contents: Contents, measure: Any, cells: texts.Grid) -> list[str]:
             text = texts.shown(cells, place, measure, len(contents.seeds), STYLE)
             shown.append((text + (f" [{paper}]" if paper else "")).strip())
         lines.append(_line(row.label, *shown))
+    return lines
+
+
+def _speedups(contents: Contents, measure: Any, cells: texts.Grid) -> list[str]:
+    """Of rounds to a target, how many times fewer they are than a named row's; nothing of other measures."""
+    columns, against = contents.table.columns, contents.table.against
+    if measures.target(measure) is None or against is None:
+        return []
+    lines = ["", f"How many times fewer rounds than {against}.", "", _line("", *(c.label for c in columns))]
+    lines.append(_line("---", *("--:" for _ in columns)))
+    for row in contents.table.rows:
+        mine, others = ([cells.summaries[label, c.label] for c in columns] for label in (row.label, against))
+        lines.append(_line(row.label, *map(reached.speedup, mine, others)))
     return lines
 
 
@@ -118,13 +134,15 @@ def records(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -
                 record |= {"paper": value, "paper_std": std, "source": source, "difference": _finite(s.difference)}
                 record |= _of_intervals(grids[measure.label].compared.get((row.label, column.label)), contents.table.against)
                 if costs is not None:
-                    record |= {f"rounds_to_{target:g}": texts.rounds(reached) for target, reached in costs.reached.items()}
+                    record |= {f"rounds_to_{target:g}": texts.rounds(each) for target, each in costs.reached.items()}
                 record["seconds_per_round"] = None if costs is None else _finite(costs.seconds)
                 record["bytes_down"] = None if costs is None else costs.down
                 record["bytes_up"] = None if costs is None else costs.up
                 if contents.searches is not None and contents.searches.studies:
                     record |= tuned.record(contents.searches, (row.label, column.label))
                 record |= {f"seed_{seed}": s.by_seed.get(seed) for seed in contents.seeds}
+                if measures.target(measure) is not None:
+                    record |= {name: "never" for name, value in record.items() if value == math.inf}
                 found.append(record)
     return found
 

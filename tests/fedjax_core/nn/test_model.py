@@ -51,6 +51,12 @@ def test_cnn_parameter_count():
     assert model.count(net.params) == (9 + 1) * 32 + (9 * 32 + 1) * 64 + (12 * 12 * 64 + 1) * 128 + (128 + 1) * 62
 
 
+def test_the_cnn_of_mcmahan_et_al_has_the_published_parameters():
+    """1,663,370, as they count: 5x5 convolutions of 32 and 64 channels, each with a 2x2 max-pool, 512 ReLU, softmax."""
+    network = model.build("cnn", 10, (28, 28, 1), kernel=5, padding="SAME", pool="each", dense=512)
+    assert model.count(jax.eval_shape(network.init, jax.random.key(0)).params) == 1_663_370
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_model_is_pure_and_plain(name):
     chex.clear_trace_counter()

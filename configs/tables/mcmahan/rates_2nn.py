@@ -1,0 +1,47 @@
+"""The rates behind `table1_2nn.py`: a row for each of a grid of ratio 10^(1/3), a column for each cell; the best is bold.
+
+Command:  fedjax-core table mcmahan/rates_2nn --workdir=runs/rates --set=data.dir=DIR --only="rate 0.1/IID - B 10 - C 0.1"
+Variants: see `table1_2nn.py`. With --set=normalise=data the rates behind `table1_2nn_normalised.py`.
+
+The whole grid takes days on two cores; --only takes the cells of a few rates, coarse ones first. A best rate at the grid's edge, or
+beside rates that were not run, is none yet.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from configs.tables.base import Column, Row, Table
+from configs.tables.mcmahan import table1_2nn as half
+
+GRID = tuple(float(f"{10 ** (power / 3):.3g}") for power in range(-6, 4))  # 0.01, 0.0215, 0.0464, 0.1 ... 10
+
+
+def table(
+    title: str, variant: str, changes: dict[str, Any], published: Mapping[float, tuple[int | None, ...]], target: float
+) -> Table:
+    """The grid of a half of Table 1; arguments as of `half.table`."""
+    places = [(split, batch, fraction) for split, batch in half.COLUMNS for fraction in half.FRACTIONS]
+    numbers = {(*place, c): published[c][i] for i, place in enumerate(half.COLUMNS) for c in half.FRACTIONS}
+    columns = []
+    for split, batch, fraction in places:
+        length = {} if variant == "smoke" else half.rounds(numbers[split, batch, fraction])
+        said = half.data(split, batch) | half.clients(fraction) | length
+        columns.append(Column(f"{split} - {batch} - {half.label(fraction)}", said))
+    known = {c.label: math.inf if (n := numbers[p]) is None else n for c, p in zip(columns, places, strict=True)}
+    rows = tuple(Row(f"rate {rate:g}", half.of_paper(variant), {"optimizer.lr": rate}) for rate in GRID)
+    return Table(
+        title=title,
+        rows=rows,
+        columns=tuple(columns),
+        measures=(half.measure(target),),
+        seeds=(0,),
+        changes=changes,
+        paper={row.label: dict(known) for row in rows},
+        source=half.SOURCE,
+        note="The published number, of the paper's best rate, stands in every row of its column. All is selected on test data.",
+    )
+
+
+def get_table(variant: str = "small") -> Table:
+    return table("Rates of FedAvg on MNIST, 2NN", variant, half.shared(variant), half.PUBLISHED, half.TARGET)

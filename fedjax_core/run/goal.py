@@ -1,0 +1,83 @@
+"""A score at which a run may end: `config.evaluation.until`, such as "test/global/accuracy >= 0.97"."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_core import by_name
+from fedjax_core.engine import together
+
+FORM = r"\s*((?:test|validation)/\S+?)\s*(>=|<=)\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
+
+
+class Bound(NamedTuple):
+    """What is to be reached.
+
+    Attributes:
+      score: its name.
+      above: whether it must be at least `value`; False: at most.
+      value: as a score is recorded, 0.97 for 97 %.
+    """
+
+    score: str
+    above: bool
+    value: float
+
+    def holds(self, found: float) -> bool:
+        """Whether a score of this value is enough; NaN never is."""
+        return found >= self.value if self.above else found <= self.value
+
+
+def parse(text: str) -> Bound | None:
+    """What a text asks for; None if it has another form.
+
+    >>> parse("test/global/accuracy >= 0.97")
+    Bound(score='test/global/accuracy', above=True, value=0.97)
+    """
+    found = re.fullmatch(FORM, text)
+    try:
+        return found and Bound(found[1], found[2] == ">=", float(found[3]))
+    except ValueError:  # such as "1.2.3"
+        return None
+
+
+class Goal:
+    """Whether a run has reached what it was to reach. The decision follows evaluations alone, so a run that is resumed ends in the
+    same round.
+
+    Attributes:
+      text: as the config has it; None: there is no goal.
+      reached: the first evaluated round in which the score was there; 0 before.
+    """
+
+    def __init__(self, text: str | None):
+        """Raises ValueError if the text has another form."""
+        self.text, self.reached = text, 0
+        self._bound = None if text is None else parse(text)
+        if text is not None and self._bound is None:
+            raise ValueError(f"evaluation.until={text!r} must be of the form 'test/global/accuracy >= 0.97'")
+
+    def take_up(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on after the records of earlier starts, which process 0 has."""
+        self.see(records)
+        self.reached = together.said(self.reached)
+
+    def see(self, records: Sequence[Mapping[str, Any]], evaluated: bool = False) -> None:
+        """Takes the records of more rounds.
+
+        Args:
+          records: in order.
+          evaluated: whether the last of them must have the score.
+
+        Raises:
+          ValueError: it has none of this name.
+        """
+        if self._bound is None:
+            return
+        score = self._bound.score
+        if evaluated and score not in records[-1]:
+            there = [name for name in records[-1] if name.startswith(score.partition("/")[0])]
+            by_name.choose("score in evaluation.until", score, there)
+        for record in records:
+            if not self.reached and score in record and self._bound.holds(float(record[score])):
+                self.reached = record["round"]

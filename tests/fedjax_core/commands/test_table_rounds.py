@@ -1,0 +1,88 @@
+"""Rounds to a target as a measure of tables: what they are of known curves, and how they stand beside published numbers."""
+
+import csv
+import math
+
+import pytest
+
+from configs.tables.base import Measure, Paper
+from fedjax_core.commands import tables
+from fedjax_core.reporting.crossing import crossing
+from tests.fedjax_core.commands.test_table import GLOBAL, definition, fake, run
+
+_ = fake  # the fixture of made-up runs: accuracies 0.4, 0.6, 0.8 + seed / 100 in rounds 1, 2, 3
+
+
+def to(target: float) -> Measure:
+    return Measure(f"to {target}", GLOBAL.scores, f"rounds_to(target={target})")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "values", "target", "wanted"),
+    [
+        ([10, 20], [0.9, 1.0], 0.97, 17.0),
+        ([10, 20, 30], [0.9, 0.8, 1.0], 0.95, 25.0),  # from the best so far, not from the dip
+        ([10, 20, 30], [0.9, math.nan, 1.0], 0.95, 20.0),  # what is not finite is no evaluation
+        ([10, 20, 30], [0.9, 0.96, 0.5], 0.96, 20.0),  # reached, whatever comes later
+        ([10, 20], [0.98, 0.99], 0.97, 10.0),
+        ([10, 20], [0.9, 0.96], 0.97, math.inf),
+        ([], [], 0.97, math.inf),
+    ],
+)
+def test_known_curves(rounds, values, target, wanted):
+    assert crossing(rounds, values, target) == pytest.approx(wanted)
+    assert crossing(rounds, [1 - v for v in values], 1 - target, larger=False) == pytest.approx(wanted)
+
+
+def test_the_numbers_of_a_table(tmp_path, fake):
+    del fake
+    paper = {"FedAvg": {"IID": 5.0, "Skewed": Paper(math.inf)}, "Uniform & co.": {"IID": 2.5, "Skewed": None}}
+    run(tmp_path, definition(measures=(to(0.7),), paper=paper, source="Table 1", against="FedAvg", targets=()))
+    text = (tmp_path / "table.md").read_text()
+    each = [2 + 0.1 / (0.2 + seed / 100) for seed in range(3)]
+    mean = f"{sum(each) / 3:.4g} ± 0.02274"
+    assert f"| FedAvg | {mean} [5, x0.50] | {mean} [never] |" in text
+    assert f"| Uniform & co. | {mean} [2.5, x0.99] | {mean} |" in text
+    assert "How many times fewer rounds than FedAvg." in text
+    assert "| Uniform & co. | 1x [2x] | 1x |" in text
+    assert "or of rounds to a target ours over it: Table 1." in text
+    with open(tmp_path / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["paper"] for row in rows] == ["5.0", "never", "2.5", ""]
+    assert [float(rows[0][f"seed_{seed}"]) for seed in range(3)] == pytest.approx(each)
+    assert r"\quad paper, ratio & 5, x0.50 & never \\" in (tmp_path / "table.tex").read_text()
+
+
+def test_targets_that_some_seeds_do_not_reach(tmp_path, fake):
+    """They are counted, their mean is of the others, and such a cell is not the best."""
+    del fake
+    run(tmp_path, definition(measures=(to(0.805), to(0.9)), targets=()), only=["fedavg"])
+    some, none = (tmp_path / "table.md").read_text().split("## to 0.9")
+    assert "| FedAvg | 2.954 (2 of 3) | 2.954 (2 of 3) |" in some
+    assert "| FedAvg | never | never |" in none
+    assert "**" not in some + none
+    with open(tmp_path / "table.csv", newline="") as file:
+        assert next(iter(csv.DictReader(file)))["seed_0"] == "never"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"statistic": "rounds_to"}, "needs the option 'target'"),
+        ({"statistic": "rounds_to(target='high')"}, "target='high' must be"),
+        ({"statistic": "rounds_too(target=0.9)"}, "unknown statistic of measure 'x' 'rounds_too'.*Did you mean 'rounds_to'"),
+        ({"statistic": "rounds_to(target=0.9)", "scores": ("server/norm",)}, "is of accuracies or losses"),
+        ({"statistic": "rounds_to(target=0.9)", "percent": True}, "not shown in per cent"),
+    ],
+)
+def test_wrong_ones_end_before_anything_runs(tmp_path, changes, said):
+    measure = Measure(**({"label": "x", "scores": GLOBAL.scores} | changes))
+    with pytest.raises((ValueError, TypeError), match=said):
+        run(tmp_path / "table", definition(measures=(measure,)))
+    assert not (tmp_path / "table").exists()
+
+
+def test_only_rounds_may_never_be_reached():
+    wrong = definition(paper={"FedAvg": {"IID": math.inf, "Skewed": None}, "Uniform & co.": None}, source="Table 1")
+    with pytest.raises(ValueError, match="inf is not a number"):
+        tables.cells(wrong, "smoke")
