@@ -72,9 +72,9 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
         width = style.COLUMN if max(map(len, grid)) == 1 else style.PAGE
         figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
         places = figure.add_gridspec(len(grid), 1, height_ratios=heights)
-        for at, beside in zip(places, grid, strict=True):
+        for at, beside in enumerate(grid):
             shared = len({tuple(one.label for one in panel.methods) for panel in beside}) == 1
-            inside = at.subgridspec(1, len(beside))
+            inside = places[at].subgridspec(1, len(beside))
             for i, panel in enumerate(beside):
                 axes = figure.add_subplot(inside[i])
                 _panel(axes, panel, kinds, not shared or i == 0)
