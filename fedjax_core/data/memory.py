@@ -20,13 +20,13 @@ def check_fits(what: str, shape: Sequence[int], dtype: Any) -> None:
       ValueError: it does not fit; the message has both sizes.
     """
     needed = math.prod(int(n) for n in shape) * np.dtype(dtype).itemsize
-    if needed > (there := _memory()):
+    if needed > (here := there()):
         raise ValueError(
-            f"{what}: an array {list(shape)} of {np.dtype(dtype)} takes {_said(needed)}, this machine has {_said(there)}."
+            f"{what}: an array {list(shape)} of {np.dtype(dtype)} takes {said(needed)}, this machine has {said(here)}."
         )
 
 
-def _memory() -> float:
+def there() -> float:
     """Bytes of memory of this machine; infinite where it does not tell."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -34,7 +34,7 @@ def _memory() -> float:
         return math.inf
 
 
-def _said(number: float) -> str:
+def said(number: float) -> str:
     """A number of bytes in a unit that suits it."""
     for unit, size in (("TB", 2**40), ("GB", 2**30)):
         if number >= size:

@@ -48,6 +48,22 @@ def of_server(fed: Federation, held: Held, server: PyTree, round: Array, rows: s
     return parallel.map_clients(one, shared, jnp.arange(parallel.slots(number, plan)), plan=plan, on=fed.mesh)[0]
 
 
+def of_batches(fed: Federation, held: Held, server: PyTree, round: Array, rows: Examples, first: Array, number: Array):  # noqa: A002
+    """The server's model on batches of `rows` [n * B], which lie at `first` [n] among all `number` rows: pairs [n] by name."""
+    b, own = len(jax.tree.leaves(rows.y)[0]) // len(first), fed.groups[0].task.scores
+
+    def one(shared, entry):
+        (held, server, round, rows, number), (at, first) = shared, entry  # noqa: A001
+        algorithm = fed.algorithm(0, held, round)
+        places = jnp.arange(b)
+        x, y, mask, _ = training.take(rows, at * b + places, first + places < number)
+        outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
+        return (), _pairs(outputs, x, y, mask, own)
+
+    shared, plan = (held, server, round, rows, number), fed.plan._replace(chunk=1)
+    return parallel.map_clients(one, shared, (jnp.arange(len(first)), first), plan=plan, on=fed.mesh)[1]
+
+
 def of_clients(fed: Federation, g: int, held: Held, state: State, initial: PyTree, ids: Array, rows: PyTree, touched: Array):
     """Scores of group g's clients `ids` [E]: {"own": {predictor: {"loss", "accuracy"}: pairs [E]}, "all": ...}."""
     if fed.on_host:

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree
 from fedjax_core.data.federated import FederatedData, pooled
-from fedjax_core.engine import check, faults, parallel, rounds, scores, states, together, unseen, view
+from fedjax_core.engine import check, faults, parallel, placement, rounds, scores, states, together, unseen, view
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine.faults import Diverged
 from fedjax_core.engine.federation import (
@@ -36,6 +36,7 @@ from fedjax_core.engine.federation import (
     one_group,
 )
 from fedjax_core.engine.record import flat
+from fedjax_core.engine.rows import Resident, Streamed
 from fedjax_core.engine.view import View
 from fedjax_core.learning.episodes import Episodes
 
@@ -52,6 +53,7 @@ class Simulation:
       data: the federated data (pooled for a method that asks for it).
       cohort: C.
       unserved: why unseen clients, if there are any, are not scored: the method has no models for them; "" if they are.
+      placed: where the data lie, and why.
       plan: the client loop's plan; a smaller chunk is taken if it turns out not to fit.
     """
 
@@ -67,6 +69,7 @@ class Simulation:
         hold: str = "device",
         dispatch: int = 10,
         episodes: Episodes | None = None,
+        data_on: str | None = None,
     ):
         """Checks everything that can be checked without training.
 
@@ -78,8 +81,9 @@ class Simulation:
           plan: None: `parallel.choose`.
           evaluation: what is scored.
           hold: "device" or "host": where client states are kept. On the host one round is one dispatch.
-          dispatch: the most rounds that run in one dispatch.
+          dispatch: the most rounds that run in one dispatch. Where data are streamed it is one.
           episodes: how minibatches and tests are drawn, for networks made by `episodes.prototypical`; None: plain examples.
+          data_on: "device", "host" or "disk": where the data lie; None: where they fit (`placement.py`).
 
         Raises:
           ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -101,19 +105,23 @@ class Simulation:
         plan = parallel.choose(size) if plan is None else parallel.choose(size, **plan._asdict())
         mesh = parallel.mesh(plan)
         self._of = Federation(tuple(groups), population, size, dropout, evaluation, episodes, hold == "host", dispatch, plan, mesh)
+        self.placed = placement.choose(data_on, data, mesh)
+        data, self._readers = placement.opened(self.placed, data)
         self.groups, self.data, self.population, self.cohort = self._of.groups, data, population, size
         self.dropout, self.evaluation, self.episodes, self.hold = dropout, evaluation, episodes, hold
         self.dispatch = dispatch
         self._held_on_host = held_arrays(groups, data, episodes)
         self._kept: states.OnHost | None = None
         self.shapes = check.shapes(self._of, self._held_on_host)
+        self._supply: Resident | Streamed | None = None
         self._fits: set[str] = set()
         self._outliers: set[int] = set()
         self.use(plan)
 
     def use(self, plan: parallel.Plan) -> None:
         """Takes another plan: makes the jitted programs anew; the data go on its devices when they are first needed."""
-        self.plan, self.mesh, self._held = plan, parallel.mesh(plan), None
+        self.close()
+        self.plan, self.mesh, self._held, self._supply = plan, parallel.mesh(plan), None, None
         self._of = of = dataclasses.replace(self._of, plan=plan, mesh=self.mesh)
         everywhere, spread, each = parallel.replicated(self.mesh), parallel.spread(self.mesh), range(len(of.groups))
 
@@ -128,6 +136,7 @@ class Simulation:
         self._prepare = [program(rounds.prepare, g) for g in each]
         self._global = program(scores.of_server)
         self._validation = program(scores.of_server, rows="validation")
+        self._batches = program(scores.of_batches)
         self._clients = [program(scores.of_clients, g) for g in each]
         self._unseen = [program(unseen.of_unseen, g) for g in each]
         self._view = [program(view.holdings, g, static_argnums=6) for g in each]
@@ -135,10 +144,20 @@ class Simulation:
 
     @property
     def held(self) -> Held:
-        """Data, and what is frozen or public, on the plan's devices."""
-        held = parallel.place(self._held_on_host, self.mesh) if self._held is None else self._held
+        """What lies on the plan's devices all the time: data, unless they are streamed, and what is frozen or public."""
+        held = parallel.place(self.supply.rest, self.mesh) if self._held is None else self._held
         self._held = held
         return held
+
+    @property
+    def supply(self) -> Resident | Streamed:
+        """How programs get the rows of clients."""
+        if self._supply is None:
+            everything = self.episodes is not None or "all" in self.evaluation.scopes  # the whole test set, for each client
+            draw, put = self._draw, functools.partial(parallel.place, on=self.mesh)
+            host = self._held_on_host
+            self._supply = Streamed(host, self._readers, put, draw, everything) if self._readers else Resident(host)
+        return self._supply
 
     @property
     def _stores(self) -> list[states.HostStore] | None:
@@ -147,8 +166,14 @@ class Simulation:
     def _algorithm(self, g: int, held: Held, round: Array | int) -> Algorithm:  # noqa: A002
         return self._of.algorithm(g, held, round)
 
+    def close(self) -> None:
+        """Ends what is under way for coming rounds."""
+        if self._supply is not None:
+            self._supply.close()
+
     def release(self) -> None:
         """Takes the data, and what is frozen or public, off the devices, until they are needed again."""
+        self.close()
         self._held = None
 
     def put(self, tree: PyTree) -> PyTree:
@@ -168,9 +193,10 @@ class Simulation:
         return state
 
     def _prepared(self, state: State, g: int) -> State:
-        for ids in self._blocks(g, self.groups[g].clients):
+        blocks = self._blocks(g, self.groups[g].clients, self.population)
+        for ids, held in zip(blocks, self.supply.of_blocks(self.held, blocks, ["index"]), strict=True):
             places, rows, *_ = self._rows(state, g, ids)
-            rows = self._prepare[g](self.held, state.server, state.key, self.put(ids), rows)
+            rows = self._prepare[g](held, state.server, state.key, self.put(ids), rows)
             state = self._write(state, g, places, rows)
         return state
 
@@ -201,7 +227,7 @@ class Simulation:
                 state, record = self._dispatch("_scored", state, 1)
                 raw = [record]
             else:
-                count = min(self.dispatch, n - len(records) - bool(scored))
+                count = 1 if self.supply.streamed else min(self.dispatch, n - len(records) - bool(scored))
                 state, stacked = self._dispatch("_many", state, count)
                 raw = [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)]
             done = int(jax.device_get(state.round))
@@ -212,21 +238,28 @@ class Simulation:
 
     def _dispatch(self, name: str, state: State, count: int):
         """Runs `_many` or `_scored`; at first with a copy of the state, for a smaller chunk to take over if need be."""
+        held = self._of_round(state, name == "_scored")
         if name in self._fits:
-            state, record = getattr(self, name)(self.held, state, self.put(np.int32(count)))
+            state, record = getattr(self, name)(held, state, self.put(np.int32(count)))
             return state, jax.device_get(record)
 
         def first():
-            program, arguments = getattr(self, name), (self.held, state, self.put(np.int32(count)))
+            program, arguments = getattr(self, name), (held, state, self.put(np.int32(count)))
             excess = self._excess(program, arguments) if self.plan.chunk > 1 else None
             if self.plan.chunk > 1 and together.anywhere(excess is not None):
                 raise MemoryError(excess or "nor on another process's devices")
-            new, record = program(self.held, jax.tree.map(jnp.copy, state), arguments[2])
+            new, record = program(held, jax.tree.map(jnp.copy, state), arguments[2])
             return new, jax.device_get(record)
 
         result = self._fitting(first)
         self._fits.add(name)
         return result
+
+    def _of_round(self, state: State, scored: bool) -> Held:
+        """What the program of the coming round reads."""
+        if not self.supply.streamed:
+            return self.held
+        return self.supply.of_round(self.held, state.key, int(jax.device_get(state.round)), scored)
 
     def _excess(self, program: Any, arguments: tuple) -> str | None:
         """Why a program will not fit this process's devices; None if it will, or if they do not tell."""
@@ -246,20 +279,23 @@ class Simulation:
     def _round_on_host(self, state: State, scored: bool):
         kept = self._kept
         assert kept is not None
+        held = self._of_round(state, scored)
         drawn = self._draw(self.held, state.key, state.round)
         places = [np.asarray(jax.device_get(p)) for _, p in drawn]
         read = [store.read(p) for store, p in zip(kept.stores, places, strict=True)]
         rows, touched = jax.device_put(([r for r, _ in read], [t for _, t in read]), parallel.spread(self.mesh))
-        state, rows, record = self._host_round[scored](self.held, state, kept.initial, drawn, rows, touched)
+        state, rows, record = self._host_round[scored](held, state, kept.initial, drawn, rows, touched)
         for store, p, new, (cohort, _) in zip(kept.stores, places, jax.device_get(rows), drawn, strict=True):
             store.write(p, new, np.asarray(jax.device_get(cohort.examples)) > 0)
         return state, jax.device_get(record)
 
-    def _blocks(self, g: int, clients: np.ndarray) -> list[np.ndarray]:
-        """Client ids in blocks of one size, the last padded with N: all at once on the device, a cohort's worth on the host."""
-        most = len(clients) if self.hold == "device" else min(len(clients), max(self.cohort, 64))
+    def _blocks(self, g: int, clients: np.ndarray, nobody: int) -> list[np.ndarray]:
+        """Client ids in blocks of one size, the last padded with `nobody`: all at once if states and data are on the device, else a
+        cohort's worth."""
+        whole = self.hold == "device" and not self.supply.streamed
+        most = len(clients) if whole else min(len(clients), max(self.cohort, 64))
         size = parallel.slots(most, self._of.plan_of(g))
-        ids = np.full(-(-len(clients) // size) * size, self.population, np.int32)
+        ids = np.full(-(-len(clients) // size) * size, nobody, np.int32)
         ids[: len(clients)] = clients
         return list(ids.reshape(-1, size))
 
@@ -295,7 +331,8 @@ class Simulation:
         g = next(g for g, group in enumerate(self.groups) if client in group.clients)
         ids = np.array([client], np.int32)
         _, rows, touched, initial = self._rows(state, g, ids)
-        plain, personal = self._view[g](self.held, state, initial, self.put(ids), rows, touched, trained)
+        held = self.supply.of_clients(self.held, ids, ["index"])
+        plain, personal = self._view[g](held, state, initial, self.put(ids), rows, touched, trained)
         names = self._algorithm(g, self._held_on_host, 0).predict
         holds = {name: plain if name == "global" else personal for name in names}
         task = self.groups[g].task.bind(self.held.tasks[g], state.round)
@@ -321,9 +358,10 @@ class Simulation:
         parts, ids = [], []
         for g, group in enumerate(self.groups):
             mine = np.asarray(group.clients)[np.isin(group.clients, wanted)]
-            for block in self._blocks(g, mine) if len(mine) else []:
+            blocks = self._blocks(g, mine, self.population) if len(mine) else []
+            for block, held in zip(blocks, self.supply.of_blocks(self.held, blocks, self._scored_tables(g)), strict=True):
                 _, rows, touched, initial = self._rows(state, g, block)
-                found = jax.device_get(self._clients[g](self.held, state, initial, self.put(block), rows, touched))
+                found = jax.device_get(self._clients[g](held, state, initial, self.put(block), rows, touched))
                 real = block < self.population
                 parts.append(jax.tree.map(lambda x, real=real: x[real], found))
                 ids.append(block[real])
@@ -331,6 +369,12 @@ class Simulation:
         shared = {scope: [m for m in parts[0][scope] if all(m in part[scope] for part in parts)] for scope in parts[0]}
         alike = [{scope: {m: part[scope][m] for m in models} for scope, models in shared.items()} for part in parts]
         return jax.tree.map(lambda *x: np.concatenate(x)[order], *alike)
+
+    def _scored_tables(self, g: int) -> list[str]:
+        """The tables of rows by which clients of group g are scored."""
+        personalised = self._algorithm(g, self._held_on_host, 0).personalise is not None
+        wanted = {"index": personalised, "validation_index": self.validated, "test_index": "own" in self.evaluation.scopes}
+        return [name for name, needed in wanted.items() if needed]
 
     def unseen_scores(self, state: State) -> dict[str, PyTree]:
         """Per unseen client (in the order of `data.unseen`), as NumPy pairs: {predictor: {"loss", "accuracy"}}."""
@@ -342,11 +386,12 @@ class Simulation:
             mine = unseen.members(self._of, g, self._newcomers)
             if not len(mine):
                 continue
-            places = np.full(parallel.slots(len(mine), self._of.plan_of(g)), self._newcomers, np.int32)
-            places[: len(mine)] = mine
-            scored = self._unseen[g](self.held, state.server, state.round, state.key, self.put(places))
-            parts.append(jax.tree.map(lambda x, mine=mine: x[: len(mine)], jax.device_get(scored)))
-            found.append(mine)
+            blocks, tables = self._blocks(g, mine, self._newcomers), ["unseen_index", "unseen_test_index"]
+            for block, held in zip(blocks, self.supply.of_blocks(self.held, blocks, tables), strict=True):
+                scored = self._unseen[g](held, state.server, state.round, state.key, self.put(block))
+                real = block < self._newcomers
+                parts.append(jax.tree.map(lambda x, real=real: x[real], jax.device_get(scored)))
+                found.append(block[real])
         return unseen.by_client(parts, found)
 
     def evaluate(self, state: State) -> dict[str, float]:
@@ -366,10 +411,10 @@ class Simulation:
         """
         found, number, by_client = {}, int(jax.device_get(state.round)), None
         if "global" in self.evaluation.scopes and "global" in self._algorithm(0, self._held_on_host, 0).predict:
-            for name, pair in jax.device_get(self._global(self.held, state.server, state.round)).items():
+            for name, pair in self._of_server(state, "test").items():
                 found[f"test/global/{name}"] = float(pair[0] / pair[1])
             if self.validated:
-                for name, pair in jax.device_get(self._validation(self.held, state.server, state.round)).items():
+                for name, pair in self._of_server(state, "validation").items():
                     found[f"validation/global/{name}"] = float(pair[0] / pair[1])
             if not math.isfinite(found.get("test/global/loss", 0.0)):
                 raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {faults.ADVICE}")
@@ -395,6 +440,20 @@ class Simulation:
             by_client = theirs if by_client is None else scores.joined(by_client, theirs)
             found |= unseen.gaps(found, list(models))
         return found, by_client
+
+    def _of_server(self, state: State, rows: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """The server's model on the "test" rows, or all "validation" rows: pairs by name."""
+        part, supply = {"test": "test", "validation": "train"}[rows], self.supply
+        if part not in supply.streamed:
+            program = {"test": self._global, "validation": self._validation}[rows]
+            return jax.device_get(program(self.held, state.server, state.round))
+        assert isinstance(supply, Streamed)
+        which = None if rows == "test" else self._held_on_host.validation_rows
+        batches = supply.batches(part, which, self.evaluation.batch, self.plan.devices)
+        number = self.put(np.int32(batches.number))
+        found = [jax.device_get(self._batches(self.held, state.server, state.round, *block, number)) for block in batches]
+        totals = jax.device_put(batches.totals(found), parallel.spread(self.mesh))
+        return jax.device_get(parallel.summed(totals, self.plan, self.mesh))
 
     @property
     def validated(self) -> bool:

@@ -37,3 +37,24 @@ def table(lists: RowLists) -> RowTable:
     """On the host."""
     most = max(1, int(lists.size.max(initial=0)))
     return RowTable(np.concatenate([lists.rows, np.zeros(most, np.int32)]), lists.start, lists.size, most)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SlabTable:
+    """`RowTable` of few clients, whose rows lie one client after another in a slab. Its row 0 is what lists are filled up with.
+
+    Attributes:
+      ids: [C] int32 the clients; N for an empty place.
+      start, size: [C] int32.
+      most: M.
+    """
+
+    ids: Array | np.ndarray
+    start: Array | np.ndarray
+    size: Array | np.ndarray
+    most: int = dataclasses.field(metadata={"static": True})
+
+    def __getitem__(self, i: Array | int) -> Array:
+        at, places = jnp.argmax(jnp.asarray(self.ids) == i), jnp.arange(self.most)
+        return jnp.where(places < jnp.asarray(self.size)[at], jnp.asarray(self.start)[at] + places, 0)

@@ -99,6 +99,7 @@ class Asked(NamedTuple):
       dropout: probability that a sampled client does not come back.
       evaluation: what is scored.
       chunk, devices, hold: how a round is spread, see `parallel.choose`.
+      data_on: where the data lie, see `placement.choose`.
     """
 
     seed: int
@@ -121,6 +122,7 @@ class Asked(NamedTuple):
     chunk: int | None
     devices: int | None
     hold: str
+    data_on: str | None
 
 
 class _Methods(Mapping[str, Callable]):
@@ -220,6 +222,7 @@ def resolve(config: Config) -> Asked:
         said["plan.chunk"],
         said["plan.devices"],
         said["plan.hold"],
+        said["plan.data"],
     )
     if asked.augment is not None:
         augment.parse(asked.augment)

@@ -12,6 +12,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.by_name import BUILT_IN, Found
 from fedjax_core.data import federated, sources
+from fedjax_core.data.readers import in_file
 from fedjax_core.data.smaller import adapted, smaller
 from fedjax_core.data.unseen import seen_rows, set_apart
 from fedjax_core.data.validation import hold_out
@@ -93,6 +94,7 @@ def build(
         plan=_plan(asked, data.clients),
         evaluation=asked.evaluation,
         hold=asked.hold,
+        data_on=asked.data_on,
         episodes=asked.episodes,
     )
 
@@ -293,8 +295,18 @@ def scale(examples: Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:
         mean = np.array(total) / number / 255
         std = np.array([(q * number - s * s) ** 0.5 for s, q in zip(total, squares, strict=True)]) / number / 255
     else:
-        mean, std = x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64)
+        mean, std = _of_file_blocks(x) if in_file(x) else (x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64))
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+def _of_file_blocks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation [C] of an array in a file, a thousand rows in memory at a time."""
+    sums = np.zeros((2, x.shape[-1]))
+    for start in range(0, len(x), 1000):
+        block = x[start : start + 1000].reshape(-1, x.shape[-1]).astype(np.float64)
+        sums += np.stack([block.sum(0), (block * block).sum(0)])
+    mean, square = sums * x.shape[-1] / x.size
+    return mean, np.sqrt(np.maximum(square - mean**2, 0))
 
 
 # ------------------------------------------------------------------------------------------------------------------ texts

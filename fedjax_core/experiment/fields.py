@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from fedjax_core import values
 from fedjax_core.engine.federation import SCOPES
+from fedjax_core.engine.placement import PLACES
 from fedjax_core.run import goal
 from fedjax_core.values import AtLeastOne, BelowOne, Fraction, PositiveFraction, Seed, one_of
 
@@ -63,6 +64,7 @@ FIELDS: dict[str, Any] = {
     "evaluation.scores": Sequence[str] | None,
     "plan.chunk": or_none(AtLeastOne),
     "plan.devices": or_none(AtLeastOne),
+    "plan.data": or_none(Annotated[str, one_of(*PLACES)]),
     "plan.hold": Annotated[str, one_of("device", "host")],
     "callbacks": Sequence[str],
     "profile": bool,
@@ -74,6 +76,7 @@ MAY_LACK: dict[str, Any] = {
     "evaluation.scores": None,
     "callbacks": (),
     "loss": None,
+    "plan.data": None,
     "data.validation": None,
     "data.unseen_clients": None,
     "evaluation.newcomer_updates": None,

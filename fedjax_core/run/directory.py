@@ -96,6 +96,14 @@ def record_plan(simulation: Simulation, workdir: WorkDir) -> None:
         workdir.record("plan", simulation.plan._asdict())
 
 
+def record_placement(simulation: Simulation, workdir: WorkDir, reporter: report.Reporter) -> None:
+    """Writes down where data and client states lie, and says so if data are not on the devices."""
+    placed = simulation.placed
+    workdir.record("placement", {"data": placed.where, "hold": simulation.hold})
+    if placed.where != "device":
+        reporter.say(f"rows of data are on the {placed.where} ({placed.why or 'as asked'}), and reach the devices round by round")
+
+
 def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> State:
     """The state of a simulation after the round `done`, from the checkpoint that `run` left."""
     touched = checkpoints.record(done)["touched"]

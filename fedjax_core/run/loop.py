@@ -125,6 +125,7 @@ def run(
         directories.same_data(simulation, workdir)
         directories.take_up_plan(simulation, workdir, chosen_plan, reporter)
         directories.same_settings(workdir, record or {})
+        directories.record_placement(simulation, workdir, reporter)
         with reporter, Stop() as stop:
             reporter.note(bytes_down=simulation.shapes.down, bytes_up=simulation.shapes.up)
             latest = together.said(checkpoints.latest())

@@ -69,10 +69,10 @@ class Case:
     def elsewhere(self) -> tuple[simulation.Simulation, simulation.State, list[PyTree]]:
         """(simulation, state after two rounds, per group the host's (client states, which were touched)) under the other plan.
 
-        Client states are on the host, two clients are trained at once on each of two devices (of one, if there are no more), and
-        every client has more padding.
+        Data and client states are on the host, two clients are trained at once on each of two devices (of one, if there are no
+        more), and every client has more padding.
         """
-        sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="host")
+        sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="host", data_on="host")
         pad(sim)
         state, _ = sim.rounds(sim.init(0), 2)
         assert sim._stores is not None
@@ -92,6 +92,8 @@ class Case:
         before = self.reference[1]
         start = sim.put(before)._replace(clients=state.clients)
         drawn = sim._draw(sim.held, start.key, start.round)
+        ids = np.concatenate([jax.device_get(cohort.ids) for cohort, _ in drawn])
+        held = sim.supply.of_clients(sim.held, ids, ["index"])
         rows = [
             jax.tree.map(lambda x, p=p: jnp.take(x, p, axis=0, mode="clip"), s)
             for s, (_, p) in zip(before.clients, drawn, strict=True)
@@ -101,7 +103,7 @@ class Case:
 
         def run(drawn, rows):
             drawn, rows = sim.put(drawn), jax.device_put(rows, spread)  # where the round expects them: else it would compile anew
-            after, rows, record = sim._host_round[False](sim.held, start, start.server, drawn, rows, touched)
+            after, rows, record = sim._host_round[False](held, start, start.server, drawn, rows, touched)
             return after.server, rows, record
 
         return run, drawn, rows

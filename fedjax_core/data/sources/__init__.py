@@ -8,6 +8,7 @@
   svhn                           the published MATLAB files of cropped digits
   tfds:NAME                      an image classification set that tensorflow_datasets has prepared; TensorFlow is not needed
   npz:FILE                       arrays or encoded images in one file
+  npy:DIR                        arrays in a file each, which are memory-mapped: for data that are larger than memory
   folder:DIR                     CLASS/image files
   unseen(of=SOURCE, classes=...) any of these, some of its classes in the test set alone
   unseen_domain(of=SOURCE, domain=...)  any of these that has domains, one of them in the test set alone
@@ -43,6 +44,7 @@ from fedjax_core.data.sources.files import DATA_VARIABLE
 from fedjax_core.data.sources.idx import emnist, mnist
 from fedjax_core.data.sources.images import folder
 from fedjax_core.data.sources.made import blank, digits
+from fedjax_core.data.sources.mapped import npy
 from fedjax_core.data.sources.matlab import svhn
 from fedjax_core.data.sources.prepared import tfds
 from fedjax_core.data.sources.table import from_table
@@ -59,6 +61,7 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "svhn": svhn,
     "tfds": tfds,
     "npz": npz,
+    "npy": npy,
     "folder": folder,
     "unseen": unseen,
     "unseen_domain": unseen_domain,
@@ -67,7 +70,7 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "rotated": rotated,
     "blank": blank,
 }
-PREFIXED = {"tfds": "NAME", "npz": "FILE", "folder": "DIR"}
+PREFIXED = {"tfds": "NAME", "npz": "FILE", "npy": "DIR", "folder": "DIR"}
 GIVEN = ("data_dir", "load")  # arguments of a reader that are no options of its own
 
 

@@ -128,7 +128,7 @@ def _inputs(what: str, values: Any) -> np.ndarray:
     if values.dtype == np.bool_ or np.issubdtype(values.dtype, np.floating):
         with np.errstate(over="ignore"):
             values = values.astype(np.float32, copy=False)
-        if not np.isfinite(values).all():
+        if not all(np.isfinite(values[start : start + 4096]).all() for start in range(0, len(values), 4096)):
             raise ValueError(
                 f"{what} has {int((~np.isfinite(values)).sum())} values that are NaN or infinite (as float32): must be finite."
             )

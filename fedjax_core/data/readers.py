@@ -1,0 +1,118 @@
+"""Rows of arrays that lie in memory or in files: read when they are wanted, without the rest."""
+
+import math
+import os
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+_BLOCK = 2**26  # bytes that are written at once
+
+
+class Reader:
+    """Rows of a pytree of arrays [rows, ...]. A memory-mapped array is read by its file: what was read does not stay in memory,
+    and a file that was cut is an error and no crash. Several threads may read.
+
+    Attributes:
+      like: the arrays.
+      row_bytes: of one row, all leaves together.
+    """
+
+    def __init__(self, arrays: Any):
+        """Opens the files.
+
+        Raises:
+          OSError: one cannot be opened.
+        """
+        self.like = arrays
+        leaves, self._structure = jax.tree.flatten(arrays)
+        self._leaves = [leaf if (place := in_file(leaf)) is None else _File(leaf, *place) for leaf in leaves]
+        self.row_bytes = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves)
+
+    def slab(self, rows: np.ndarray, capacity: int) -> Any:
+        """The rows [R], and zeros up to the capacity: leaves [capacity, ...].
+
+        Raises:
+          OSError: a file cannot be read, or is shorter than it was; one line.
+        """
+        found = []
+        for leaf in self._leaves:
+            out = np.zeros((capacity, *leaf.shape[1:]), leaf.dtype)
+            if isinstance(leaf, _File):
+                leaf.read(rows, out)
+            else:
+                np.take(leaf, rows, axis=0, out=out[: len(rows)], mode="clip")
+            found.append(out)
+        return self._structure.unflatten(found)
+
+
+class _File:
+    """An array [rows, ...] in a file."""
+
+    def __init__(self, leaf: np.ndarray, path: Path, offset: int):
+        self.path, self.offset, self.shape, self.dtype = path, offset, leaf.shape, leaf.dtype
+        self.row_bytes = leaf.dtype.itemsize * math.prod(leaf.shape[1:])
+        self._handle = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._handle)
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Rows that lie side by side are read at once."""
+        if not len(rows) or not self.row_bytes:
+            return
+        into = memoryview(out.reshape(-1).view(np.uint8))
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(rows.astype(np.int64)) != 1) + 1, [len(rows)]])
+        for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+            at, left = self.offset + int(rows[begin]) * self.row_bytes, into[begin * self.row_bytes : end * self.row_bytes]
+            while len(left):
+                try:
+                    number = os.preadv(self._handle, [left[: 2**30]], at)
+                except OSError as error:
+                    raise OSError(error.errno, f"cannot read rows of {self.path}: {error.strerror}") from error
+                if not number:
+                    raise OSError(f"cannot read row {int(rows[begin])} of {self.path}: the file has become shorter than its array")
+                at, left = at + number, left[number:]
+
+
+def in_file(array: np.ndarray) -> tuple[Path, int] | None:
+    """(file, place of the first byte) of an array that is a memory-mapped file, or whole rows of one; None if it is none."""
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+        return None
+    root = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if not isinstance(root, np.memmap) or root.filename is None:
+        return None
+    within = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    return Path(root.filename), int(root.offset) + within
+
+
+def on_disk(arrays: Any) -> Any:
+    """The arrays as `Reader` wants them from files: those that lie in memory are written to files of their own, which go with the
+    process, or with the last that reads them.
+
+    Raises:
+      OSError: they cannot be written; one line.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedjax-rows-", ignore_cleanup_errors=True) as folder:
+        leaves, structure = jax.tree.flatten(arrays)
+        kept = [_written(leaf, Path(folder) / str(at)) if in_file(leaf) is None else leaf for at, leaf in enumerate(leaves)]
+        return Reader(structure.unflatten(kept))  # which has the files open, so their names may go
+
+
+def _written(array: np.ndarray, path: Path) -> np.ndarray:
+    array = np.asarray(array)
+    if not array.nbytes:
+        return array
+    each = max(1, _BLOCK * len(array) // array.nbytes)
+    try:
+        with open(path, "wb") as file:
+            for begin in range(0, len(array), each):
+                file.write(np.ascontiguousarray(array[begin : begin + each]).data)
+    except OSError as error:
+        what = f"cannot write {array.nbytes / 2**30:.1f} GiB of rows to {path.parent} for plan.data='disk'"
+        raise OSError(error.errno, f"{what}: {error.strerror}; TMPDIR names the folder that such files go to") from error
+    return np.memmap(path, array.dtype, "r", shape=array.shape)

@@ -1,0 +1,56 @@
+"""Arrays in .npy files, of which only what is asked for is read."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_core.data.sources import files
+from fedjax_core.data.sources.dataset import Dataset, from_arrays
+
+NEEDED = ("train_features", "train_labels", "test_features", "test_labels")
+OPTIONAL = ("train_domains", "test_domains", "train_clients", "test_clients", "class_names", "domain_names")
+
+
+def npy(data_dir: Path, path: str) -> Dataset:
+    """A folder with one .npy file for each array; read without pickle. Features stay in their files.
+
+    It has train_features.npy and test_features.npy, [rows, ...] uint8, float32 or int32, as `from_arrays` takes them;
+    train_labels.npy and test_labels.npy, [rows] integers; and if there are such `train_domains`, `train_clients` and those of the
+    test rows, [rows] integers, `class_names` [K] and `domain_names`. Rows of one client that lie side by side are read at once.
+
+    Args:
+      data_dir: where relative paths start.
+      path: the folder.
+
+    Raises:
+      FileNotFoundError: there is no such folder, or it lacks a file.
+      ValueError: a file is damaged, or the arrays do not fit together; the message has the folder.
+    """
+    where = data_dir / Path(path).expanduser()
+    folder = files.find(f"npy:{path}", data_dir, [], "put the folder there, or give its full path", where)
+    for name in NEEDED:
+        if not (folder / f"{name}.npy").is_file():
+            raise FileNotFoundError(f"npy:{path}: there is no {folder / name}.npy; a folder needs {', '.join(NEEDED)}.")
+    try:
+        found = {name: _read(folder / f"{name}.npy") for name in (*NEEDED, *OPTIONAL) if (folder / f"{name}.npy").is_file()}
+        parts = {f"{part}_{short}": found.pop(f"{part}_{name}") for part in ("train", "test") for short, name in _SHORT.items()}
+        return from_arrays(**parts, name=folder.name, **{name: _names(name, array) for name, array in found.items()})
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+_SHORT = {"x": "features", "y": "labels"}
+
+
+def _read(file: Path) -> np.ndarray:
+    try:
+        found = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise ValueError(f"{file.name} is no readable .npy file of numbers or names ({error}).") from error
+    if file.stem.endswith("features") and found.dtype not in (np.uint8, np.float32, np.int32):
+        raise ValueError(f"{file.name} has type {found.dtype}: must be uint8, float32 or int32, to be read as it lies.")
+    return found
+
+
+def _names(name: str, array: np.ndarray):
+    return [str(entry) for entry in array] if name.endswith("names") else array

@@ -1,0 +1,102 @@
+"""Data on the host and on the disk against data on the device: every number is the same, to the bit."""
+
+import dataclasses
+import threading
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import validation
+from fedjax_core.data.readers import Reader
+from fedjax_core.data.row_lists import RowLists
+from fedjax_core.engine import ahead, rows, tables
+from fedjax_core.engine.simulation import Evaluation
+from tests import toy
+
+
+def everything(name, **settings):
+    """(state after three rounds, their records, all scores) of a run that stops after the first and goes on from its snapshot."""
+    data = validation.hold_out(toy.data(), 0.34, 0)
+    settings = {"data": data, "evaluation": Evaluation(("global", "own", "post_local"), batch=4)} | settings
+    sim = toy.simulate(name, **settings)
+    state, records = sim.rounds(sim.init(0), 1)
+    state, more = sim.rounds(sim.restore(jax.tree.map(np.copy, sim.snapshot(state))), 2, scored=True)
+    found = jax.device_get(state), records + more, sim.evaluated(state)[0]
+    sim.release()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "places"),
+    [("fedrep", {"dropout": 0.2}, ("host", "disk")), ("fedavg", {"plan": (1, 2)}, ("host",))],
+    ids=["personalised, on one device", "on two devices"],
+)
+def test_every_number_is_that_of_data_on_the_device(name, settings, places):
+    state, records, scores = everything(name, data_on="device", **settings)
+    assert any(score.startswith("validation/") for score in scores)
+    for place in places:
+        other = everything(name, data_on=place, **settings)
+        chex.assert_trees_all_equal(other[0], state)
+        assert other[1:] == (records, scores)
+    assert not [thread for thread in threading.enumerate() if "rows of coming rounds" in thread.name]
+
+
+def test_slabs_hold_what_clients_have_and_have_few_sizes():
+    lists = RowLists.of([np.arange(4), np.arange(4, 5), np.arange(5, 15), np.zeros(0, int)])
+    x = np.arange(15, dtype=np.float32) + 100
+    room, reader = rows._Room([tables.table(lists)]), Reader(Examples(x, x))
+    slab, (table,) = rows.packed(reader, room, np.array([1, 4, 0], np.int32))  # 4 is an empty place
+    assert slab.x[:6].tolist() == [100, 104, 100, 101, 102, 103]  # row 0 of the data, then client 1, then client 0
+    for client, size in ((0, 4), (1, 1)):
+        of_slab, whole = np.asarray(table[client]), np.asarray(tables.table(lists)[client])
+        np.testing.assert_array_equal(slab.x[of_slab], x[whole])
+        assert (of_slab[size:] == 0).all()
+    assert len(slab.x) == 8  # half of 1 + 10 + 4 + 1
+    sizes = {len(rows.packed(reader, room, np.array(ids, np.int32))[0].x) for ids in ([3, 3, 3], [0, 1, 3], [0, 1, 2], [3, 1, 1])}
+    assert sizes == {8, 16}
+
+
+class Squares:
+    """Of numbers; 5 has none."""
+
+    def __init__(self):
+        self.made: list[int] = []
+
+    def __call__(self, number):
+        self.made.append(number)
+        if number == 5:
+            raise OSError("cannot read row 5 of x.npy: gone")
+        return number**2
+
+
+def test_what_comes_is_made_before_it_is_wanted():
+    make = Squares()
+    coming = ahead.Ahead(make)
+    assert [coming.take(number) for number in (2, 3)] == [4, 9]
+    coming.close()
+    assert make.made[:3] == [2, 3, 4]
+    assert coming.take(0) == 0  # from where a checkpoint stands
+    assert [coming.take(number) for number in (1, 2, 3, 4)] == [1, 4, 9, 16]
+    with pytest.raises(OSError, match=r"cannot read row 5 of x\.npy: gone"):
+        coming.take(5)
+    assert not [thread for thread in threading.enumerate() if "rows of coming rounds" in thread.name]
+    assert list(ahead.each(make, 5)) == [0, 1, 4, 9, 16]
+
+
+def test_a_file_that_goes_bad_ends_a_run_in_one_line(tmp_path):
+    """And the run goes on when it is there again."""
+    plain = toy.data()
+    np.save(tmp_path / "x.npy", plain.train.x)
+    data = dataclasses.replace(plain, train=Examples(np.load(tmp_path / "x.npy", mmap_mode="r"), plain.train.y))
+    sim = toy.simulate("fedavg", data=data, data_on="disk")
+    state, whole = sim.init(0), (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "x.npy").write_bytes(b"")
+    with pytest.raises(OSError, match=r"cannot read row \d+ of .*x\.npy: the file has become shorter than its array$"):
+        sim.rounds(state, 1)
+    (tmp_path / "x.npy").write_bytes(whole)
+    state, _ = sim.rounds(state, 1)
+    assert int(state.round) == 1
+    sim.release()
