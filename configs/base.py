@@ -140,7 +140,7 @@ def get_config(variant: str = "small") -> Any:
     config.plan.chunk = placeholder(int)  # clients at once on a device
     config.plan.devices = placeholder(int)
     config.plan.data = placeholder(str)  # rows of data: "device", "host", "disk"; None: where they fit, which is said
-    config.plan.hold = "device"  # client states: "device", or "host" for large populations
+    config.plan.hold = "device"  # client states: "device", or "host", "disk" for large populations
 
     config.callbacks = ()  # told what happens, may ask to stop: "wandb(project='x')", "my.module:Name(option=1)"
     config.profile = False  # True: a jax.profiler trace of one round, in profile/ of the work directory

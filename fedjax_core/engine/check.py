@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.engine.federation import SCOPES, Evaluation, Federation, Group, Held
+from fedjax_core.engine.placement import PLACES
 from fedjax_core.learning import metrics
 from fedjax_core.learning.episodes import Episodes
 
@@ -46,8 +47,8 @@ def settings(
         raise ValueError(f"the groups' clients must be each of 0 ... {population - 1} once, found {everyone.tolist()[:20]}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout={dropout} is not in [0, 1)")
-    if hold not in ("device", "host"):
-        raise ValueError(f"hold={hold!r} is neither 'device' nor 'host'")
+    if hold not in PLACES:
+        raise ValueError(f"hold={hold!r} is not one of {', '.join(PLACES)}")
     for scope in evaluation.scopes:
         if scope not in SCOPES:
             raise ValueError(f"evaluation.scopes has {scope!r}, which is not one of {', '.join(SCOPES)}")

@@ -129,7 +129,7 @@ class Federation:
       dropout: probability with which a sampled client does not come back.
       evaluation: what is scored.
       episodes: how minibatches and tests are drawn; None: plain examples.
-      on_host: whether client states are kept on the host.
+      on_host: whether client states are kept on the host, or on the disk.
       dispatch: the most rounds that run in one dispatch.
       plan: the client loop's plan.
       mesh: the plan's devices.

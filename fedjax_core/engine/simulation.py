@@ -23,6 +23,8 @@ from fedjax_core.algorithm import Algorithm, Array, PyTree
 from fedjax_core.data.federated import FederatedData, pooled
 from fedjax_core.engine import check, faults, parallel, placement, rounds, scores, states, together, unseen, view
 from fedjax_core.engine import cohort as cohorts
+from fedjax_core.engine.disk_states import DiskStore
+from fedjax_core.engine.exchange import Exchange
 from fedjax_core.engine.faults import Diverged
 from fedjax_core.engine.federation import (
     Build,
@@ -80,7 +82,7 @@ class Simulation:
           dropout: probability with which a sampled client does not come back.
           plan: None: `parallel.choose`.
           evaluation: what is scored.
-          hold: "device" or "host": where client states are kept. On the host one round is one dispatch.
+          hold: "device", "host" or "disk": where client states are kept. Off the device one round is one dispatch.
           dispatch: the most rounds that run in one dispatch. Where data are streamed it is one.
           episodes: how minibatches and tests are drawn, for networks made by `episodes.prototypical`; None: plain examples.
           data_on: "device", "host" or "disk": where the data lie; None: where they fit (`placement.py`).
@@ -104,14 +106,17 @@ class Simulation:
         size = cohorts.number(cohort, population)
         plan = parallel.choose(size) if plan is None else parallel.choose(size, **plan._asdict())
         mesh = parallel.mesh(plan)
-        self._of = Federation(tuple(groups), population, size, dropout, evaluation, episodes, hold == "host", dispatch, plan, mesh)
+        self._of = Federation(
+            tuple(groups), population, size, dropout, evaluation, episodes, hold != "device", dispatch, plan, mesh
+        )
         self.placed = placement.choose(data_on, data, mesh)
         data, self._readers = placement.opened(self.placed, data)
         self.groups, self.data, self.population, self.cohort = self._of.groups, data, population, size
         self.dropout, self.evaluation, self.episodes, self.hold = dropout, evaluation, episodes, hold
         self.dispatch = dispatch
         self._held_on_host = held_arrays(groups, data, episodes)
-        self._kept: states.OnHost | None = None
+        self._on_host: states.OnHost | None = None
+        self._exchange: Exchange | None = None
         self.shapes = check.shapes(self._of, self._held_on_host)
         self._supply: Resident | Streamed | None = None
         self._fits: set[str] = set()
@@ -160,6 +165,18 @@ class Simulation:
         return self._supply
 
     @property
+    def _kept(self) -> states.OnHost | None:
+        """Client states that are not on the devices, all of them written."""
+        if self._exchange is not None:
+            self._exchange.settle()
+        return self._on_host
+
+    def _keep(self, kept: states.OnHost) -> None:
+        """Takes these client states in place of those before."""
+        self.close()
+        self._on_host = kept
+
+    @property
     def _stores(self) -> list[states.HostStore] | None:
         return None if self._kept is None else self._kept.stores
 
@@ -167,9 +184,12 @@ class Simulation:
         return self._of.algorithm(g, held, round)
 
     def close(self) -> None:
-        """Ends what is under way for coming rounds."""
+        """Ends what is under way for coming rounds; all that came is written."""
         if self._supply is not None:
             self._supply.close()
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
 
     def release(self) -> None:
         """Takes the data, and what is frozen or public, off the devices, until they are needed again."""
@@ -184,8 +204,8 @@ class Simulation:
         """The state before round 1: the server's, every client's, and `prepare` done if the method has it."""
         key = self.put(jax.random.key_data(jax.random.key(seed)))
         state = self._init(self.held, key)
-        if self.hold == "host":
-            self._kept = self._nothing_kept(jax.tree.map(jnp.copy, state.server))
+        if self.hold != "device":
+            self._keep(self._nothing_kept(jax.tree.map(jnp.copy, state.server)))
         for g in range(len(self.groups)):
             if self._algorithm(g, self._held_on_host, 0).prepare is None:
                 continue
@@ -201,7 +221,10 @@ class Simulation:
         return state
 
     def _nothing_kept(self, initial: PyTree) -> states.OnHost:
-        return states.OnHost(initial, [len(g.clients) for g in self.groups], [s.client for s in self.shapes.groups])
+        store = {"host": states.HostStore, "disk": DiskStore}[self.hold]
+        return states.OnHost(
+            initial, [store(len(g.clients), s.client) for g, s in zip(self.groups, self.shapes.groups, strict=True)]
+        )
 
     def rounds(self, state: State, n: int, scored: bool = False) -> tuple[State, list[dict[str, float]]]:
         """Runs n rounds; the given state is consumed.
@@ -220,7 +243,7 @@ class Simulation:
         records: list[dict[str, float]] = []
         while len(records) < n:
             last = scored and len(records) == n - 1
-            if self.hold == "host":
+            if self.hold != "device":
                 state, raw = self._fitting(lambda state=state, last=last: self._round_on_host(state, last))
                 raw = [raw]
             elif last:
@@ -277,17 +300,22 @@ class Simulation:
         return parallel.with_smaller_chunks(attempt, self.plan)[0]
 
     def _round_on_host(self, state: State, scored: bool):
-        kept = self._kept
+        kept = self._on_host
         assert kept is not None
-        held = self._of_round(state, scored)
-        drawn = self._draw(self.held, state.key, state.round)
-        places = [np.asarray(jax.device_get(p)) for _, p in drawn]
-        read = [store.read(p) for store, p in zip(kept.stores, places, strict=True)]
-        rows, touched = jax.device_put(([r for r, _ in read], [t for _, t in read]), parallel.spread(self.mesh))
-        state, rows, record = self._host_round[scored](held, state, kept.initial, drawn, rows, touched)
-        for store, p, new, (cohort, _) in zip(kept.stores, places, jax.device_get(rows), drawn, strict=True):
-            store.write(p, new, np.asarray(jax.device_get(cohort.examples)) > 0)
-        return state, jax.device_get(record)
+        if self._exchange is None:
+            sharding, held = parallel.spread(self.mesh), self.held
+            draw, put = self._draw, functools.partial(parallel.place, on=self.mesh)
+            drawn = lambda key, number: draw(held, put(key), put(np.int32(number)))
+            self._exchange = Exchange(kept.stores, drawn, lambda rows: jax.device_put(rows, sharding), sharding)
+        key, number = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
+        coming = self._exchange.take(key, number)
+        touched = jax.device_put(coming.touched, parallel.spread(self.mesh))
+        held, program = self._of_round(state, scored), self._host_round[scored]
+        state, rows, record = program(held, state, kept.initial, coming.drawn, coming.rows, touched)
+        self._exchange.begin(key, number + 1)
+        record = jax.device_get(record)
+        self._exchange.give(coming, rows)
+        return state, record
 
     def _blocks(self, g: int, clients: np.ndarray, nobody: int) -> list[np.ndarray]:
         """Client ids in blocks of one size, the last padded with `nobody`: all at once if states and data are on the device, else a
@@ -313,6 +341,7 @@ class Simulation:
             clients[g] = states.scatter(clients[g], self.put(places), rows)
             return state._replace(clients=tuple(clients))
         self._kept.stores[g].write(places, jax.device_get(rows), places < len(self.groups[g].clients))
+        self.close()  # what was read ahead is not the newest any more
         return state
 
     def view(self, state: State, client: int, *, trained: bool = False) -> View:
@@ -480,14 +509,15 @@ class Simulation:
     def like(self, touched: list[int]) -> PyTree:
         """The structure of a `snapshot`, as NumPy arrays, to restore into; `touched` as at the snapshot."""
         state = jax.eval_shape(self._init, self._held_on_host, jax.random.key_data(jax.random.key(0)))
-        kept = states.like_packed(state.server, [s.client for s in self.shapes.groups], touched) if self.hold == "host" else {}
+        kept = states.like_packed(state.server, [s.client for s in self.shapes.groups], touched) if self.hold != "device" else {}
         return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), {"state": state} | kept)
 
     def restore(self, saved: PyTree) -> State:
         """The inverse of `snapshot`, on this simulation's devices, whatever they were."""
-        if self.hold == "host":
-            self._kept = self._nothing_kept(self.put(saved["initial"]))
-            self._kept.unpack(saved)
+        if self.hold != "device":
+            kept = self._nothing_kept(self.put(saved["initial"]))
+            kept.unpack(saved)
+            self._keep(kept)
         return self.put(saved["state"])
 
 

@@ -78,16 +78,15 @@ class HostStore:
 
 
 class OnHost:
-    """All client states of a simulation, on the host.
+    """All client states of a simulation, on the host or on the disk.
 
     Attributes:
       initial: the server's state before round 1, from which untouched clients begin.
       stores: per group.
     """
 
-    def __init__(self, initial: PyTree, sizes: Sequence[int], like: Sequence[PyTree]):
-        self.initial = initial
-        self.stores = [HostStore(n, client) for n, client in zip(sizes, like, strict=True)]
+    def __init__(self, initial: PyTree, stores: Sequence[HostStore]):
+        self.initial, self.stores = initial, list(stores)
 
     def touched(self) -> list[int]:
         """Per group, how many clients were touched."""

@@ -65,7 +65,7 @@ FIELDS: dict[str, Any] = {
     "plan.chunk": or_none(AtLeastOne),
     "plan.devices": or_none(AtLeastOne),
     "plan.data": or_none(Annotated[str, one_of(*PLACES)]),
-    "plan.hold": Annotated[str, one_of("device", "host")],
+    "plan.hold": Annotated[str, one_of(*PLACES)],
     "callbacks": Sequence[str],
     "profile": bool,
     "checkpoint.seconds": values.NonNegative,

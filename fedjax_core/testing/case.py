@@ -69,10 +69,10 @@ class Case:
     def elsewhere(self) -> tuple[simulation.Simulation, simulation.State, list[PyTree]]:
         """(simulation, state after two rounds, per group the host's (client states, which were touched)) under the other plan.
 
-        Data and client states are on the host, two clients are trained at once on each of two devices (of one, if there are no
-        more), and every client has more padding.
+        Data are on the host and client states on the disk, two clients are trained at once on each of two devices (of one, if
+        there are no more), and every client has more padding.
         """
-        sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="host", data_on="host")
+        sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="disk", data_on="host")
         pad(sim)
         state, _ = sim.rounds(sim.init(0), 2)
         assert sim._stores is not None

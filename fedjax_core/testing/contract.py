@@ -41,7 +41,7 @@ def something_is_learnt_and_runs_repeat_bit_for_bit(case: Case) -> None:
 
 
 def plans_and_places_agree_and_padding_is_invisible(case: Case) -> None:
-    """Data and states on the host, clients at once, over devices, and more padding, against one after another on one device."""
+    """Data on the host, states on the disk, two clients at once, two devices, more padding, against the plainest plan."""
     before, after = case.reference[1:]
     _, state, stores = case.elsewhere
     chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-5, rtol=1e-5)

@@ -90,7 +90,8 @@ class RefusalTest(chex.TestCase):
         (dict(cohort=9), "cohort=9 is neither"),
         (dict(dropout=1.0), r"dropout=1.0 is not in \[0, 1\)"),
         (dict(dropout=-0.1), r"dropout=-0.1 is not in \[0, 1\)"),
-        (dict(hold="disk"), "hold='disk' is neither 'device' nor 'host'"),
+        (dict(hold="attic"), "hold='attic' is not one of device, host, disk"),
+        (dict(data_on="attic"), "unknown plan.data 'attic'; allowed: device, host, disk"),
         (
             dict(evaluation=Evaluation(("own", "mine"))),
             "scopes has 'mine', which is not one of global, own, post_local, all",

@@ -1,0 +1,93 @@
+"""Client states that are read and written while a round trains are those that the rounds before have left."""
+
+import threading
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.algorithm import Cohort
+from fedjax_core.engine.disk_states import DiskStore
+from fedjax_core.engine.exchange import Exchange
+from fedjax_core.engine.states import HostStore
+from tests import toy
+
+LIKE = {
+    "w": jax.ShapeDtypeStruct((2,), jnp.float32),
+    "n": jax.ShapeDtypeStruct((), jnp.int32),
+    "none": jax.ShapeDtypeStruct((0,), jnp.int8),
+}
+KEY, N = np.zeros(2, np.uint32), 6
+COHORTS = {  # places, and which come back; 6 is an empty place
+    0: ([4, 1, 2], [1, 1, 1]),
+    1: ([1, 3, 4], [1, 1, 0]),
+    2: ([4, 6, 1], [1, 0, 1]),
+    3: ([1, 1 + 4, 0], [1, 1, 1]),
+    4: ([2, 5, 6], [1, 1, 0]),
+    5: ([2, 4, 3], [1, 1, 1]),
+}
+
+
+def draw(key, number):
+    del key
+    places, there = (np.array(x, np.int32) for x in COHORTS[number])
+    return [(Cohort(jnp.asarray(places), jnp.asarray(there)), jnp.asarray(places))]
+
+
+@pytest.mark.parametrize("store", [HostStore, DiskStore])
+def test_rounds_see_what_the_rounds_before_have_left(store):
+    kept, truth = store(N, LIKE), {}
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    exchange = Exchange([kept], draw, lambda rows: jax.device_put(rows, sharding), sharding)
+    for number in range(5):
+        coming = exchange.take(KEY, number)
+        assert coming.places[0].tolist() == COHORTS[number][0]
+        for at, place in enumerate(COHORTS[number][0]):
+            if place < N:
+                assert bool(coming.touched[0][at]) == (place in truth)
+                if place in truth:
+                    assert int(coming.rows[0]["n"][at]) == truth[place]
+                    assert coming.rows[0]["w"][at].tolist() == [truth[place], -truth[place]]
+        exchange.begin(KEY, number + 1)
+        new = jnp.arange(3, dtype=jnp.int32) + 10 * (number + 1)
+        left = {"w": jnp.stack([new, -new], 1).astype(jnp.float32), "n": new, "none": jnp.zeros((3, 0), jnp.int8)}
+        exchange.give(coming, [left])
+        truth |= {p: int(n) for p, n, there in zip(COHORTS[number][0], new, COHORTS[number][1], strict=True) if there}
+    exchange.settle()
+    assert {place: int(kept.rows["n"][place]) for place in np.flatnonzero(kept.touched)} == truth
+    again = store(N, LIKE)
+    again.unpack(kept.packed())
+    chex.assert_trees_all_equal(again.packed(), kept.packed())
+    exchange.close()
+    assert not [thread for thread in threading.enumerate() if "client states" in thread.name]
+
+
+def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeypatch):
+    kept = DiskStore(N, LIKE)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    exchange = Exchange([kept], draw, lambda rows: rows, sharding)
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedjax_core.engine.disk_states.os.pwrite", full)
+    coming = exchange.take(KEY, 0)
+    exchange.begin(KEY, 1)
+    exchange.give(coming, coming.rows)
+    with pytest.raises(OSError, match=r"cannot keep client states in .*: No space left on device"):
+        exchange.settle()
+    exchange.close()
+
+
+def test_a_run_that_stops_and_goes_on_has_the_same_states():
+    """Bit for bit; five of eight clients a round, so that most are in two rounds running."""
+    sim, *_ = toy.CASES["scaffold"].elsewhere
+    state, whole = sim.rounds(sim.init(0), 3)
+    wanted = sim.snapshot(state)
+    state, first = sim.rounds(sim.init(0), 1)
+    state, rest = sim.rounds(sim.restore(jax.tree.map(np.copy, sim.snapshot(state))), 2)
+    chex.assert_trees_all_equal(sim.snapshot(state), wanted)
+    assert first + rest == whole
+    sim.release()
