@@ -82,7 +82,14 @@ def leaves(directory: Path, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
     assert checkpoints.latest() == rounds
     (place,) = [p for p in (directory / "checkpoints").iterdir() if p.name.split("-")[0] == f"{rounds:08d}"]
     like = {entry["path"]: np.zeros(entry["shape"], entry["dtype"]) for entry in read_json(place / "leaves.json")}
-    return checkpoints.restore(rounds, like)[0]
+    kept: dict[str, dict[int, np.ndarray]] = {}
+    for part in checkpoints.parts(rounds):  # client states, as often as they were written
+        (places,) = [rows for name, rows in part.items() if name.endswith("/places")]
+        for name, rows in part.items():
+            kept.setdefault(name, {}).update(zip(places.tolist(), rows, strict=True))
+    return checkpoints.restore(rounds, like)[0] | {
+        name: np.stack([rows[place] for place in sorted(rows)]) for name, rows in kept.items()
+    }
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:

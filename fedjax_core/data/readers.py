@@ -90,7 +90,12 @@ def in_file(array: np.ndarray) -> tuple[Path, int] | None:
     return Path(root.filename), int(root.offset) + within
 
 
-def on_disk(arrays: Any) -> Any:
+def in_memory(arrays: Any) -> Reader:
+    """The arrays as `Reader` wants them from memory: those that lie in files are read."""
+    return Reader(jax.tree.map(lambda leaf: np.asarray(leaf) if in_file(leaf) is None else np.array(leaf), arrays))
+
+
+def on_disk(arrays: Any) -> Reader:
     """The arrays as `Reader` wants them from files: those that lie in memory are written to files of their own, which go with the
     process, or with the last that reads them.
 
@@ -115,4 +120,4 @@ def _written(array: np.ndarray, path: Path) -> np.ndarray:
     except OSError as error:
         what = f"cannot write {array.nbytes / 2**30:.1f} GiB of rows to {path.parent} for plan.data='disk'"
         raise OSError(error.errno, f"{what}: {error.strerror}; TMPDIR names the folder that such files go to") from error
-    return np.memmap(path, array.dtype, "r", shape=array.shape)
+    return np.asarray(np.memmap(path, array.dtype, "r", shape=array.shape))

@@ -22,7 +22,7 @@ class DiskStore(HostStore):
         Raises:
           OSError: they cannot be made; one line.
         """
-        self.touched = np.zeros(n, bool)
+        self.touched, self.changed = np.zeros(n, bool), np.zeros(n, bool)
         leaves, self._structure = jax.tree.flatten(like)
         self._columns = [_Column(n, leaf) for leaf in leaves]
 
@@ -39,7 +39,7 @@ class DiskStore(HostStore):
         chosen = places[there]
         for column, new in zip(self._columns, jax.tree.leaves(rows), strict=True):
             column.write(chosen, np.asarray(new)[there])
-        self.touched[chosen] = True
+        self.touched[chosen] = self.changed[chosen] = True
 
     def packed(self) -> PyTree:
         places = np.flatnonzero(self.touched).astype(np.int32)

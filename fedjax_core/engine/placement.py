@@ -60,6 +60,6 @@ def opened(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str
     """
     if placed.where == "device":
         return data, {}
-    opening = readers.Reader if placed.where == "host" else readers.on_disk
+    opening = readers.in_memory if placed.where == "host" else readers.on_disk
     found = {part: opening(getattr(data, part)) for part in ("train", "test")}
     return dataclasses.replace(data, **{part: reader.like for part, reader in found.items()}), found

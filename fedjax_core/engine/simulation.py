@@ -12,7 +12,7 @@ nor the plan. The programs themselves are in `rounds`, `scores`, `states` and `v
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -142,6 +142,7 @@ class Simulation:
         self._global = program(scores.of_server)
         self._validation = program(scores.of_server, rows="validation")
         self._batches = program(scores.of_batches)
+        self._summed = jax.jit(functools.partial(parallel.summed, plan=plan, on=self.mesh), out_shardings=everywhere)
         self._clients = [program(scores.of_clients, g) for g in each]
         self._unseen = [program(unseen.of_unseen, g) for g in each]
         self._view = [program(view.holdings, g, static_argnums=6) for g in each]
@@ -482,7 +483,7 @@ class Simulation:
         number = self.put(np.int32(batches.number))
         found = [jax.device_get(self._batches(self.held, state.server, state.round, *block, number)) for block in batches]
         totals = jax.device_put(batches.totals(found), parallel.spread(self.mesh))
-        return jax.device_get(parallel.summed(totals, self.plan, self.mesh))
+        return jax.device_get(self._summed(totals))
 
     @property
     def validated(self) -> bool:
@@ -502,21 +503,38 @@ class Simulation:
         """Everything that a checkpoint must keep, as host arrays."""
         return {"state": jax.device_get(state)} | ({} if self._kept is None else self._kept.packed())
 
+    def without_clients(self, state: State) -> PyTree:
+        """A `snapshot` without client states that are kept off the devices: those are `kept`."""
+        return {"state": jax.device_get(state)} | ({} if self._kept is None else {"initial": jax.device_get(self._kept.initial)})
+
+    @property
+    def kept(self) -> states.OnHost | None:
+        """Client states that are kept off the devices, those of the newest state; None if the devices have them."""
+        return self._kept
+
     def touched(self) -> list[int]:
         """Per group, how many client states the host holds; empty if the device holds them. `like` wants it."""
         return [] if self._kept is None else self._kept.touched()
 
-    def like(self, touched: list[int]) -> PyTree:
-        """The structure of a `snapshot`, as NumPy arrays, to restore into; `touched` as at the snapshot."""
+    def like(self, touched: list[int] | None) -> PyTree:
+        """The structure of a `snapshot`, as NumPy arrays, to restore into; `touched` as at the snapshot, None for one
+        `without_clients`."""
         state = jax.eval_shape(self._init, self._held_on_host, jax.random.key_data(jax.random.key(0)))
-        kept = states.like_packed(state.server, [s.client for s in self.shapes.groups], touched) if self.hold != "device" else {}
+        kept = {}
+        if self.hold != "device":
+            kept = {"initial": state.server}
+            kept |= {} if touched is None else states.like_packed(state.server, [s.client for s in self.shapes.groups], touched)
         return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), {"state": state} | kept)
 
-    def restore(self, saved: PyTree) -> State:
-        """The inverse of `snapshot`, on this simulation's devices, whatever they were."""
+    def restore(self, saved: PyTree, parts: Iterable[Mapping[str, np.ndarray]] = ()) -> State:
+        """The inverse of `snapshot`, or of `without_clients` and `kept.parts`, on this simulation's devices, whatever they were."""
         if self.hold != "device":
             kept = self._nothing_kept(self.put(saved["initial"]))
-            kept.unpack(saved)
+            if "stores" in saved:
+                kept.unpack(saved)
+            for part in parts:
+                kept.take(part)
+            kept.saved()
             self._keep(kept)
         return self.put(saved["state"])
 

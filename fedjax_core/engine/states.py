@@ -3,7 +3,7 @@
 import math
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree
 from fedjax_core.engine.federation import Federation, Held, key
+
+PART = 2**28  # bytes of client states in one file of a checkpoint
 
 
 def initial(fed: Federation, g: int, held: Held, server: PyTree, of_run: Array) -> PyTree:
@@ -47,11 +49,12 @@ class HostStore:
     Attributes:
       rows: leaves [n, ...], NumPy; a row counts only if it is touched.
       touched: [n] bool.
+      changed: [n] bool, which were written since they were last saved.
     """
 
     def __init__(self, n: int, like: PyTree):
         self.rows = jax.tree.map(lambda s: _zeros((n, *s.shape), s.dtype), like)
-        self.touched = np.zeros(n, bool)
+        self.touched, self.changed = np.zeros(n, bool), np.zeros(n, bool)
 
     def read(self, places: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """(rows, touched) at the given places; those beyond n read the last row."""
@@ -63,7 +66,7 @@ class HostStore:
         chosen = places[there]
         for x, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
             x[chosen] = new[there]
-        self.touched[chosen] = True
+        self.touched[chosen] = self.changed[chosen] = True
 
     def packed(self) -> PyTree:
         """What a checkpoint keeps: the touched rows and their places."""
@@ -100,6 +103,38 @@ class OnHost:
         """The inverse of `packed`, but for `initial`."""
         for store, each in zip(self.stores, packed["stores"], strict=True):
             store.unpack(each)
+
+    def parts(self, whole: bool) -> Iterator[dict[str, np.ndarray]]:
+        """The rows that changed since they were last saved, or all that were touched, as named arrays of at most `PART` bytes, or
+        one row: what `take` takes."""
+        for g, store in enumerate(self.stores):
+            places = np.flatnonzero(store.touched if whole else store.changed).astype(np.int32)
+            row = sum(leaf.nbytes for leaf in jax.tree.leaves(store.read(places[:1])[0]))
+            each = max(1, PART // max(1, row))
+            for begin in range(0, len(places), each):
+                mine = places[begin : begin + each]
+                leaves = jax.tree.leaves(store.read(mine)[0])
+                yield {f"{g}/places": mine} | {f"{g}/{at:05d}": leaf for at, leaf in enumerate(leaves)}
+
+    def take(self, part: Mapping[str, np.ndarray]) -> None:
+        """The inverse of one of `parts`, in their order.
+
+        Raises:
+          ValueError: it is of other states.
+        """
+        (name,) = [name for name in part if name.endswith("/places")]
+        store = self.stores[int(name.partition("/")[0])]
+        leaves, structure = jax.tree.flatten(store.read(part[name])[0])
+        found = [part.get(f"{name.partition('/')[0]}/{at:05d}") for at in range(len(leaves))]
+        for mine, theirs in zip(leaves, found, strict=True):
+            if theirs is None or (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype) or len(part) != len(leaves) + 1:
+                raise ValueError("a checkpoint's client states are of another method or model than this run's")
+        store.write(np.asarray(part[name]), structure.unflatten(found), np.ones(len(part[name]), bool))
+
+    def saved(self) -> None:
+        """Nothing has changed since this moment."""
+        for store in self.stores:
+            store.changed[:] = False
 
 
 def like_packed(server: PyTree, clients: Sequence[PyTree], touched: Sequence[int]) -> PyTree:

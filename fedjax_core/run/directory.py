@@ -14,6 +14,7 @@ from fedjax_core.reporting import label_tables, report
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.workdir import WorkDir
 
+MOST_PARTS = 100  # files of client states that a checkpoint may have before all are written anew
 MAY_DIFFER = (
     "rounds",
     "plan",
@@ -106,6 +107,24 @@ def record_placement(simulation: Simulation, workdir: WorkDir, reporter: report.
 
 def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> State:
     """The state of a simulation after the round `done`, from the checkpoint that `run` left."""
-    touched = checkpoints.record(done)["touched"]
+    in_parts = checkpoints.number_of_parts(done) is not None
+    touched = None if in_parts else checkpoints.record(done)["touched"]
     saved, _ = checkpoints.restore(done, simulation.like(touched))
-    return simulation.restore(saved)
+    return simulation.restore(saved, checkpoints.parts(done))
+
+
+def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
+    """Writes the checkpoint of the round `done`; of client states off the devices what changed since the one of the round `before`,
+    where the parts do not add up to more than twice what there is.
+    """
+    kept, record = simulation.kept, {"touched": simulation.touched()}
+    if kept is None or not checkpoints.writer:
+        checkpoints.save(done, simulation.without_clients(state), record)
+        return
+    number, changed = checkpoints.number_of_parts(before), sum(int(store.changed.sum()) for store in kept.stores)
+    rows = changed if number is None else changed + checkpoints.record(before)["rows_in_parts"]
+    whole = number is None or number >= MOST_PARTS or rows > 2 * sum(record["touched"])
+    record["rows_in_parts"] = sum(record["touched"]) if whole else rows
+    after = None if whole else before
+    checkpoints.save(done, simulation.without_clients(state), record, kept.parts(whole), after)
+    kept.saved()

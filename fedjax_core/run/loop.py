@@ -241,7 +241,7 @@ class _Going:
             stopping = bool(facts[:, 0].any())
             failed, enough, due, most = (int(fact) for fact in facts[0, 1:])
             if ends or stopping or failed or enough or due or better:
-                self.checkpoints.save(self.done, self.simulation.snapshot(self.state), {"touched": self.simulation.touched()})
+                directories.save(self.simulation, self.checkpoints, self.state, self.done, self.saved)
                 self.saved, at = self.done, time.monotonic()
             if better:  # after the checkpoint, so that the run never goes on from an earlier round than this
                 self.selection.keep(self.state)

@@ -7,6 +7,7 @@ A checkpoint is a directory named by its round:
       leaves.json    by number: path in the state, dtype, shape, and what Orbax must not know (key types, empty arrays)
       record.json    what the caller wants beside it
       digests.json   of the two files above and of every array (`digests.py`), compared when they are read
+      parts/         rows that were written since the checkpoint before, and links to its parts (`parts.py`), if there are any
 
 It is written under another name, synced, and renamed, so a process killed at any moment leaves the old checkpoints or the old
 and the new. Leaves are stored as host arrays with no trace of the devices they lay on, and restored to wherever `like` wants
@@ -19,7 +20,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from fedjax_core.storage.arrays import read_arrays, write_arrays
 from fedjax_core.storage.files import explained, sync_directory, write_text
 from fedjax_core.storage.json_files import json_text, plain, read_json, write_json
 from fedjax_core.storage.leaves import ENTRY, check_leaves, from_host, named_leaves, to_host
+from fedjax_core.storage.parts import read as read_parts
+from fedjax_core.storage.parts import write as write_parts
 
 _log = logging.getLogger("fedjax_core")
 
@@ -73,7 +76,14 @@ class Checkpoints:
         """The last round with a complete checkpoint; None if there is none."""
         return max(self._complete(), default=None)
 
-    def save(self, round: int, state: PyTree, record: Mapping[str, Any] | None = None) -> None:  # noqa: A002
+    def save(
+        self,
+        round: int,  # noqa: A002
+        state: PyTree,
+        record: Mapping[str, Any] | None = None,
+        parts: Iterable[Mapping[str, np.ndarray]] | None = None,
+        after: int | None = None,
+    ) -> None:
         """Writes a checkpoint, then deletes those beyond the last `keep`.
 
         Saving a round again replaces its checkpoint, as atomically.
@@ -82,6 +92,8 @@ class Checkpoints:
           round: the number of rounds that `state` has seen.
           state: pytree of jax arrays (typed keys too), numpy arrays and Python numbers. It is only read.
           record: JSON values to keep beside it.
+          parts: named arrays, which `parts` gives again; None: it has none.
+          after: the round of the checkpoint whose parts stand before these; None: none do.
 
         Raises:
           OSError: if it cannot be written; one line that names the path. Earlier checkpoints are intact.
@@ -99,7 +111,7 @@ class Checkpoints:
             "files": {file: digests.of_bytes(text.encode()) for file, text in texts.items()},
             "arrays": {number: digests.of_array(array) for number, array in arrays.items()},
         }
-        before = self._complete().get(round)
+        before, earlier = self._complete().get(round), None if after is None else self._place(after)
         final = self.directory / f"{round:08d}{'' if before is None else f'-{_replaced(before) + 1}'}"
         temporary = self.directory / f"{_UNFINISHED}{final.name}"
         with explained(f"write the checkpoint of round {round} (earlier ones are intact) in", self.directory):
@@ -111,7 +123,8 @@ class Checkpoints:
                     write_arrays(temporary / _ARRAYS, arrays)
                 for file, text in texts.items():
                     write_text(temporary / file, text)
-                write_json(temporary / _DIGESTS, known)
+                names = {} if parts is None else {"parts": write_parts(temporary, parts, earlier)}
+                write_json(temporary / _DIGESTS, known | names)
                 _sync(temporary)
                 temporary.rename(final)
             except BaseException:
@@ -154,6 +167,22 @@ class Checkpoints:
         found = {entry["path"]: (entry, arrays.get(_number(position))) for position, entry in enumerate(entries)}
         leaves = [from_host(*found.pop(name), leaf) for name, leaf in wanted]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), record
+
+    def parts(self, round: int) -> Iterator[dict[str, np.ndarray]]:  # noqa: A002
+        """The parts of a checkpoint, in the order in which they were saved; none if it was saved without.
+
+        Raises:
+          ValueError, OSError: as `restore`.
+        """
+        place = self._place(round)
+        with self._older_named(round, place):
+            yield from read_parts(place, (_digests(place) or {}).get("parts", ()))
+
+    def number_of_parts(self, round: int) -> int | None:  # noqa: A002
+        """How many parts a checkpoint has; None if there is no such checkpoint, or it was saved without."""
+        place = self._complete().get(round)
+        found = None if place is None else (_digests(place) or {}).get("parts")
+        return None if found is None else len(found)
 
     def record(self, round: int) -> dict[str, Any]:  # noqa: A002
         """The record beside a checkpoint, alone.
@@ -239,10 +268,10 @@ def _sync(directory: Path) -> None:
         sync_directory(folder)
 
 
-def _digests(place: Path) -> dict[str, dict[str, str]] | None:
+def _digests(place: Path) -> dict[str, Any] | None:
     """What digests.json of a checkpoint says; None if an earlier version wrote it, without one."""
     path = place / _DIGESTS
-    return read_json(path, {"files": {str: str}, "arrays": {str: str}}) if path.exists() else None
+    return read_json(path, {"files": {str: str}, "arrays": {str: str}, "parts?": [str]}) if path.exists() else None
 
 
 def _read_text(place: Path, file: str, known: Mapping[str, Mapping[str, str]] | None, form: Any) -> Any:

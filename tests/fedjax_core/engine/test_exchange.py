@@ -12,6 +12,8 @@ from fedjax_core.algorithm import Cohort
 from fedjax_core.engine.disk_states import DiskStore
 from fedjax_core.engine.exchange import Exchange
 from fedjax_core.engine.states import HostStore
+from fedjax_core.run import directory
+from fedjax_core.storage.checkpoint import Checkpoints
 from tests import toy
 
 LIKE = {
@@ -81,8 +83,8 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
     exchange.close()
 
 
-def test_a_run_that_stops_and_goes_on_has_the_same_states():
-    """Bit for bit; five of eight clients a round, so that most are in two rounds running."""
+def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
+    """Bit for bit; five of eight clients a round, so that most are in two rounds running. Checkpoints write what changed."""
     sim, *_ = toy.CASES["scaffold"].elsewhere
     state, whole = sim.rounds(sim.init(0), 3)
     wanted = sim.snapshot(state)
@@ -90,4 +92,19 @@ def test_a_run_that_stops_and_goes_on_has_the_same_states():
     state, rest = sim.rounds(sim.restore(jax.tree.map(np.copy, sim.snapshot(state))), 2)
     chex.assert_trees_all_equal(sim.snapshot(state), wanted)
     assert first + rest == whole
+
+    store = Checkpoints(tmp_path, keep=1)
+    state, _ = sim.rounds(sim.init(0), 1)
+    directory.save(sim, store, state, 1, 0)
+    state, _ = sim.rounds(state, 1)
+    directory.save(sim, store, state, 2, 1)
+    written = [len(part["0/places"]) for part in store.parts(2)]
+    assert written == [5, 5]  # one round's clients each
+    state = directory.restored(sim, store, 2)
+    state, _ = sim.rounds(state, 1)
+    chex.assert_trees_all_equal(sim.snapshot(state), wanted)
+    directory.save(sim, store, state, 3, 2)
+    touched = sum(sim.touched())
+    assert store.record(3)["rows_in_parts"] == (15 if 2 * touched >= 15 else touched)
+    chex.assert_trees_all_equal(sim.snapshot(directory.restored(sim, store, 3)), wanted)
     sim.release()
