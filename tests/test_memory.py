@@ -28,8 +28,8 @@ def traces(sim) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("fedavg", {"plan": (1, 2)}), ("fedhe_mixed", {}), ("scaffold", {"hold": "host", "dropout": 0.2})],
-    ids=["fedavg on two devices", "fedhe with two architectures", "scaffold on the host"],
+    [("fedavg", {"plan": (1, 2)}), ("fedhe_mixed", {}), ("scaffold", {"hold": "host", "dropout": 0.2, "data_on": "host"})],
+    ids=["fedavg on two devices", "fedhe with two architectures", "scaffold on the host, as its data"],
 )
 def test_memory_is_flat_and_nothing_is_traced_again(name, settings):
     sim = toy.simulate(name, dispatch=EVERY, **settings)
@@ -42,6 +42,7 @@ def test_memory_is_flat_and_nothing_is_traced_again(name, settings):
             state, records = sim.rounds(state, EVERY)
             sim.evaluate(state)
             cohorts.update((record["train/loss"], record["cohort"]) for record in records)
+        sim.close()  # what is read ahead comes and goes
 
     run(WARM)
     gc.collect()

@@ -304,9 +304,9 @@ class Simulation:
         kept = self._on_host
         assert kept is not None
         if self._exchange is None:
-            sharding, held = parallel.spread(self.mesh), self.held
+            sharding, rest = parallel.spread(self.mesh), self.held
             draw, put = self._draw, functools.partial(parallel.place, on=self.mesh)
-            drawn = lambda key, number: draw(held, put(key), put(np.int32(number)))
+            drawn = lambda key, number: draw(rest, put(key), put(np.int32(number)))
             self._exchange = Exchange(kept.stores, drawn, lambda rows: jax.device_put(rows, sharding), sharding)
         key, number = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
         coming = self._exchange.take(key, number)
