@@ -63,7 +63,7 @@ class _File:
         """Rows that lie side by side are read at once."""
         if not len(rows) or not self.row_bytes:
             return
-        into = memoryview(out.reshape(-1).view(np.uint8))
+        into = out.reshape(-1).view(np.uint8).data
         starts = np.concatenate([[0], np.flatnonzero(np.diff(rows.astype(np.int64)) != 1) + 1, [len(rows)]])
         for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
             at, left = self.offset + int(rows[begin]) * self.row_bytes, into[begin * self.row_bytes : end * self.row_bytes]

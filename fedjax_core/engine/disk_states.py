@@ -66,7 +66,7 @@ class _Column:
     def read(self, places: np.ndarray) -> np.ndarray:
         out = np.zeros((len(places), *self.shape), self.dtype)
         if self.bytes:
-            into = memoryview(out.reshape(-1).view(np.uint8))
+            into = out.reshape(-1).view(np.uint8).data
             for at, place in enumerate(places.tolist()):
                 os.preadv(self._handle, [into[at * self.bytes : (at + 1) * self.bytes]], place * self.bytes)
         return out
@@ -74,7 +74,7 @@ class _Column:
     def write(self, places: np.ndarray, rows: np.ndarray) -> None:
         if not self.bytes:
             return
-        source = memoryview(np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8))
+        source = np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8).data
         for at, place in enumerate(places.tolist()):
             left, where = source[at * self.bytes : (at + 1) * self.bytes], place * self.bytes
             while len(left):

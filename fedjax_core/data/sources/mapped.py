@@ -1,6 +1,7 @@
 """Arrays in .npy files, of which only what is asked for is read."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,5 +53,5 @@ def _read(file: Path) -> np.ndarray:
     return found
 
 
-def _names(name: str, array: np.ndarray):
+def _names(name: str, array: np.ndarray) -> Any:
     return [str(entry) for entry in array] if name.endswith("names") else array
