@@ -23,7 +23,7 @@ def get_config(variant: str = "small"):
     config.evaluation.scopes = ("global",)
     config.rounds = 10
     if variant == "smoke":
-        config.models = ("vit(patch=2, width=32, depth=2, heads=2)",)
+        config.models = ("vit(patch=2, width=16, depth=1, heads=2)",)
         config.data.update(source="only(of='digits', classes=(0, 1, 2, 3, 4))", examples=None)
         config.augment, config.rounds = "crop(padding=1)", 5
     if variant == "paper":

@@ -15,6 +15,8 @@ def get_config(variant: str = "small"):
     config.method = dict(name="fedbn", epochs=5, batch=32)
     config.cohort.fraction = 1.0
     config.models = ("resnet8(width=8)",)  # a network that has batch normalisation
+    if variant == "smoke":
+        config.models = ("resnet8(width=4)",)
     if variant == "paper":
         base.as_in_fedpft(config)
     return config

@@ -15,7 +15,7 @@ def get_config(variant: str = "small"):
     config.method = dict(name="fedoa", lam=0.5, epochs=5, batch=32)
     config.cohort.fraction = 1.0
     if variant == "smoke":
-        config.models = ("vit(patch=4, width=16, depth=2, heads=2)",)
+        config.models = ("vit(patch=4, width=16, depth=1, heads=2)",)
         config.adapter, config.train = "lora(rank=2)", "head"
     if variant == "paper":
         config.method = dict(name="fedoa", lam=0.5, measure=True)

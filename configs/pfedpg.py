@@ -19,6 +19,8 @@ def get_config(variant: str = "small"):
     config.method = dict(name="pfedpg", heads=4, inner=32, server_lr=0.001, epochs=5, batch=32)
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
+    if variant == "smoke":
+        config.models = ("vit(patch=8, width=32, depth=1, heads=4, prompts=4, deep=False)",)
     if variant == "paper":
         base.as_in_fedhpl(config)
         config.models, config.weights = ("vit_b16(prompts=10, deep=False, resize=224)",), "vit_b16.npz"

@@ -1,12 +1,15 @@
 """One setting for all tests: eight simulated devices, strict broadcasting, warnings are errors, nothing implicit on a GPU.
 
 Programs of tests run for milliseconds and take seconds to compile, so XLA compiles them quickly here and not well
-(`tests/quick.py`). FEDJAX_TEST_OPTIMISED=1 compiles as users do; a lane of CI does.
+(`tests/quick.py`). FEDJAX_TEST_OPTIMISED=1 compiles as users do; a lane of CI does. What was compiled is kept until the session
+ends, for all of its workers.
 """
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -14,12 +17,30 @@ import jax
 import numpy as np
 import pytest
 
-from tests import quick
+from tests import launch, quick
 
 os.environ["XLA_FLAGS"] = quick.flags(os.environ)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def pytest_configure(config):
+    """A folder for the session's compiled programs; xdist's workers take up their controller's."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.mkdtemp(prefix="programs")
+        os.environ["FEDJAX_TEST_PROGRAMS"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    jax.config.update("jax_compilation_cache_dir", os.environ["FEDJAX_TEST_PROGRAMS"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: it need not be looked through for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +64,13 @@ def shared_data(data_folder) -> Path:
     if not data_folder.is_dir():
         pytest.skip(f"no real data at {data_folder}; set FEDJAX_TEST_DATA")
     return data_folder
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory):
+    """Starts command lines; one for all files, for its start takes as long as all that it imports."""
+    with launch.Launcher(tmp_path_factory.mktemp("launcher")) as started:
+        yield started
 
 
 def _group(nodeid: str) -> str:
@@ -103,12 +131,48 @@ SLOW = {  # files that take more than some ten seconds of computing, as measured
     *("test_model", "test_pool", "test_vit", "test_plots", "test_checkpoint", "test_export", "test_predictor", "test_loop"),
 }
 QUICK_METHODS = {"fedavg", "scaffold", "fedskc", "fedper", "fedoa"}  # whose contract and own tests a quick run has
+SLOW_TESTS = {  # single ones of other files, by how their names begin
+    "test_archive": ("test_npz_reads_",),
+    "test_experiment": ("test_augmentation_reaches",),
+    "test_fedavg": ("test_alike_clients",),
+    "test_federated": ("test_long_tails_of_real", "test_pacs_by_domain"),
+    "test_fedoa": (
+        "test_another_server",
+        "test_equal_adapters",
+        "test_released_personal",
+        "test_the_distance_moves",
+        "test_the_global_model_is",
+        "test_without_the_regulariser",
+    ),
+    "test_fedper": ("test_everything_personal", "test_weights"),
+    "test_fedskc": (
+        "test_a_low_temperature",
+        "test_equals_the_loops_mean",
+        "test_equals_the_loops_printed",
+        "test_equals_the_loops_sum",
+        "test_equals_the_loops_two",
+        "test_every_option",
+        "test_features_can",
+        "test_one_client",
+        "test_released_equals",
+        "test_the_ramp",
+        "test_without_its_parts",
+    ),
+    "test_given": ("test_a_loss_is", "test_all_at_once"),
+    "test_scaffold": ("test_frozen_controls", "test_one_full_batch"),
+    "test_search": ("test_a_real_search",),
+    "test_selection": ("test_a_run_that_is_resumed", "test_early_stopping"),
+    "test_table_clients": ("test_a_row_without_files", "test_the_worst_tenth", "test_without_files"),
+    "test_unseen": ("test_scores_of_fedavg_and", "test_statistics_that_stay", "test_two_architectures"),
+}
 
 
 def _slow(item) -> bool:
     file = item.path.stem
     if file == "test_every_method":
         return _group(item.nodeid) not in QUICK_METHODS
+    if item.name.startswith(SLOW_TESTS.get(file, ())):
+        return True
     return file in SLOW or (item.path.parent.name == "methods" and file.removeprefix("test_") not in QUICK_METHODS)
 
 

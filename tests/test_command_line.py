@@ -12,16 +12,10 @@ import pytest
 
 from fedjax_core import experiment
 from fedjax_core.storage.workdir import read_json, read_jsonl
-from tests.launch import Ended, Launcher
+from tests.launch import Ended
 
 SMOKE = "--config=configs/fedavg.py:smoke"
 NOISE = re.compile(r"Traceback|^[IWEF]\d{4} |^\d{4}-\d\d-\d\d |WARNING|\bjax\._src\b", re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
-    with Launcher(tmp_path_factory.mktemp("command_line")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,6 @@ def place(tmp_path_factory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def launcher(place):
-    with Launcher(place) as started:
-        yield started
-
-
 def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.workdir import read_json, read_jsonl
-from tests.launch import Launcher
 
 ROUNDS = 12
 CONFIGS = {  # a checkpoint at every second round
@@ -46,12 +46,6 @@ def place(tmp_path_factory) -> Path:
     for name, text in CONFIGS.items():
         (place / f"{name}.py").write_text(text)
     return place
-
-
-@pytest.fixture(scope="module")
-def launcher(place):
-    with Launcher(place) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +132,7 @@ MOMENTS = {  # (directory, lines and checkpoints that were there at the start) -
 @pytest.mark.parametrize(
     ("name", "flags", "moments"),
     [
-        ("fedavg", (), [*MOMENTS, "after a checkpoint", "while it writes a checkpoint"]),
+        ("fedavg", (), list(MOMENTS)),
         ("fedhe", (), ["after some rounds", "while it writes a checkpoint"]),
         ("fedhe", ("--config.plan.hold=host",), ["while it writes a checkpoint", "after a checkpoint"]),
     ],
@@ -211,13 +205,20 @@ def devices(number: int) -> dict[str, str]:
     return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={number}"}
 
 
-def test_the_recorded_plan_is_taken_up_again(launcher, command, place):
-    """Two devices first; four, which would be used by choice, leave the plan and so every bit as they are."""
-    straight, resumed = place / "straight", place / "resumed"
+@pytest.fixture(scope="module")
+def on_two_devices(launcher, command, place) -> tuple[Path, Path]:
+    """The directories of a whole run on two devices, and of its first half."""
+    straight, half = place / "two", place / "half of two"
     assert launcher.run(*command("fedavg", straight), environment=devices(2)).status == 0
+    assert launcher.run(*command("fedavg", half, "--config.rounds=6"), environment=devices(2)).status == 0
+    return straight, half
+
+
+def test_the_recorded_plan_is_taken_up_again(launcher, command, place, on_two_devices):
+    """Two devices first; four, which would be used by choice, leave the plan and so every bit as they are."""
+    straight, resumed = on_two_devices[0], shutil.copytree(on_two_devices[1], place / "resumed")
     plan = read_json(straight / "run.json")["plan"]
     assert plan["devices"] == 2
-    assert launcher.run(*command("fedavg", resumed, "--config.rounds=6"), environment=devices(2)).status == 0
     ended = launcher.run(*command("fedavg", resumed), environment=devices(4))
     assert ended.status == 0, ended.err
     assert read_json(resumed / "run.json")["plan"] == plan
@@ -225,10 +226,8 @@ def test_the_recorded_plan_is_taken_up_again(launcher, command, place):
     assert_same(resumed, straight)
 
 
-def test_fewer_devices_are_said_aloud_and_agree_to_rounding(launcher, command, place):
-    straight, resumed = place / "two", place / "two then one"
-    assert launcher.run(*command("fedavg", straight), environment=devices(2)).status == 0
-    assert launcher.run(*command("fedavg", resumed, "--config.rounds=6"), environment=devices(2)).status == 0
+def test_fewer_devices_are_said_aloud_and_agree_to_rounding(launcher, command, place, on_two_devices):
+    straight, resumed = on_two_devices[0], shutil.copytree(on_two_devices[1], place / "two then one")
     ended = launcher.run(*command("fedavg", resumed), environment=devices(1))
     assert ended.status == 0, ended.err
     assert "the client loop's plan was Plan(chunk=1, devices=2), it is Plan(chunk=1, devices=1) now" in ended.err

@@ -25,7 +25,6 @@ from fedjax_core.commands.tables import latex, measures, progress, running, writ
 from fedjax_core.reporting import report
 from fedjax_core.storage.workdir import read_json, read_jsonl
 from tests import test_configs
-from tests.launch import Launcher
 
 GLOBAL = Measure("global", ("test/global/accuracy",))
 FIRST = "configs/tables/first.py"
@@ -641,7 +640,7 @@ def get_table(variant):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_table_that_is_killed_goes_on(tmp_path, number):
+def test_a_table_that_is_killed_goes_on(launcher, tmp_path, number):
     file = tmp_path / "two.py"
     file.write_text(ENDLESS.replace("ROUNDS", "60"))
     flags = [f"--table={file}", f"--workdir={tmp_path / 'table'}", "--variant=smoke"]
@@ -650,17 +649,16 @@ def test_a_table_that_is_killed_goes_on(tmp_path, number):
         found = list((tmp_path / "table" / "runs").glob(f"long--*/{name}"))
         return found[0] if found else None
 
-    with Launcher(tmp_path) as launcher:
-        process = launcher.start(*flags, module="fedjax_core.commands.table")
-        assert process.until(lambda: long("checkpoints/0*/record.json"), "a checkpoint")
-        process.send(number)
-        ended = process.wait()
-        assert ended.status == (130 if number == signal.SIGINT else -number), ended.err
-        assert "1 of 2 runs are finished." in (tmp_path / "table" / "table.md").read_text()
-        short = next((tmp_path / "table" / "runs").glob("short--*"))
-        before = {path: path.stat().st_mtime_ns for path in short.rglob("*")}
-        ended = launcher.run(*flags, module="fedjax_core.commands.table")
-        assert ended.status == 0, ended.err
+    process = launcher.start(*flags, module="fedjax_core.commands.table")
+    assert process.until(lambda: long("checkpoints/0*/record.json"), "a checkpoint")
+    process.send(number)
+    ended = process.wait()
+    assert ended.status == (130 if number == signal.SIGINT else -number), ended.err
+    assert "1 of 2 runs are finished." in (tmp_path / "table" / "table.md").read_text()
+    short = next((tmp_path / "table" / "runs").glob("short--*"))
+    before = {path: path.stat().st_mtime_ns for path in short.rglob("*")}
+    ended = launcher.run(*flags, module="fedjax_core.commands.table")
+    assert ended.status == 0, ended.err
     assert "1 of 2 runs are finished, 1 to do" in ended.err
     assert {path: path.stat().st_mtime_ns for path in short.rglob("*")} == before
     assert [r["round"] for r in read_jsonl(long("metrics.jsonl"))] == list(range(1, 61))
