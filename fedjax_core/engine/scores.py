@@ -141,6 +141,19 @@ def joined(one: ByClient, other: ByClient) -> ByClient:
     return ByClient(ids, rows, {name: filled(name) for name in dict.fromkeys([*one.scores, *other.scores])})
 
 
+def in_order(blocks: list[dict[str, PyTree]], ids: list[np.ndarray]) -> dict[str, PyTree]:
+    """Scores of blocks of clients together, in the order of the clients, of the models that all blocks have.
+
+    Args:
+      blocks: {predictor: {"loss", "accuracy"}: pairs [E]}, E of each block's own.
+      ids: [E] of each.
+    """
+    models = [name for name in blocks[0] if all(name in block for block in blocks)]
+    alike = [{name: block[name] for name in models} for block in blocks]
+    order = np.argsort(np.concatenate(ids))
+    return jax.tree.map(lambda *x: np.concatenate(x)[order], *alike)
+
+
 STATISTICS = ("mean", "weighted", "lowest", "highest")
 
 

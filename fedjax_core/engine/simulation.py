@@ -395,10 +395,7 @@ class Simulation:
                 real = block < self.population
                 parts.append(jax.tree.map(lambda x, real=real: x[real], found))
                 ids.append(block[real])
-        order = np.argsort(np.concatenate(ids))
-        shared = {scope: [m for m in parts[0][scope] if all(m in part[scope] for part in parts)] for scope in parts[0]}
-        alike = [{scope: {m: part[scope][m] for m in models} for scope, models in shared.items()} for part in parts]
-        return jax.tree.map(lambda *x: np.concatenate(x)[order], *alike)
+        return {scope: scores.in_order([part[scope] for part in parts], ids) for scope in parts[0]}
 
     def _scored_tables(self, g: int) -> list[str]:
         """The tables of rows by which clients of group g are scored."""
@@ -422,7 +419,7 @@ class Simulation:
                 real = block < self._newcomers
                 parts.append(jax.tree.map(lambda x, real=real: x[real], jax.device_get(scored)))
                 found.append(block[real])
-        return unseen.by_client(parts, found)
+        return scores.in_order(parts, found)
 
     def evaluate(self, state: State) -> dict[str, float]:
         """All scores of the configured scopes but "post_local"; names as in `Evaluation`.

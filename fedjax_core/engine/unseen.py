@@ -93,14 +93,6 @@ def holdings(
     return plain, algorithm.personalise(sent, client, data, jax.random.fold_in(key(of_run, "personalise", round), i))
 
 
-def by_client(parts: list, ids: list[np.ndarray]) -> dict[str, PyTree]:
-    """Scores of the groups' unseen clients together, in the order of the clients, of the models that all groups have."""
-    models = [name for name in parts[0] if all(name in part for part in parts)]
-    alike = [{name: part[name] for name in models} for part in parts]
-    order = np.argsort(np.concatenate(ids))
-    return jax.tree.map(lambda *x: np.concatenate(x)[order], *alike)
-
-
 def gaps(found: dict[str, float], models: list[str]) -> dict[str, float]:
     """The participation gap of each model that seen and unseen clients were scored with."""
     pairs = {name: [found.get(f"test/{name}/{scope}/accuracy/mean") for scope in ("own", "unseen")] for name in models}
