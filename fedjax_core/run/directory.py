@@ -117,7 +117,8 @@ def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: i
     """Writes the checkpoint of the round `done`; of client states off the devices what changed since the one of the round `before`,
     where the parts do not add up to more than twice what there is.
     """
-    kept, record = simulation.kept, {"touched": simulation.touched()}
+    kept = simulation.kept
+    record: dict[str, Any] = {"touched": simulation.touched()}
     if kept is None or not checkpoints.writer:
         checkpoints.save(done, simulation.without_clients(state), record)
         return
