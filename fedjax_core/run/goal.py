@@ -76,7 +76,7 @@ class Goal:
             return
         score = self._bound.score
         if evaluated and score not in records[-1]:
-            there = [name for name in records[-1] if name.startswith(score.partition("/")[0])]
+            there = [name for name in records[-1] if name.startswith(("test/", "validation/"))]
             by_name.choose("score in evaluation.until", score, there)
         for record in records:
             if not self.reached and score in record and self._bound.holds(float(record[score])):

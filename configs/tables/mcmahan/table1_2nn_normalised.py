@@ -7,12 +7,12 @@ Variants: see `table1_2nn.py`, which has pixels in [0, 1] and is the same otherw
 from configs.tables.base import Table
 from configs.tables.mcmahan import table1_2nn as half
 
-RATES = {  # the best of each cell, in the order of `half.PUBLISHED`
-    0.0: (0.1, 0.0464, 0.0464, 0.0215),
-    0.1: (0.464, 0.1, 0.215, 0.0464),
-    0.2: (0.464, 0.1, 0.215, 0.0464),
-    0.5: (0.464, 0.1, 0.464, 0.0464),
-    1.0: (0.464, 0.1, 0.464, 0.0464),
+RATES = {  # of each cell, in the order of `half.PUBLISHED`
+    0.0: (0.215, 0.0464, 0.1, 0.0464),
+    0.1: (0.464, 0.1, 0.215, 0.1),
+    0.2: (0.464, 0.1, 0.215, 0.1),
+    0.5: (0.464, 0.1, 0.464, 0.1),
+    1.0: (0.464, 0.1, 0.464, 0.1),
 }
 
 

@@ -82,6 +82,12 @@ def test_wrong_ones_end_before_anything_runs(tmp_path, changes, said):
     assert not (tmp_path / "table").exists()
 
 
+def test_runs_that_end_elsewhere_have_other_directories():
+    texts = [f"test/global/accuracy >= {value}" for value in (0.8, 0.9)]
+    names = {tables.cells(definition(changes={"evaluation.until": text}), "smoke")[0].name for text in texts}
+    assert len(names) == 2
+
+
 def test_only_rounds_may_never_be_reached():
     wrong = definition(paper={"FedAvg": {"IID": math.inf, "Skewed": None}, "Uniform & co.": None}, source="Table 1")
     with pytest.raises(ValueError, match="inf is not a number"):
