@@ -110,7 +110,8 @@ def get_config(variant: str = "small") -> Any:
     config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
     config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/learning/augment.py
-    # Of labels; None: cross-entropy; "smoothed", "focal", or yours, "my_file.py:name": (logits, y, mask) -> the mean.
+    # Of targets; None: the one that fits, of classes cross-entropy; "smoothed", "focal", "sigmoid_cross_entropy", "squared_error",
+    # "absolute_error", or yours, "my_file.py:name": (logits, y, mask) -> the mean.
     config.loss = placeholder(str)
     config.optimizer = ConfigDict()
     config.optimizer.name = "sgd"  # or "adam"

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 PyTree = Any
 Array = jax.Array
@@ -37,10 +38,39 @@ class Net(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """A labelled set. `x`: leaves [rows, ...]; `y`: [rows], class indices, or a pytree of targets."""
+    """A set of inputs with targets. `x`: leaves [rows, ...]; `y`: targets of one of `TARGETS`, or of a method's own making."""
 
     x: PyTree
     y: PyTree
+
+
+TARGETS = {  # of a row, and what an array of it is
+    "classes": "one class of each row, [rows] integers",
+    "labels": "several labels of each row, [rows, K] truth values as uint8",
+    "numbers": "real numbers, [rows, D] floats",
+    "tokens": "a token for each place of a text, [rows, T] integers, negative where none counts",
+}
+
+PER_ROW = ("classes", "labels", "numbers")  # with features [B, D]; those of texts are [B, T, D]
+
+
+def targets_of(y: Array) -> str:
+    """Which of `TARGETS` an array of targets is, by its type and its axes.
+
+    >>> import numpy as np
+    >>> [targets_of(np.zeros(shape, kind)) for shape, kind in (((4,), np.int32), ((4, 3), np.uint8), ((4, 1), np.float32))]
+    ['classes', 'labels', 'numbers']
+
+    Raises:
+      TypeError: it is none of them.
+    """
+    if y.ndim == 1 and jnp.issubdtype(y.dtype, jnp.integer):
+        return "classes"
+    kinds = {jnp.uint8: "labels", jnp.floating: "numbers", jnp.signedinteger: "tokens"}
+    for kind, name in kinds.items():
+        if y.ndim == 2 and jnp.issubdtype(y.dtype, kind):
+            return name
+    raise TypeError(f"targets {y.dtype}{list(y.shape)} are none of: {'; '.join(TARGETS.values())}")
 
 
 class ClientData(NamedTuple):
@@ -127,6 +157,8 @@ class Algorithm(NamedTuple):
         An unseen client then trains by `client_update` without sending anything, if the method has models beside "global" and keeps
         something with its clients, and is personalised. A text instead: why the method has no model for such a client.
       pooled: True for a method that trains on the union of all clients' data (Centralized).
+      targets: which of `TARGETS` it can train on. A method that reads no class has all of them, `tuple(TARGETS)`; one that does not
+        say is taken to read classes, and is refused with others before anything runs.
     """
 
     server_init: Callable[[Array], PyTree]
@@ -140,3 +172,4 @@ class Algorithm(NamedTuple):
     personalise: Callable[[PyTree, PyTree, ClientData, Array], tuple[PyTree, PyTree]] | None = None
     newcomer: Callable[[PyTree, PyTree], PyTree] | str | None = None
     pooled: bool = False
+    targets: tuple[str, ...] = ("classes",)

@@ -74,7 +74,7 @@ class Task:
 
     Attributes:
       network: frozen arrays -> Model.
-      classes: K.
+      classes: K; where targets are no classes, how many numbers a network gives for each of them (`algorithm.TARGETS`).
       population: N, the number of clients that exist (of all architectures).
       frozen: arrays that everyone holds and nobody trains, such as a pre-trained backbone; `()` if none.
       public: Examples that everybody holds (FedMD's public set); `()` if none.
@@ -83,8 +83,8 @@ class Task:
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
       group: the place of this network's clients among them.
       scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight).
-      loss: of labels, in place of the cross-entropy in every method's loss: (logits [B, K], y [B], mask [B]) -> the mean over the
-        rows in `mask`; None: cross-entropy (`training.of_labels`). The score named "loss" is the cross-entropy always.
+      loss: of targets, in place of the one that fits them in every method's loss: (logits [B, K], y [B], mask [B]) -> the mean over
+        the rows in `mask`; None: of classes cross-entropy (`training.of_labels`). The score named "loss" is the fitting one always.
 
     `frozen` and `public` travel as arguments of the jitted round and are bound again inside it (`bind`): closed over, a large
     backbone would be printed into the compiled program as a constant.

@@ -49,7 +49,7 @@ def beside(
       fresh: whether each client draws its own initialisation of it; else they begin from the common one.
 
     Returns:
-      The algorithm, with the predictor "personal" beside the base's.
+      The algorithm, with the predictor "personal" beside the base's; `train` is taken to read classes.
     """
     model = task.model
 
@@ -72,6 +72,7 @@ def beside(
         predict=base.predict | {"personal": lambda w, v_k, x: model.apply(v_k, x)[0]},
         client_init=client_init,
         newcomer=lambda w, v_k: w,
+        targets=("classes",),
     )
 
 
@@ -111,4 +112,5 @@ def ditto(
         chain = optax.chain(training.proximal(lam, w.params), optimizer(task.round))
         return training.fit(loss, chain, epochs=own, batch=batch)(v_k, data, key).net, {}
 
-    return beside(task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train)
+    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
+    return beside(task, base, train)._replace(targets=base.targets)

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
+from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -107,6 +107,7 @@ def fedamp(
         client_init=lambda key, clouds, client_id: model.init(key),
         broadcast=lambda clouds, client_id: jax.tree.map(lambda u: u[client_id], clouds),
         newcomer="FedAMP has a cloud model only for clients that send theirs, and none for an unseen one",
+        targets=tuple(TARGETS),
     )
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import optax
 
-from fedjax_core.algorithm import Algorithm, ClientOutput, Net, PyTree
+from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -52,7 +52,7 @@ def fedavg(
       epochs: E.
       batch: B.
       weights: "samples" or "uniform".
-      loss: local loss; None: cross-entropy.
+      loss: local loss, taken to read classes; None: the one that fits the targets, of classes cross-entropy.
       review: optax transformation of the mean delta, such as `optax.trace(0.9)`; None: none.
 
     Returns:
@@ -62,7 +62,7 @@ def fedavg(
       ValueError: an argument is out of range.
     """
     model = task.model
-    loss = training.supervised(task) if loss is None else loss
+    plain, loss = loss is None, training.supervised(task) if loss is None else loss
     train = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
     aggregator = aggregators.aggregate(
         aggregators.mean(aggregators.weights(weights)), review=optax.identity() if review is None else review
@@ -86,4 +86,5 @@ def fedavg(
         collect=aggregator.collect,
         predict={"global": lambda sent, client, x: model.apply(sent, x)[0]},
         broadcast=lambda server, client_id: server.net,
+        targets=tuple(TARGETS) if plain else ("classes",),
     )

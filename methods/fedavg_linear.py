@@ -18,7 +18,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from fedjax_core.algorithm import Algorithm, Net
+from fedjax_core.algorithm import PER_ROW, Algorithm, Net
 from fedjax_core.learning import training
 from fedjax_core.task import Model, Task, width
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -46,7 +46,8 @@ def fedavg_linear(
       ValueError: an argument is out of range.
     """
     extended = dataclasses.replace(task, network=lambda frozen: with_linear(task.network(frozen)))
-    return fedper(extended, optimizer=optimizer, personal=(LAYER,), epochs=epochs, batch=batch, weights=weights)
+    made = fedper(extended, optimizer=optimizer, personal=(LAYER,), epochs=epochs, batch=batch, weights=weights)
+    return made._replace(targets=PER_ROW)
 
 
 def with_linear(model: Model) -> Model:

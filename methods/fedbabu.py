@@ -15,7 +15,7 @@ A newcomer gets the body under the initial head, fine-tuned as everybody's is.
 Departures: the mean is weighed by samples unless asked otherwise. The model before fine-tuning is scored with finetune_epochs=0.
 """
 
-from fedjax_core.algorithm import Algorithm
+from fedjax_core.algorithm import TARGETS, Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -55,4 +55,5 @@ def fedbabu(
     train = training.fit(loss, local, epochs=epochs, batch=batch, trainable=training.part("body"))
     part = training.part(finetune_part)
     finetune = training.finetune(loss, local, epochs=finetune_epochs, batch=batch, rate=finetune_rate, trainable=part)
-    return fedper(task, optimizer=optimizer, weights=weights, train=train, finetune=finetune)
+    made = fedper(task, optimizer=optimizer, weights=weights, train=train, finetune=finetune)
+    return made._replace(targets=tuple(TARGETS))

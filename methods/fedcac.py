@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -114,6 +114,7 @@ def fedcac(
         client_init=lambda key, server, client_id: model.init(key).stats,
         broadcast=broadcast,
         newcomer="FedCAC makes a model for each client of what it sends, and none for an unseen one",
+        targets=tuple(TARGETS),
     )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
+from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientData, ClientOutput, Net
 from fedjax_core.learning import aggregators, training
 from fedjax_core.learning import personal as parts
 from fedjax_core.task import Task
@@ -47,8 +47,9 @@ def fedper(
       epochs: local epochs.
       batch: B.
       weights: "samples" or "uniform".
-      train: local training of the whole network; None: all leaves together, by cross-entropy.
-      finetune: further training on the client's data before its model is scored, dropped afterwards; None: none.
+      train: local training of the whole network; None: all leaves together, by the loss that fits the targets. One that is
+        given is taken to read classes.
+      finetune: further training on the client's data before its model is scored, dropped afterwards; None: none. As `train`.
 
     Returns:
       The algorithm; a client keeps its personal leaves and sends the delta of the others.
@@ -58,6 +59,7 @@ def fedper(
     """
     model = task.model
     own = personal if callable(personal) else parts.entries(*personal)
+    plain = train is None and finetune is None
     if train is None:
         train = training.fit(training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
 
@@ -79,4 +81,5 @@ def fedper(
         predict={"personal": lambda w_b, w_p, x: model.apply(training.join(w_p, w_b), x)[0]},
         client_init=lambda key, server, client_id: parts.divide(model.init(key), own)[1],
         personalise=None if finetune is None else personalise,
+        targets=tuple(TARGETS) if plain else ("classes",),
     )

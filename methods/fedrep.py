@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import jax
 import optax
 
-from fedjax_core.algorithm import Algorithm
+from fedjax_core.algorithm import TARGETS, Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -76,4 +76,5 @@ def fedrep(
         return phi._replace(sums=optax.tree.add(h.sums, phi.sums))
 
     finetune = training.finetune(loss, optimizer(task.round), epochs=finetune_epochs, batch=batch, trainable=is_head)
-    return fedper(task, optimizer=optimizer, personal=personal, weights=weights, train=train, finetune=finetune)
+    made = fedper(task, optimizer=optimizer, personal=personal, weights=weights, train=train, finetune=finetune)
+    return made._replace(targets=tuple(TARGETS))

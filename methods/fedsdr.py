@@ -23,7 +23,7 @@ its regulariser of the head is left out, since the head is fixed. Features by w 
 import jax.numpy as jnp
 
 from fedjax_core import by_name
-from fedjax_core.algorithm import Algorithm, Array
+from fedjax_core.algorithm import PER_ROW, Algorithm, Array
 from fedjax_core.learning import losses, training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -85,5 +85,5 @@ def fedsdr(
         return trained.net, trained.sums
 
     return beside(task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading)._replace(
-        newcomer=None
+        newcomer=None, targets=PER_ROW
     )

@@ -8,7 +8,7 @@ A newcomer cannot be served, since nothing is shared.
 Departures: none; there is no paper.
 """
 
-from fedjax_core.algorithm import Algorithm, ClientOutput
+from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput
 from fedjax_core.learning import training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -42,4 +42,5 @@ def local(task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1,
         client_init=lambda key, server, client_id: model.init(key),
         broadcast=lambda server, client_id: (),
         newcomer="Local shares nothing that an unseen client could begin from",
+        targets=tuple(TARGETS),
     )

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
+from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import projected
 from fedjax_core.task import Task
@@ -103,4 +103,5 @@ def moon(
         collect=collect,
         predict={"global": lambda sent, client, x: model.apply(sent, x)[0]},
         client_init=lambda key, server, client_id: Client(model.init(key), jnp.zeros(())),
+        targets=PER_ROW,
     )

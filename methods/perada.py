@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core import by_name
-from fedjax_core.algorithm import Algorithm, ClientData, Examples
+from fedjax_core.algorithm import PER_ROW, Algorithm, ClientData, Examples
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -143,4 +143,4 @@ def perada(
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     if kd.on:
         base = base._replace(server_update=server_update, collect=aggregators.stack)
-    return beside(task, base, train, **reading)
+    return beside(task, base, train, **reading)._replace(targets=("classes",) if kd.on else PER_ROW)

@@ -30,7 +30,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.nn.layers import BatchNorm
 from fedjax_core.task import Task
@@ -127,6 +127,7 @@ def pfedgate(
         predict={"personal": lambda theta, mine, x: model.apply(theta, x)[0]},
         client_init=client_init,
         personalise=personalise,
+        targets=PER_ROW,
     )
 
 

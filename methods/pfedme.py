@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core import by_name
-from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import training
 from fedjax_core.learning.trained import tell
 from fedjax_core.task import Task
@@ -165,4 +165,5 @@ def pfedme(
         predict=base.predict | {"personal": lambda w, theta, x: model.apply(theta, x)[0]},
         client_init=client_init,
         newcomer=lambda w, theta: w,
+        targets=PER_ROW if measure else base.targets,
     )

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
+from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.nn.project import layer, linear
 from fedjax_core.task import Task
@@ -121,4 +121,5 @@ def pfedpg(
         client_init=lambda key, server, client_id: apart(model.init(key))[1],
         broadcast=lambda psi, client_id: prompts_of(psi, client_id, heads),
         newcomer="pFedPG generates prompts from a descriptor that it learns for each client, and has none of an unseen one",
+        targets=PER_ROW,
     )

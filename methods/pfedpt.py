@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core.algorithm import Algorithm, ClientOutput, Net
+from fedjax_core.algorithm import PER_ROW, Algorithm, ClientOutput, Net
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -103,6 +103,7 @@ def pfedpt(
         collect=aggregators.mean(aggregators.weights(weights)),
         predict={"personal": lambda w, p_i, x: model.apply(w, prompted(x, p_i))[0]},
         client_init=lambda key, server, client_id: jax.random.normal(jax.random.fold_in(key, client_id), (len(place[0]),)),
+        targets=PER_ROW,
     )
 
 

@@ -96,6 +96,7 @@ def pfedsd(
 
     base = parent()
     return base._replace(
+        targets=("classes",),
         client_update=client_update,
         predict=base.predict | {"personal": personal},
         client_init=lambda key, server, client_id: Client(model.init(key), jnp.zeros(())),

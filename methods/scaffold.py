@@ -24,7 +24,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import Algorithm, ClientOutput, Net, PyTree
+from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
 from fedjax_core.values import AtLeastOne, AtLeastZero
@@ -89,4 +89,5 @@ def scaffold(
         collect=(aggregators.mean(aggregators.uniform), aggregators.mean(aggregators.uniform)),
         predict={"global": lambda sent, c_i, x: model.apply(sent.net, x)[0]},
         client_init=lambda key, server, client_id: optax.tree.zeros_like(server.net.params),
+        targets=tuple(TARGETS),
     )

@@ -21,11 +21,12 @@ from fedjax_core.data.sources import idx
 from fedjax_core.language import instructions, pretrained
 from fedjax_core.language import prepare as language
 from fedjax_core.nn import llama
-from fedjax_core.reporting import analysis
+from fedjax_core.reporting import analysis, words
 from tests.fedjax_core.learning.test_lora import LLAMA_7B
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
+OFFLINE = ("diabetes", "multilabel", "text")  # sets that need no files and that nobody has published results on
 SETS = {  # training rows, test rows, shape, classes of the published sets
     "mnist": (60_000, 10_000, (28, 28, 1), 10),
     "cifar10": (50_000, 10_000, (32, 32, 3), 10),
@@ -91,7 +92,8 @@ def build(config):
 def test_paper_builds_and_its_round_traces_at_full_size(name):
     config = get(name, "paper")
     sim = build(config)
-    assert len(sim.data.train.y) >= (6000 if config.data.source.startswith(language.SOURCE) else 36_000)  # not the digits
+    least = 300 if config.data.source.startswith(OFFLINE) else 36_000
+    assert len(sim.data.train.y) >= (6000 if config.data.source.startswith(language.SOURCE) else least)  # not the digits
     shapes = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
     state = jax.eval_shape(sim._init, shapes(sim._held_on_host), jax.random.key_data(jax.random.key(0)))
     new, records = jax.eval_shape(
@@ -113,14 +115,15 @@ def test_the_small_variant_builds(name):
 def test_smoke_needs_no_files_and_runs(name):
     """A round and its scores; what a run leaves on the disk depends on no method (test_command_line.py)."""
     config = get(name, "smoke")
-    assert re.fullmatch(r"digits|\w+\(of='digits', .*\)", config.data.source), "a smoke variant must run anywhere"
+    own = re.fullmatch(r"digits|\w+\(of='digits', .*\)", config.data.source) or config.data.source.startswith(OFFLINE)
+    assert own, "a smoke variant must run anywhere"
     config.plan.devices = 1
     sim = experiment.build(config)
     state, _ = sim.rounds(sim.init(config.seed), 1)
     assert int(state.round) == 1
-    scores = [value for score, value in sim.evaluate(state).items() if "accuracy" in score.split("/")]
+    scores = [value for score, value in sim.evaluate(state).items() if words.is_headline(score)]
     assert scores
-    assert max(scores) > 0.1
+    assert max(scores) > (0.1 if "digits" in config.data.source else -1)
 
 
 @pytest.mark.parametrize("name", NAMES)

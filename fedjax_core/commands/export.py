@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import by_name, experiment
+from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands import ending
 from fedjax_core.data.unseen import seen_rows
 from fedjax_core.engine.simulation import View
@@ -58,6 +59,9 @@ def export(
     config, simulation, state = experiment.load(run, done)
     if experiment.resolve(config).episodes is not None:
         raise ValueError(f"{run} was trained on {config.task}: its network has no classes of its own, and cannot be exported")
+    if simulation.targets != "classes":
+        what = f"{run} was trained on {simulation.targets}: {TARGETS[simulation.targets]}"
+        raise ValueError(f"{what}; what is exported classifies, so use experiment.load in Python")
     view = simulation.view(state, client or 0)
     name = _chosen(config.method.name, view, client, model)
     data = simulation.data

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 
 from fedjax_core import by_name
-from fedjax_core.algorithm import Examples
+from fedjax_core.algorithm import Examples, targets_of
 from fedjax_core.data import own_tests, partition
 from fedjax_core.data.partition.rows import index_list
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.sources import Dataset
+from fedjax_core.data.targets import columns, label_table, need_classes, strata
 
 READABLE = 50  # clients that a label table on the screen may have
 TEST_SPLITS = ("proportional", "matched", "all", "partition")
@@ -41,16 +42,16 @@ class FederatedData:
 
     Attributes:
       name: of the data set.
-      train: Examples, all training rows; which of them are used is up to `train_index`.
+      train: Examples, all training rows, with targets of one of `algorithm.TARGETS`; which of them are used is up to `train_index`.
       test: Examples, the official test set.
-      class_names: K names.
+      class_names: K names, of classes, labels, numbers or tokens.
       train_index: N sorted int32 arrays of row numbers into `train`, by offsets (`RowLists`).
       test_index: N arrays into `test`: each client's own test rows. May be empty for a client.
       validation_index: N arrays into `train`: rows kept out of `train_index`, to choose rounds and settings by (`validation.py`);
         empty unless asked for.
       partition_hash: sha256 of the index lists; two runs with the same hash train and test on the same rows.
-      label_table: [N, K] training rows of each class.
-      test_label_table: [N, K] test rows of each class.
+      label_table: [N, K] training rows of each class, or with each label; [N, 1] training rows where targets are neither.
+      test_label_table: the same of test rows.
       unseen: clients beside the N, who never train; None unless asked for.
     """
 
@@ -70,6 +71,11 @@ class FederatedData:
     def classes(self) -> int:
         """K."""
         return len(self.class_names)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the columns of the label tables are."""
+        return columns(self.train.y, self.class_names)
 
     @property
     def clients(self) -> int:
@@ -192,29 +198,30 @@ def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -
     """The label table as text, cut to the first clients and classes, with sizes and the partition hash; of more than `READABLE`
     clients what it adds up to.
     """
-    sizes = data.label_table.sum(1)
-    tests = data.test_label_table.sum(1)
+    kind = targets_of(data.train.y)
+    sizes, tests = (RowLists.of(index).size for index in (data.train_index, data.test_index))
     held = (data.label_table > 0).sum(1)
-    rows, columns = min(data.clients, max_clients), min(data.classes, max_classes)
-    titles = [name[:8] for name in data.class_names[:columns]]
+    rows, columns = min(data.clients, max_clients), min(len(data.columns), max_classes)
+    titles = [name[:8] for name in data.columns[:columns]]
     widths = [max(len(title), len(str(data.label_table[:, c].max()))) for c, title in enumerate(titles)]
-    more = f" ... {data.classes - columns} more" if columns < data.classes else ""
+    more = f" ... {len(data.columns) - columns} more" if columns < len(data.columns) else ""
+    each = f"; {kind} per client: {held.min()} to {held.max()}" if len(data.columns) > 1 else ""
 
     def line(client, size, test, cells):
         counts = " ".join(str(cell).rjust(width) for cell, width in zip(cells, widths, strict=True))
         return f"{client:>6} {size:>7} {test:>6} | {counts}"
 
     lines = [
-        f"{data.name}: {len(data.train.y)} training and {len(data.test.y)} test rows, {data.classes} classes, {data.clients} "
+        f"{data.name}: {len(data.train.y)} training and {len(data.test.y)} test rows, {data.classes} {kind}, {data.clients} "
         f"clients, partition {data.partition_hash[:12]}",
-        f"training rows per client: smallest {sizes.min()}, median {np.median(sizes):g}, largest {sizes.max()}; "
-        f"classes per client: {held.min()} to {held.max()}",
+        f"training rows per client: smallest {sizes.min()}, median {np.median(sizes):g}, largest {sizes.max()}{each}",
     ]
     if data.clients > READABLE:
         deciles = ", ".join(f"{size:g}" for size in np.quantile(sizes, np.arange(1, 10) / 10).round())
-        of_class = data.label_table.sum(0)
-        whose = ", ".join(f"{name} {number}" for name, number in zip(titles, of_class[:columns], strict=True))
-        lines += [f"deciles of training rows: {deciles}", f"training rows of each class: {whose}{more}"]
+        lines.append(f"deciles of training rows: {deciles}")
+        if len(data.columns) > 1:
+            whose = ", ".join(f"{name} {number}" for name, number in zip(titles, data.label_table.sum(0)[:columns], strict=True))
+            lines.append(f"training rows of each {'class' if kind == 'classes' else 'label'}: {whose}{more}")
     else:
         lines.append(line("client", "train", "test", titles) + more)
         lines += [line(i, sizes[i], tests[i], data.label_table[i, :columns]) for i in range(rows)]
@@ -222,7 +229,7 @@ def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -
             lines.append(f"... {data.clients - rows} more clients")
     if data.unseen is not None:
         known = ", ".join(map(str, data.unseen.ids[:max_clients])) + (", ..." if len(data.unseen.ids) > max_clients else "")
-        both = data.unseen.label_table.sum(), data.unseen.test_label_table.sum()
+        both = [RowLists.of(index).total for index in (data.unseen.train_index, data.unseen.test_index)]
         lines.append(
             f"unseen: {len(data.unseen.ids)} more clients (of the partition {known}), {both[0]} training and {both[1]} test rows"
         )
@@ -234,21 +241,34 @@ def _check_labels(dataset: Dataset) -> None:
     classes = len(dataset.class_names)
     for part, examples in (("train", dataset.train), ("test", dataset.test)):
         y, rows = np.asarray(examples.y), {len(leaf) for leaf in jax.tree.leaves(examples.x)}
-        if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or rows != {len(y)}:
+        try:
+            kind = targets_of(y)
+        except TypeError:
+            kind = None
+        if kind is None or rows != {len(y)}:
             found = " and ".join(map(str, sorted(rows)))
-            raise ValueError(f"{part}: labels {y.dtype} {y.shape} for {found} rows: must be one integer per row.")
-        if len(y) and not 0 <= y.min() <= y.max() < classes:
+            wanted = "must be one integer per row, or other targets of `from_arrays(targets=...)`"
+            raise ValueError(f"{part}: labels {y.dtype} {y.shape} for {found} rows: {wanted}.")
+        if kind in ("labels", "numbers"):
+            if y.shape[1] != classes:
+                raise ValueError(f"{part}: {kind} {y.dtype} {y.shape} with {classes} names: must be equally many for each row.")
+        elif len(y) and not (0 if kind == "classes" else -1) <= y.min() <= y.max() < classes:
             raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
 
 
 def _divide(dataset: Dataset, name: str, options: dict, clients: int, seed: int, long_tail: float | None):
     """The partition's index lists, in row numbers of the whole training set."""
-    columns = {"labels": dataset.train.y, "domains": dataset.train_domains, "ids": dataset.train_clients}
+    kind = by_name.parse(name)[0]
+    takes = by_name.parameters(by_name.lookup("partition", kind, partition.SCHEMES)[0])[0]
+    if kind not in partition.WITHOUT_CLASSES and {"labels", "test_labels"} & set(takes):
+        need_classes(f"partition {name!r}", dataset.train.y, f"one of {', '.join(partition.WITHOUT_CLASSES)} divides any targets")
+    columns = {"labels": strata(dataset.train.y), "domains": dataset.train_domains, "ids": dataset.train_clients}
     kept = None
     if long_tail is not None:
+        need_classes(f"long_tail={long_tail}", dataset.train.y, "leave it out")
         kept = partition.long_tail(dataset.train.y, seed, rho=long_tail)
         columns = {key: None if values is None else values[kept] for key, values in columns.items()}
-    columns |= {"test_labels": dataset.test.y, "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
+    columns |= {"test_labels": strata(dataset.test.y), "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
     train, test = partition.make(name, columns, clients, seed, **options)
     return (train if kept is None else [kept[rows] for rows in train]), test
 
@@ -287,7 +307,7 @@ def _build(dataset: Dataset, train_index, test_index, validation_index, unseen: 
         test_index=test_index,
         validation_index=validation_index,
         partition_hash=_hash(train_index, test_index, validation_index, *beside),
-        label_table=train_index.counts(dataset.train.y, classes),
-        test_label_table=test_index.counts(dataset.test.y, classes),
+        label_table=label_table(dataset.train.y, train_index, classes),
+        test_label_table=label_table(dataset.test.y, test_index, classes),
         unseen=unseen,
     )

@@ -7,6 +7,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.sources.splits import stratified
+from fedjax_core.data.targets import strata
 
 
 def smaller(dataset: Dataset, size: int | None = None, examples: int | None = None, field: str = "data.") -> Dataset:
@@ -26,7 +27,7 @@ def smaller(dataset: Dataset, size: int | None = None, examples: int | None = No
     if examples is not None:
         if not _whole(examples) or not 1 <= examples <= len(kept):
             raise ValueError(f"{field}examples={examples!r} must be a whole number from 1 to the {len(kept)} training examples")
-        kept = np.flatnonzero(stratified(train.y, examples))
+        kept = np.flatnonzero(stratified(strata(train.y), examples))
     x, test_x = train.x[kept], test.x
     if size is not None:
         if not _whole(size) or size < 1 or x.ndim != 4 or x.dtype != np.uint8:

@@ -7,6 +7,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import draws
 from fedjax_core.data.federated import FederatedData, Newcomers, divided_anew
 from fedjax_core.data.row_lists import RowLists
+from fedjax_core.data.targets import label_table
 
 
 def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedData:
@@ -32,7 +33,8 @@ def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedDat
     others = np.setdiff1d(np.arange(data.clients), ids)
     theirs = RowLists.of(np.union1d(data.train_index[i], data.validation_index[i]) for i in ids)
     train, test, validation = map(RowLists.of, (data.train_index, data.test_index, data.validation_index))
-    unseen = Newcomers(ids, theirs, test.chosen(ids), theirs.counts(data.train.y, data.classes), data.test_label_table[ids])
+    table = label_table(data.train.y, theirs, data.classes)
+    unseen = Newcomers(ids, theirs, test.chosen(ids), table, data.test_label_table[ids])
     train, test, validation = (each.chosen(others) for each in (train, test, validation))
     return divided_anew(data, train, test, validation, unseen)
 

@@ -5,6 +5,8 @@ import numpy as np
 from fedjax_core.data import draws
 from fedjax_core.data.federated import FederatedData, divided_anew
 from fedjax_core.data.row_lists import RowLists
+from fedjax_core.data.targets import number as strata_number
+from fedjax_core.data.targets import strata
 
 
 def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData:
@@ -23,7 +25,7 @@ def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData
     whole = isinstance(part, int | np.integer)
     if isinstance(part, bool) or not (part >= 1 if whole else 0 < part < 1):
         raise ValueError(f"data.validation={part} must be a fraction in (0, 1), or a number of rows of at least 1")
-    rng = draws.generator(seed, "holdout")
+    rng, classes = draws.generator(seed, "holdout"), strata_number(data.train.y, data.classes)
     kept, held = [], []
     for client, rows in enumerate(data.train_index):
         number = int(part if whole else part * len(rows))
@@ -31,9 +33,9 @@ def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData
             most = min(len(rows) for rows in data.train_index if len(rows)) - 1
             what = f"data.validation={part}: client {client} has {len(rows)} training rows"
             raise ValueError(f"{what}; it must be at most {most}, or a fraction")
-        counts = data.label_table[client]
+        labels = strata(data.train.y[rows])
+        counts = np.bincount(labels, minlength=classes)
         wanted = draws.apportion(number, counts) if len(rows) else np.zeros_like(counts)
-        labels = data.train.y[rows]
         chosen = [rng.choice(rows[labels == c], n, replace=False) for c, n in enumerate(wanted) if n]
         mine = np.sort(np.concatenate([np.zeros(0, np.int32), *chosen])).astype(np.int32)
         kept.append(np.setdiff1d(rows, mine).astype(np.int32))

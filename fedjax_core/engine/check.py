@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.algorithm import TARGETS, Array, Examples, PyTree, targets_of
 from fedjax_core.engine.federation import SCOPES, Evaluation, Federation, Group, Held
 from fedjax_core.engine.placement import PLACES
 from fedjax_core.learning import metrics
@@ -59,6 +59,32 @@ def settings(
             f"evaluation.scopes has {', '.join(map(repr, sorted(without)))}, but clients have no test episodes of their own; "
             "with episodes it may have 'global', 'all'"
         )
+
+
+def targets(groups: Sequence[Group], examples: Examples) -> None:
+    """Raises ValueError where a group's method cannot train on such targets, or its network gives something else for them."""
+    if (kind := targets_of(examples.y)) == "classes":
+        return
+    for group in groups:
+        if kind in (may := group.build(group.task).targets):
+            _gives(group, kind, examples)
+            continue
+        build: Any = group.build
+        while isinstance(build, functools.partial) or hasattr(build, "__wrapped__"):
+            build = build.func if isinstance(build, functools.partial) else build.__wrapped__
+        needs = f"{getattr(build, '__name__', 'the method')} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
+        raise ValueError(f"{needs}; fedavg, fedprox, scaffold, fedopt, fedper, ditto and others that read no class can")
+
+
+def _gives(group: Group, kind: str, examples: Examples) -> None:
+    """Raises ValueError unless a group's network gives a number for each target, of tokens one for each that there may be."""
+    model = group.task.model
+    x, y = (jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), of) for of in examples)
+    given = jax.eval_shape(lambda key, x: model.apply(model.init(key), x)[0]["logits"], jax.random.key(0), x).shape[1:]
+    wanted = (*y.shape[1:], group.task.classes) if kind == "tokens" else y.shape[1:]
+    if given != wanted:
+        what = f"network {model.name!r} gives {list(given)} for a row, {kind} need {list(wanted)}"
+        raise ValueError(what + ("; 'lstm' and 'causal' read token ids" if kind == "tokens" else ""))
 
 
 def shapes(fed: Federation, held: Held) -> Shapes:

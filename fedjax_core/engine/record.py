@@ -5,10 +5,16 @@ import numpy as np
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import faults, scores
+from fedjax_core.learning import scored
 
 
-def flat(record: PyTree, round: int) -> dict[str, float]:  # noqa: A002
+def flat(record: PyTree, round: int, targets: str = "classes") -> dict[str, float]:  # noqa: A002
     """What one round says of itself.
+
+    Args:
+      record: as the round's program gives it.
+      round: from 1.
+      targets: what rows are labelled with, one of `algorithm.TARGETS`.
 
     Raises:
       Diverged: something was not finite; says what, and of which clients.
@@ -31,5 +37,5 @@ def flat(record: PyTree, round: int) -> dict[str, float]:  # noqa: A002
             joined.setdefault(name, []).append(score)
     after = {name: jax.tree.map(lambda *x: np.concatenate(x), *found) for name, found in joined.items()}
     for name, found in after.items():
-        said |= scores.statistics(f"test/{name}/post_local", found)
+        said |= scores.statistics(f"test/{name}/post_local", scored.finished(targets, found))
     return said

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree
+from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree, targets_of
 from fedjax_core.engine import parallel, states
 from fedjax_core.engine.federation import Federation, Held, State, key
-from fedjax_core.learning import losses, metrics, training
+from fedjax_core.learning import metrics, scored, training
 from fedjax_core.learning.episodes import assemble
 
 
@@ -202,24 +202,27 @@ def _whole_test(fed: Federation, held: Held) -> tuple[int, Callable[[Array], tra
 
 
 def _score(fed: Federation, g: int, models: dict[str, Callable], batches: Batches):
-    """Predictors (x -> outputs) on test batches: {predictor: {"loss", "accuracy", and the task's}: pairs}."""
+    """Predictors (x -> outputs) on test batches: {predictor: {what `scored.sums` names, and the task's}: pairs}."""
     (number, batch), own = batches, fed.groups[g].task.scores
 
-    def add(i, sums):
+    def found(i):
         x, y, mask, _ = batch(i)
-        found = {name: _pairs(predict(x), x, y, mask, own) for name, predict in models.items()}
-        return jax.tree.map(jnp.add, sums, found)
+        return {name: _pairs(predict(x), x, y, mask, own) for name, predict in models.items()}
 
-    pair = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
-    zero = {name: dict.fromkeys(("accuracy", "loss", *own), pair) for name in models}
+    def add(i, sums):
+        return jax.tree.map(jnp.add, sums, found(i))
+
+    if targets_of(jax.eval_shape(batch, jnp.int32(0)).y) in ("classes", "tokens"):
+        pair = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+        zero = {name: dict.fromkeys(("accuracy", "loss", *own), pair) for name in models}
+    else:
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(found, jnp.int32(0)))
     return jax.lax.fori_loop(0, number, add, zero)
 
 
 def _pairs(
     outputs: dict[str, Array], x: PyTree, y: Array, mask: Array, own: Mapping[str, Callable[..., metrics.Pair]]
 ) -> dict[str, metrics.Pair]:
-    """Accuracy, loss, and a task's own scores."""
+    """The scores of the targets' kind, such as accuracy and loss, and a task's own."""
     more = {name: score(outputs, x, y, mask) for name, score in own.items()}
-    logits, y = outputs["logits"], outputs.get("targets", y)
-    rows = losses.cross_entropy_rows(logits.astype(jnp.float32), jnp.maximum(y, 0))
-    return {"accuracy": metrics.accuracy(logits, y, mask), "loss": metrics.mean_of(rows, losses.counted(y, mask))} | more
+    return scored.sums(outputs["logits"], outputs.get("targets", y), mask) | more

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Algorithm, Array, PyTree
+from fedjax_core.algorithm import Algorithm, Array, PyTree, targets_of
 from fedjax_core.data.federated import FederatedData, pooled
 from fedjax_core.engine import check, faults, parallel, placement, rounds, scores, states, together, unseen, view
 from fedjax_core.engine import cohort as cohorts
@@ -40,6 +40,7 @@ from fedjax_core.engine.federation import (
 from fedjax_core.engine.record import flat
 from fedjax_core.engine.rows import Resident, Streamed
 from fedjax_core.engine.view import View
+from fedjax_core.learning import scored
 from fedjax_core.learning.episodes import Episodes
 
 __all__ = ["Build", "Diverged", "Evaluation", "Group", "Held", "Simulation", "State", "View", "first_to_reach", "one_group"]
@@ -54,6 +55,7 @@ class Simulation:
       groups: clients by architecture.
       data: the federated data (pooled for a method that asks for it).
       cohort: C.
+      targets: what its rows are labelled with, one of `algorithm.TARGETS`.
       unserved: why unseen clients, if there are any, are not scored: the method has no models for them; "" if they are.
       placed: where the data lie, and why.
       plan: the client loop's plan; a smaller chunk is taken if it turns out not to fit.
@@ -99,7 +101,9 @@ class Simulation:
             task = dataclasses.replace(groups[0].task, population=1)
             groups = acquainted([groups[0]._replace(clients=np.arange(1), task=task)])
         population = len(data.train_index)
+        self.targets = targets_of(data.train.y)
         check.settings(groups, population, dropout, hold, evaluation, dispatch, episodes)
+        check.targets(groups, data.train)
         why, newcomers = unseen.reason(tuple(groups)), 0 if data.unseen is None else len(data.unseen.ids)
         evaluation = unseen.scored(evaluation, why, newcomers > 0)
         self.unserved, self._newcomers = why if newcomers else "", newcomers
@@ -256,7 +260,7 @@ class Simulation:
                 raw = [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)]
             done = int(jax.device_get(state.round))
             for number, record in enumerate(raw, done - len(raw) + 1):
-                records.append(flat(record, number))
+                records.append(flat(record, number, self.targets))
                 faults.warn(faults.outliers(record["ids"], record["seen"]), number, self._outliers)
         return state, records
 
@@ -381,7 +385,12 @@ class Simulation:
     def client_scores(self, state: State) -> dict[str, PyTree]:
         """Per client (in the order of `scored_clients`), as NumPy pairs: {"own": {predictor: {"loss", "accuracy"}}, "all": ...};
         "validation" where clients have such rows."""
-        return self._fitting(lambda: self._client_scores(state))
+        found = self._fitting(lambda: self._client_scores(state))
+        return {scope: self._finished(models) for scope, models in found.items()}
+
+    def _finished(self, models: dict[str, PyTree]) -> dict[str, PyTree]:
+        """The scores of each model, of what the programs have added up."""
+        return {model: scored.finished(self.targets, sums) for model, sums in models.items()}
 
     def _client_scores(self, state: State) -> dict[str, PyTree]:
         wanted = self.scored_clients()
@@ -405,7 +414,7 @@ class Simulation:
 
     def unseen_scores(self, state: State) -> dict[str, PyTree]:
         """Per unseen client (in the order of `data.unseen`), as NumPy pairs: {predictor: {"loss", "accuracy"}}."""
-        return self._fitting(lambda: self._unseen_scores(state))
+        return self._finished(self._fitting(lambda: self._unseen_scores(state)))
 
     def _unseen_scores(self, state: State) -> dict[str, PyTree]:
         parts, found = [], []
@@ -438,11 +447,10 @@ class Simulation:
         """
         found, number, by_client = {}, int(jax.device_get(state.round)), None
         if "global" in self.evaluation.scopes and "global" in self._algorithm(0, self._held_on_host, 0).predict:
-            for name, pair in self._of_server(state, "test").items():
-                found[f"test/global/{name}"] = float(pair[0] / pair[1])
-            if self.validated:
-                for name, pair in self._of_server(state, "validation").items():
-                    found[f"validation/global/{name}"] = float(pair[0] / pair[1])
+            for rows in ("test", *(["validation"] if self.validated else [])):
+                for name, pair in scored.finished(self.targets, self._of_server(state, rows)).items():
+                    if self.targets == "classes" or pair[1] > 0:
+                        found[f"{rows}/global/{name}"] = float(pair[0] / pair[1])
             if not math.isfinite(found.get("test/global/loss", 0.0)):
                 raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {faults.ADVICE}")
         if {"own", "all"} & set(self.evaluation.scopes):
@@ -465,7 +473,7 @@ class Simulation:
             rows = np.array([len(index) for index in self.data.unseen.test_index])
             theirs = scores.ByClient(self.population + np.arange(len(rows)), rows, own)
             by_client = theirs if by_client is None else scores.joined(by_client, theirs)
-            found |= unseen.gaps(found, list(models))
+            found |= unseen.gaps(found, list(models), scored.NAMES[self.targets][0])
         return found, by_client
 
     def _of_server(self, state: State, rows: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -490,7 +498,7 @@ class Simulation:
     def validation_scores(self) -> list[str]:
         """Names of the scores on validation rows that `evaluate` gives; none without such rows."""
         wanted, models = set(self.evaluation.scopes), self._algorithm(0, self._held_on_host, 0).predict
-        of_all = [("accuracy", "loss", *group.task.scores) for group in self.groups]
+        of_all = [(*scored.NAMES[self.targets], *group.task.scores) for group in self.groups]
         both = [name for name in of_all[0] if all(name in names for names in of_all)] if self.validated else []
         own = [f"validation/{m}/own/{name}/{s}" for m in models for name in both for s in scores.STATISTICS]
         everywhere = [f"validation/global/{name}" for name in both if "global" in models]

@@ -93,7 +93,7 @@ def holdings(
     return plain, algorithm.personalise(sent, client, data, jax.random.fold_in(key(of_run, "personalise", round), i))
 
 
-def gaps(found: dict[str, float], models: list[str]) -> dict[str, float]:
-    """The participation gap of each model that seen and unseen clients were scored with."""
-    pairs = {name: [found.get(f"test/{name}/{scope}/accuracy/mean") for scope in ("own", "unseen")] for name in models}
-    return {f"test/{name}/gap/accuracy": own - new for name, (own, new) in pairs.items() if own is not None and new is not None}
+def gaps(found: dict[str, float], models: list[str], score: str = "accuracy") -> dict[str, float]:
+    """The participation gap of each model that seen and unseen clients were scored with, by a score."""
+    pairs = {name: [found.get(f"test/{name}/{scope}/{score}/mean") for scope in ("own", "unseen")] for name in models}
+    return {f"test/{name}/gap/{score}": own - new for name, (own, new) in pairs.items() if own is not None and new is not None}

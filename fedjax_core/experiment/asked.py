@@ -22,7 +22,13 @@ from fedjax_core.task import PARTS
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
-LOSSES = {"cross_entropy": losses.cross_entropy, "smoothed": losses.smoothed, "focal": losses.focal}
+LOSSES = {
+    **{"cross_entropy": losses.cross_entropy, "smoothed": losses.smoothed, "focal": losses.focal},
+    **{"sigmoid_cross_entropy": losses.sigmoid_cross_entropy},
+    **{"squared_error": losses.squared_error, "absolute_error": losses.absolute_error},
+}
+OF_TARGETS = dict.fromkeys(("cross_entropy", "smoothed", "focal"), ("classes", "tokens"))  # what each loss is for
+OF_TARGETS |= {"sigmoid_cross_entropy": ("labels",), "squared_error": ("numbers",), "absolute_error": ("numbers",)}
 STATISTICS = ("average", "local", "freeze")
 NORMALISATIONS = {  # mean and deviation by channel, where the data's own are not taken
     "data": None,

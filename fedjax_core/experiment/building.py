@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_core import nn
-from fedjax_core.algorithm import Examples, Net
+from fedjax_core import by_name, nn
+from fedjax_core.algorithm import TARGETS, Examples, Net, targets_of
 from fedjax_core.by_name import BUILT_IN, Found
 from fedjax_core.data import federated, sources
 from fedjax_core.data.readers import in_file
@@ -20,9 +20,9 @@ from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine import parallel
 from fedjax_core.engine.simulation import Group, Simulation
 from fedjax_core.experiment import given
-from fedjax_core.experiment.asked import NORMALISATIONS, Asked, Config, Network, algorithm, files, network, resolve
+from fedjax_core.experiment.asked import NORMALISATIONS, OF_TARGETS, Asked, Config, Network, algorithm, files, network, resolve
 from fedjax_core.language import prepare as language
-from fedjax_core.learning import augment, episodes, lora
+from fedjax_core.learning import augment, episodes, lora, scored
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage import weights
 from fedjax_core.task import PARTS, Model, Task, of_model, part_of
@@ -70,6 +70,7 @@ def build(
     asked = resolve(given.into(config, method, model, loss, scores))
     kind = _kind(asked)
     data = _set_apart(asked, kind.federated(asked) if data is None else data)
+    _fits(asked, config, targets_of(data.train.y))
     clients, networks = np.arange(data.clients), asked.networks
     if not 1 <= len(networks) <= len(clients):
         models = tuple(one.found.spec for one in networks)
@@ -97,6 +98,20 @@ def build(
         data_on=asked.data_on,
         episodes=asked.episodes,
     )
+
+
+def _fits(asked: Asked, config: Config, kind: str) -> None:
+    """Raises ValueError for what is for other targets than the data have."""
+    loss = None if config.get("loss") is None else by_name.parse(config.loss, "loss")[0]
+    if loss in OF_TARGETS and kind not in OF_TARGETS[loss]:
+        raise ValueError(f"loss={config.loss!r} is for {' or '.join(OF_TARGETS[loss])}, the data have {kind}: {TARGETS[kind]}")
+    if taken := [name for name in asked.scores if kind != "classes" and name in scored.NAMES[kind]]:
+        raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {kind} already; give yours another name")
+    if kind == "classes":
+        return
+    for field, is_set in (("task", asked.episodes is not None), ("public", asked.public is not None)):
+        if is_set:
+            raise ValueError(f"{field}={config[field]!r} needs classes, the data have {kind}: {TARGETS[kind]}")
 
 
 def dataset(config: Config) -> federated.FederatedData:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.algorithm import Array, PyTree, targets_of
 from fedjax_core.values import Fraction, NonNegative
 
 TINY = 1e-24  # squared length below which a vector counts as zero
-OfLabels = Callable[[Array, Array, Array], Array]  # logits, y, mask [B] -> the mean over the rows in `mask`
+OfLabels = Callable[[Array, Array, Array], Array]  # a network's outputs, y, mask [B] -> the mean over the rows in `mask`
 
 
 def rounding(*of: PyTree) -> float:
@@ -49,6 +49,24 @@ def cross_entropy(logits: Array, y: Array, mask: Array) -> Array:
     Of sequences, [B, T, V] with [B, T], the mean over all tokens of the rows in `mask` but those whose target is negative.
     """
     return masked_mean(cross_entropy_rows(logits, jnp.maximum(y, 0)), counted(y, mask))
+
+
+def sigmoid_cross_entropy(logits: Array, y: Array, mask: Array) -> Array:
+    """Mean over the rows in `mask`, and over the K labels, of -log sigmoid(logit) where y [B, K] is 1, and of -log sigmoid(-logit)
+    where it is 0."""
+    return masked_mean(jnp.mean(sigmoid_cross_entropy_entries(logits, y), axis=-1), mask)
+
+
+def sigmoid_cross_entropy_entries(logits: Array, y: Array) -> Array:
+    """The cross-entropy of each label alone: [B, K], [B, K] 0 or 1 -> [B, K]."""
+    return jax.nn.softplus(logits) - jnp.where(y > 0, logits, 0)
+
+
+def of_targets(outputs: Array, y: Array, mask: Array) -> Array:
+    """The loss that fits the targets (`algorithm.TARGETS`): of classes and tokens `cross_entropy`, of several labels
+    `sigmoid_cross_entropy`, of numbers `squared_error`."""
+    fits = {"labels": sigmoid_cross_entropy, "numbers": squared_error}
+    return fits.get(targets_of(y), cross_entropy)(outputs, y, mask)
 
 
 def smoothed(logits: Array, y: Array, mask: Array, epsilon: Fraction = 0.1) -> Array:

@@ -5,6 +5,7 @@ per client beside the method's own client state. Averaging them ("average") and 
 the first is what deltas of whole nets do, the second is a mode of the model.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -92,4 +93,4 @@ def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Alg
             newcomer=newcomer if callable(inner.newcomer) else inner.newcomer,
         )
 
-    return built
+    return functools.update_wrapper(built, build)

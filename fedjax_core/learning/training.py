@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import Array, ClientData, Net, PyTree
+from fedjax_core.algorithm import Array, ClientData, Net, PyTree, targets_of
 from fedjax_core.learning import losses, metrics
 from fedjax_core.learning.optimizers import Optimizer, adam, annealed, mean_gradient, proximal, sgd
 from fedjax_core.learning.parts import join, part, split, under
@@ -82,12 +82,14 @@ Loss = Callable[..., tuple[Array, Aux]]  # net, batch, key -> value, Aux; a four
 
 
 def of_labels(task: Task) -> losses.OfLabels:
-    """The loss of labels that a task is trained by: `losses.cross_entropy`, or the user's own (`config.loss`)."""
-    return losses.cross_entropy if task.loss is None else task.loss
+    """The loss of targets that a task is trained by: the one that fits them (`losses.of_targets`), of classes cross-entropy, or the
+    user's own (`config.loss`)."""
+    return losses.of_targets if task.loss is None else task.loss
 
 
 def supervised(task: Task) -> Loss:
-    """The plain loss: that of labels of the network's outputs; sums: "loss" and "accuracy" over the examples seen."""
+    """The plain loss: that of the network's outputs and the targets; sums: "loss", and of classes and tokens "accuracy", over the
+    examples seen."""
     return cross_entropy(task.model, of_labels(task))
 
 
@@ -115,9 +117,13 @@ def risk(
 
 
 def classified(value: Array, logits: Array, batch: Batch) -> dict[str, metrics.Pair]:
-    """The sums that a classification loss reports: its mean `value` over the batch, and the accuracy of `logits` [B, K]."""
+    """The sums that a loss of targets reports: its mean `value` over the batch, and of classes and tokens the accuracy of `logits`
+    [B, K]."""
     examples = jnp.sum(batch.mask, dtype=jnp.float32)
-    return {"loss": (value * examples, examples), "accuracy": metrics.accuracy(logits, batch.y, batch.mask)}
+    sums = {"loss": (value * examples, examples)}
+    if targets_of(batch.y) in ("labels", "numbers"):
+        return sums
+    return sums | {"accuracy": metrics.accuracy(logits, batch.y, batch.mask)}
 
 
 def fit(
@@ -218,8 +224,9 @@ def fit(
 def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int) -> Callable[..., Fitted]:
     """One step by the gradient of the mean loss over all of one client's rows, of which only a minibatch is in memory at once.
 
-    Each minibatch counts by the weight of its "accuracy": its rows, or the tokens of its answers. So for `cross_entropy` it is
-    the gradient of the mean over all rows, or over the tokens of all answers. Batch statistics are each minibatch's own.
+    Each minibatch counts by the weight of its "accuracy": its rows, or the tokens of its answers; without one by its rows. So for
+    `cross_entropy` it is the gradient of the mean over all rows, or over the tokens of all answers. Batch statistics are each
+    minibatch's own.
 
     Args:
       loss: (net, batch, key) -> (value, Aux), where value is a mean over that weight.
@@ -234,7 +241,7 @@ def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int
     """
     if batch < 1:
         raise ValueError(f"batch={batch} must be at least 1")
-    weight = lambda sums: sums["accuracy"][1]
+    weight = lambda sums: sums.get("accuracy", sums["loss"])[1]
 
     def run(net: Net, data: ClientData, key: Array) -> Fitted:
         b, minibatch = in_order(data, batch)

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.nn.causal import Causal
 from fedjax_core.nn.cnn import CNN
+from fedjax_core.nn.lstm import LSTM
 from fedjax_core.nn.mlp import MLP
 from fedjax_core.nn.resnet import Bottleneck, ResNet
 from fedjax_core.nn.vit import ViT
@@ -34,9 +36,9 @@ def from_module(
 ) -> Model:
     """Splits a module once into a static graph and pure nested dicts.
 
-    The module has a linear `head` and a method `body(x, key=, train=, batch=, mask=) -> (features [B, D], {name: array})`,
-    where `batch` says whether batch normalisation uses (and moves by) the batch's statistics. Its variables are `nnx.Param`
-    and `nnx.BatchStat` and nothing else; it draws from `key` alone.
+    The module has a linear `head` and a method `body(x, key=, train=, batch=, mask=) -> (features [B, D], {name: array})`, of texts
+    [B, T, D], where `batch` says whether batch normalisation uses (and moves by) the batch's statistics. Its variables are
+    `nnx.Param` and `nnx.BatchStat` and nothing else; it draws from `key` alone.
 
     Args:
       make: builds the module from the streams that initialise it.
@@ -115,7 +117,8 @@ def normalise(x: Array, mean: Scale | None, std: Scale | None, dtype: jax.typing
     return ((x.astype(jnp.float32) / unit - spread(mean)) / spread(std)).astype(dtype or jnp.float32)
 
 
-MODULES: dict[str, type[nnx.Module]] = {"mlp": MLP, "cnn": CNN, "vit": ViT}
+TEXTS: dict[str, type[nnx.Module]] = {"lstm": LSTM, "causal": Causal}  # that read token ids [T]
+MODULES: dict[str, type[nnx.Module]] = {"mlp": MLP, "cnn": CNN, "vit": ViT} | TEXTS
 RESNETS = {
     "resnet8": {"blocks": (1, 1, 1)},
     "resnet10": {"blocks": (1, 1, 1, 1)},
@@ -181,7 +184,10 @@ def build(
         size = image_size(shape, resize=resize)
         assert size is not None
         image, shape = (*size, shape[2]), (size[0] + 2 * frame, size[1] + 2 * frame, shape[2])
-    if module is not MLP and len(shape) != 3:
+    if name in TEXTS and (len(shape) != 1 or mean is not None):
+        what = f"model {name!r} reads token ids [T], and these examples have the shape {list(shape)}"
+        raise ValueError(what if len(shape) != 1 else f"{what} and are no whole numbers that are taken as they are (mean=None)")
+    if name not in ("mlp", *TEXTS) and len(shape) != 3:
         what = f"model {name!r} reads images [H, W, C], and these examples have the shape {list(shape)}"
         raise ValueError(f"{what}; 'mlp' reads rows of numbers, and so may a network of yours")
     make = functools.partial(module, classes, shape, dtype=dtype, **fixed, **options)

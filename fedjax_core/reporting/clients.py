@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.engine.scores import ByClient
-from fedjax_core.reporting.words import is_accuracy
+from fedjax_core.reporting.words import is_headline
 from fedjax_core.storage.files import explained, write_csv
 
 LAST, SELECTED = "clients.csv", "clients_selected.csv"  # of the last evaluation, and of the selected round
@@ -85,7 +85,7 @@ def decile(number: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def spread(folder: Path, rounds: int) -> dict[str, Any]:
-    """How accuracies spread over clients, for the summary; empty if there are no such files.
+    """How accuracies, or R2, spread over clients, for the summary; empty if there are no such files.
 
     Args:
       folder: of the run.
@@ -100,7 +100,7 @@ def spread(folder: Path, rounds: int) -> dict[str, Any]:
         if not (folder / name).exists():
             continue
         done, these = read(folder / name)
-        of = {name: values[np.isfinite(values)] for name, values in these.scores.items() if is_accuracy(name)}
+        of = {name: values[np.isfinite(values)] for name, values in these.scores.items() if is_headline(name)}
         if done <= rounds:
             entries = {name: _entry(values) for name, values in of.items() if len(values)}
             found[moment] = {"round": done, "scored": len(these.ids), "scores": entries}

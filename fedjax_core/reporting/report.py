@@ -9,9 +9,9 @@ have a meaning here:
     cohort            clients that took part in the round
     train/examples    examples they trained on, an example counted once an epoch
 
-A name with a part "accuracy" is an accuracy, with a part "loss" a loss. Records go to metrics.jsonl at once, to TensorBoard
-files, to a progress bar or to lines of text; at the end to metrics.csv and summary.json. metrics.jsonl is what all the others
-are made from.
+A name with a part "accuracy" or "average_precision" is an accuracy, with a part "loss" or "perplexity" a loss. Records go to
+metrics.jsonl at once, to TensorBoard files, to a progress bar or to lines of text; at the end to metrics.csv and summary.json.
+metrics.jsonl is what all the others are made from.
 """
 
 import math
@@ -28,7 +28,7 @@ from fedjax_core.reporting.console import Parser, fail, one_line, readable_size,
 from fedjax_core.reporting.records import CSV, kept, read
 from fedjax_core.reporting.summary import Series, history, shown, summarise, table
 from fedjax_core.reporting.tensorboard import Events
-from fedjax_core.reporting.words import is_accuracy
+from fedjax_core.reporting.words import is_accuracy, is_headline
 from fedjax_core.storage.workdir import (
     METRICS,
     JsonLines,
@@ -86,7 +86,7 @@ class Reporter:
             evaluations.
           tensorboard: whether to write TensorBoard files.
           headline: the score that bar and lines show; None: the first of `HEADLINE` that a record has, or else its first
-            accuracy on test data. Where a record has no such score nothing was evaluated.
+            accuracy, or R2, on test data. Where a record has no such score nothing was evaluated.
           targets: accuracies; the summary says which round reached them first.
           last_k: over how many of the last evaluations the summary takes a mean.
           select: the score by whose best round the summary gives the others.
@@ -181,7 +181,7 @@ class Reporter:
             self._console(text)
 
     def _show(self, record: Mapping[str, Any]) -> None:
-        scores = [key for key in record if key.startswith("test/") and is_accuracy(key)]
+        scores = [key for key in record if key.startswith("test/") and is_headline(key)]
         name = self._headline or next((key for key in [*HEADLINE, *scores] if key in record), None)
         score = f"{name} {shown(name, record[name])}" if name in record and name is not None else None
         if self._bar is not None:

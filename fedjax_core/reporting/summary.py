@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.words import is_accuracy, is_gap, is_loss
+from fedjax_core.reporting.words import is_accuracy, is_gap, is_loss, is_r2
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
@@ -125,7 +125,8 @@ def table(summary: Mapping[str, Any]) -> str:
     Returns:
       Lines of text without a last newline, at most about 100 characters wide for the usual names.
     """
-    scores = {name: entry for name, entry in summary["metrics"].items() if is_accuracy(name) or is_gap(name) or _is_one_loss(name)}
+    told = lambda name: is_accuracy(name) or is_gap(name) or _is_one_loss(name) or (is_r2(name) and _is_one(name))
+    scores = {name: entry for name, entry in summary["metrics"].items() if told(name)}
     targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))
     span = max((entry["k"] for entry in scores.values()), default=0)
     chosen = summary.get("selected")
@@ -154,7 +155,12 @@ def table(summary: Mapping[str, Any]) -> str:
 
 def _is_one_loss(name: str) -> bool:
     """Whether a score is a loss of the whole run; how it spreads over clients is left to the files."""
-    return "loss" in name.split("/") and name.rpartition("/")[2] in ("loss", "mean")
+    return is_loss(name) and "mean_squared_error" not in name and _is_one(name)
+
+
+def _is_one(name: str) -> bool:
+    """Whether a score is one number of the whole run: a model's on all rows, or the mean over clients."""
+    return name.count("/") < 3 or name.endswith("/mean")
 
 
 def _spread(summary: Mapping[str, Any]) -> list[str]:
@@ -194,7 +200,7 @@ def shown(name: str, value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     if is_gap(name):
-        return f"{100 * value:+.1f} points"
+        return f"{value:+.3g}" if name.endswith("/r2") else f"{100 * value:+.1f} points"
     return f"{100 * value:.1f} %" if is_accuracy(name) else f"{value:.4g}"
 
 

@@ -7,12 +7,14 @@ ROWS = {  # by scope: what a model is tested on, and of which moment it is
     "post_local": "own test rows, right after training",
     "unseen": "unseen clients' own test rows",
 }
+ACCURACIES = {"accuracy", "average_precision", "micro_average_precision"}
+LOSSES = {"loss", "perplexity", "mean_squared_error"}
 GAP = "gap"  # scope of a difference of two accuracies
 
 
 def is_accuracy(name: str) -> bool:
-    """Whether a score of this name is an accuracy."""
-    return "accuracy" in name.split("/") and not is_gap(name)
+    """Whether a score of this name is an accuracy, or like one: in [0, 1], the larger the better, such as an average precision."""
+    return not ACCURACIES.isdisjoint(name.split("/")) and not is_gap(name)
 
 
 def is_gap(name: str) -> bool:
@@ -21,8 +23,18 @@ def is_gap(name: str) -> bool:
 
 
 def is_loss(name: str) -> bool:
-    """Whether a score of this name is a loss."""
-    return "loss" in name.split("/")
+    """Whether a score of this name is a loss, or like one: the smaller the better, such as a perplexity."""
+    return not LOSSES.isdisjoint(name.split("/"))
+
+
+def is_r2(name: str) -> bool:
+    """Whether a score of this name is a share of variance explained: at most 1, maybe negative."""
+    return "r2" in name.split("/") and not is_gap(name)
+
+
+def is_headline(name: str) -> bool:
+    """Whether a score of this name says of a model at first how good it is."""
+    return is_accuracy(name) or is_r2(name)
 
 
 def better(name: str) -> str:
@@ -31,7 +43,7 @@ def better(name: str) -> str:
     >>> better("test/personal/own/accuracy"), better("train/loss"), better("server/norm")
     ('larger', 'smaller', 'neither')
     """
-    if is_accuracy(name) or any(part.startswith("rouge") for part in name.split("/")):
+    if is_headline(name) or any(part.startswith("rouge") for part in name.split("/")):
         return "larger"
     return "smaller" if is_loss(name) else "neither"
 
@@ -72,10 +84,13 @@ def axis(name: str) -> str:
 
     >>> axis("test/global/own/accuracy/mean"), axis("test/global/loss"), axis("train/loss"), axis("test/personal/own/rouge1/mean")
     ('test accuracy', 'test loss', 'training loss', 'test rouge1')
+    >>> axis("test/global/average_precision"), axis("test/global/own/mean_squared_error/mean")
+    ('test average precision', 'test mean squared error')
     """
     parts = name.split("/")
     if spoken(name) == name or parts[0] not in ("test", "validation"):
         return spoken(name)
     if is_gap(name):
         return "participation gap"
-    return f"{parts[0]} {parts[-1] if len(parts) == 3 else parts[3]}"
+    score = parts[-1] if len(parts) == 3 else parts[3]
+    return f"{parts[0]} {score.replace('_', ' ') if score in ACCURACIES | LOSSES else score}"

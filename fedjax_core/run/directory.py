@@ -60,8 +60,8 @@ def _record_data(data: FederatedData, workdir: WorkDir) -> None:
         known = {"clients": ids.tolist()} if len(ids) <= label_tables.READABLE else {}
         workdir.record("unseen", known | label_tables.of_run(tables))
     if workdir.writer and number > label_tables.READABLE:
-        label_tables.write(workdir.path, data.class_names, everybody)
-    mine = {"hash": data.partition_hash, "class_names": list(data.class_names)}
+        label_tables.write(workdir.path, data.columns, everybody)
+    mine = {"hash": data.partition_hash, "class_names": list(data.columns)}
     workdir.record("partition", mine | label_tables.of_run(everybody[0][1]))
 
 

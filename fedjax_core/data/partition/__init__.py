@@ -35,7 +35,7 @@ from fedjax_core.data.partition.skew import dirichlet, pathological, shards
 from fedjax_core.data.partition.tail import long_tail
 
 Lists = Sequence[np.ndarray]
-__all__ = ["GIVEN", "SCHEMES", "Index", "long_tail", "make"]
+__all__ = ["GIVEN", "SCHEMES", "WITHOUT_CLASSES", "Index", "long_tail", "make"]
 
 SCHEMES: dict[str, Callable[..., Index | tuple[Lists, Lists | None]]] = {
     "iid": iid,
@@ -49,6 +49,7 @@ SCHEMES: dict[str, Callable[..., Index | tuple[Lists, Lists | None]]] = {
     "by_domain": by_domain,
     "natural": natural,
 }
+WITHOUT_CLASSES = ("iid", "quantity_skew", "by_domain", "natural")  # read of labels how many there are, if anything
 COLUMNS = ("labels", "test_labels", "domains", "test_domains", "ids", "test_ids")
 GIVEN = (*COLUMNS, "clients", "seed")  # arguments of a scheme that are no options of its own
 

@@ -2,6 +2,9 @@
 
 `load(name)` takes
   digits                         scikit-learn's 8x8 digits: embedded, offline
+  diabetes                       scikit-learn's patients, with a number to tell: embedded, offline
+  multilabel                     rows with several labels each, drawn by scikit-learn
+  text(path=FILE)                a text, whose characters are told one after another; of Python's own manual without a file
   cifar10, cifar100              the published binary archives
   fc100                          CIFAR-100 for few-shot learning, classes divided by superclass
   mnist, emnist                  the published IDX files
@@ -10,6 +13,7 @@
   npz:FILE                       arrays or encoded images in one file
   npy:DIR                        arrays in a file each, which are memory-mapped: for data that are larger than memory
   folder:DIR                     CLASS/image files
+  jsonl:FILE                     JSON objects, one a line, with a column that names the client
   unseen(of=SOURCE, classes=...) any of these, some of its classes in the test set alone
   unseen_domain(of=SOURCE, domain=...)  any of these that has domains, one of them in the test set alone
   only(of=SOURCE, classes=...)   any of these, some of its classes and no others
@@ -43,11 +47,13 @@ from fedjax_core.data.sources.derived import fc100, only, resplit, rotated, unse
 from fedjax_core.data.sources.files import DATA_VARIABLE
 from fedjax_core.data.sources.idx import emnist, mnist
 from fedjax_core.data.sources.images import folder
-from fedjax_core.data.sources.made import blank, digits
+from fedjax_core.data.sources.lines import jsonl
+from fedjax_core.data.sources.made import blank, diabetes, digits, multilabel
 from fedjax_core.data.sources.mapped import npy
 from fedjax_core.data.sources.matlab import svhn
 from fedjax_core.data.sources.prepared import tfds
 from fedjax_core.data.sources.table import from_table
+from fedjax_core.data.sources.texts import text
 
 __all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "find", "from_arrays", "from_table", "load"]
 
@@ -63,14 +69,18 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "npz": npz,
     "npy": npy,
     "folder": folder,
+    "jsonl": jsonl,
     "unseen": unseen,
     "unseen_domain": unseen_domain,
     "only": only,
     "resplit": resplit,
     "rotated": rotated,
     "blank": blank,
+    "diabetes": diabetes,
+    "multilabel": multilabel,
+    "text": text,
 }
-PREFIXED = {"tfds": "NAME", "npz": "FILE", "npy": "DIR", "folder": "DIR"}
+PREFIXED = {"tfds": "NAME", "npz": "FILE", "npy": "DIR", "folder": "DIR", "jsonl": "FILE"}
 GIVEN = ("data_dir", "load")  # arguments of a reader that are no options of its own
 
 

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core.algorithm import Examples
+from fedjax_core import by_name
+from fedjax_core.algorithm import TARGETS, Examples
 
 UNNAMED = 1000  # classes that there may be without names, however many of them are missing
 
@@ -15,10 +16,10 @@ class Dataset(NamedTuple):
 
     Attributes:
       name: what tables call it.
-      train: Examples(x, y [rows] int32 in [0, K)), where x is [rows, H, W, C] uint8 in 0..255 (images), [rows, ...] float32, or
-        [rows, ...] int32 (such as token ids).
+      train: Examples(x, y), where y is [rows] int32 in [0, K), or other targets of `algorithm.TARGETS`, and x is [rows, H, W, C]
+        uint8 in 0..255 (images), [rows, ...] float32, or [rows, ...] int32 (such as token ids).
       test: Examples of the same kind.
-      class_names: K names.
+      class_names: K names: of the classes, labels, numbers or tokens.
       train_domains: [rows] int32 in [0, len(domain_names)), or None.
       test_domains: [test rows], or None.
       domain_names: empty if there are no domains.
@@ -44,6 +45,7 @@ def from_arrays(
     test_y: Any,
     class_names: Sequence[str] | None = None,
     *,
+    targets: str = "classes",
     name: str = "arrays",
     train_domains: Any = None,
     test_domains: Any = None,
@@ -59,15 +61,25 @@ def from_arrays(
     >>> mine.train.x.shape, mine.train.y.tolist(), mine.class_names
     ((6, 8, 8, 1), [0, 1, 2, 0, 1, 2], ('cat', 'dog', 'owl'))
 
+    >>> many = from_arrays(images, np.eye(6, 4), images[:2], np.eye(2, 4), ("sun", "sea", "dog", "cat"), targets="labels")
+    >>> many.train.y.shape, many.train.y.dtype.name
+    ((6, 4), 'uint8')
+
     Args:
       train_x: [rows, ...], one array of numbers. Images are [rows, H, W, C], uint8 or floats; features [rows, D], series
         [rows, T, D], volumes and others have any shape. Floats become float32, truth values 0.0 and 1.0. uint8 is 0..255, which
         networks divide by 255. All other integers become int32, are never normalised, and reach the network as they are: token
         ids [rows, T], for a network that embeds them.
-      train_y: [rows] integer labels in [0, K).
+      train_y: the targets, see `targets`; None of "tokens": those of x shifted by one place.
       test_x: as `train_x`, with the same shape of a row.
       test_y: [test rows].
       class_names: K names; None: "0" ... up to the largest label.
+      targets: what `train_y` and `test_y` are.
+        "classes": [rows] integers in [0, K).
+        "labels": [rows, K] truth values, or 0 and 1: which of K labels a row has, none or several.
+        "numbers": [rows] or [rows, D] real numbers.
+        "tokens": [rows, T] integers in [0, K), one for each place of x [rows, T], negative where none counts. Without them x is
+          [rows, T + 1] token ids, negative at the end of shorter texts, of which each place is to tell the next.
       name: what tables call it.
       train_domains: [rows] integers, where rows come from several domains.
       test_domains: [test rows]; given if `train_domains` is.
@@ -78,18 +90,23 @@ def from_arrays(
     Raises:
       ValueError: a wrong shape, type or range; the message names the array, what it found and what is allowed.
     """
+    by_name.choose("targets", targets, TARGETS)
     parts = {"train": (train_x, train_y), "test": (test_x, test_y)}
-    examples = {part: Examples(_inputs(f"{part}_x", x), _integers(f"{part}_y", y)) for part, (x, y) in parts.items()}
+    if targets == "tokens" and train_y is None and test_y is None:
+        parts = {part: shifted(f"{part}_x", x) for part, (x, _) in parts.items()}
+    read = {"classes": _integers, "labels": _truths, "numbers": _numbers, "tokens": _tokens}[targets]
+    examples = {part: Examples(_inputs(f"{part}_x", x), read(f"{part}_y", y)) for part, (x, y) in parts.items()}
     train, test = examples["train"], examples["test"]
-    if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
-        found = " and ".join(f"{x.shape} {x.dtype}" for x in (train.x, test.x))
-        raise ValueError(f"train_x and test_x are {found}: rows must agree in shape and type.")
+    for what, one, other in (("x", train.x, test.x), ("y", train.y, test.y)):
+        if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
+            found = " and ".join(f"{array.shape} {array.dtype}" for array in (one, other))
+            raise ValueError(f"train_{what} and test_{what} are {found}: rows must agree in shape and type.")
     for part, rows in examples.items():
         if len(rows.x) != len(rows.y) or not len(rows.y):
             raise ValueError(f"{part}_x has {len(rows.x)} rows and {part}_y {len(rows.y)}: must be equally many, at least 1.")
-    class_names = _names("class_names", class_names, {"train_y": train.y, "test_y": test.y})
-    if len(class_names) < 2:
-        raise ValueError(f"{len(class_names)} class: classification needs at least 2; pass class_names if labels are missing.")
+        if targets == "tokens" and rows.x.shape[:2] != rows.y.shape:
+            raise ValueError(f"{part}_x is {rows.x.shape} and {part}_y {rows.y.shape}: there must be a target for each place.")
+    class_names = _target_names(targets, class_names, train, test)
     columns = {"train_domains": train_domains, "test_domains": test_domains}
     columns |= {"train_clients": train_clients, "test_clients": test_clients}
     checked = {what: None if values is None else _integers(what, values) for what, values in columns.items()}
@@ -104,6 +121,19 @@ def from_arrays(
         raise ValueError("test_clients without train_clients: give both, or train_clients alone.")
     domain_names = () if checked["train_domains"] is None else _names("domain_names", domain_names or None, domains)
     return Dataset(name, train, test, class_names, domain_names=domain_names, **checked)
+
+
+def shifted(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Texts, [rows, T + 1] token ids that are negative at the end of shorter ones, as inputs and targets [rows, T]: each place is
+    to tell the token after it. Targets are -1 beyond a text, inputs 0.
+
+    Raises:
+      ValueError: they are no such integers.
+    """
+    tokens = _array(what, tokens)
+    if tokens.ndim != 2 or tokens.shape[1] < 2 or not np.issubdtype(tokens.dtype, np.signedinteger):
+        raise ValueError(f"{what} has shape {tokens.shape} and type {tokens.dtype}: must be token ids [rows, T + 1], T at least 1.")
+    return np.maximum(tokens[:, :-1], 0), np.where(tokens[:, :-1] >= 0, np.maximum(tokens[:, 1:], -1), -1)
 
 
 def grey(images: np.ndarray) -> np.ndarray:
@@ -144,10 +174,59 @@ def _inputs(what: str, values: Any) -> np.ndarray:
 def _integers(what: str, values: Any) -> np.ndarray:
     values = _array(what, values)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be integers of shape [rows].")
+        hint = "; other targets are named by targets='labels', 'numbers' or 'tokens'" if what.endswith("_y") else ""
+        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be integers of shape [rows]{hint}.")
     if len(values) and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
         raise ValueError(f"{what} has values from {values.min()} to {values.max()}: must be >= 0 and fit 32 bits.")
     return values.astype(np.int32)
+
+
+def _truths(what: str, values: Any) -> np.ndarray:
+    values = _array(what, values)
+    if values.ndim != 2 or 0 in values.shape[1:] or values.dtype.kind not in "buif" or not np.isin(values, (0, 1)).all():
+        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be truth values, or 0 and 1, [rows, K].")
+    return values.astype(np.uint8)
+
+
+def _numbers(what: str, values: Any) -> np.ndarray:
+    values = _array(what, values)
+    values = values[:, None] if values.ndim == 1 else values
+    if values.ndim != 2 or 0 in values.shape[1:] or values.dtype.kind not in "uif":
+        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be real numbers, [rows] or [rows, D].")
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32)
+    if not np.isfinite(values).all():
+        number = int((~np.isfinite(values)).sum())
+        raise ValueError(f"{what} has {number} values that are NaN or infinite (as float32): must be finite.")
+    return values
+
+
+def _tokens(what: str, values: Any) -> np.ndarray:
+    values = _array(what, values)
+    if values.ndim != 2 or 0 in values.shape[1:] or not np.issubdtype(values.dtype, np.signedinteger):
+        wanted = "must be signed integers of shape [rows, T]"
+        raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: {wanted}.")
+    if len(values) and values.max() > np.iinfo(np.int32).max:
+        raise ValueError(f"{what} has values up to {values.max()}: must fit 32 bits.")
+    return np.maximum(values, -1).astype(np.int32)
+
+
+def _target_names(targets: str, names: Sequence[str] | None, train: Examples, test: Examples) -> tuple[str, ...]:
+    """The names of what a network gives for each target: K classes or tokens, as many as there are of labels and numbers."""
+    if targets in ("labels", "numbers"):
+        width = train.y.shape[1]
+        if names is not None and len(names) != width:
+            raise ValueError(f"class_names has {len(names)} names, train_y {width} columns: must be equally many.")
+        return tuple(map(str, range(width) if names is None else names))
+    columns = {"train_y": train.y, "test_y": test.y}
+    if targets == "tokens":
+        columns = {what: np.maximum(values, 0) for what, values in columns.items()} | {"train_x": train.x, "test_x": test.x}
+        columns = {what: values for what, values in columns.items() if np.issubdtype(values.dtype, np.integer)}
+    names = _names("class_names", names, columns)
+    if len(names) < 2:
+        what = "class: classification" if targets == "classes" else "token: a text"
+        raise ValueError(f"{len(names)} {what} needs at least 2; pass class_names if labels are missing.")
+    return names
 
 
 def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> tuple[str, ...]:

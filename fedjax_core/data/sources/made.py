@@ -7,7 +7,8 @@ import numpy as np
 
 from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import stratified
+from fedjax_core.data.sources.splits import SPLIT_SEED, stratified
+from fedjax_core.values import AtLeastOne
 
 
 def digits() -> Dataset:
@@ -22,6 +23,42 @@ def digits() -> Dataset:
     y = bunch["target"].astype(np.int32)
     is_test = stratified(y, 360)
     return from_arrays(x[~is_test], y[~is_test], x[is_test], y[is_test], tuple("0123456789"), name="digits")
+
+
+def diabetes() -> Dataset:
+    """Scikit-learn's diabetes patients: 10 features, one number to tell, 342 training and 100 test rows (fixed seed).
+
+    That number, a measure of the disease's progress, has the training rows' mean taken off and is divided by their deviation.
+    Original: Efron, Hastie, Johnstone, Tibshirani. Least angle regression. Annals of Statistics, 2004.
+    """
+    import sklearn.datasets
+
+    bunch: Any = sklearn.datasets.load_diabetes()
+    x, y = bunch["data"].astype(np.float32), bunch["target"]
+    is_test = stratified(np.zeros(len(y), np.int32), 100)
+    y = (y - y[~is_test].mean()) / y[~is_test].std()
+    return from_arrays(x[~is_test], y[~is_test], x[is_test], y[is_test], ("progress",), targets="numbers", name="diabetes")
+
+
+def multilabel(
+    rows: AtLeastOne = 2000, tests: AtLeastOne = 500, features: AtLeastOne = 20, classes: AtLeastOne = 10, labels: AtLeastOne = 3
+) -> Dataset:
+    """Rows with several labels, as scikit-learn draws them: bags of words, each of its labels' words (fixed seed).
+
+    Args:
+      rows: of the training set.
+      tests: of the test set.
+      features: different words.
+      classes: K labels.
+      labels: of a row, on average.
+    """
+    import sklearn.datasets
+
+    made: Any = sklearn.datasets.make_multilabel_classification(
+        rows + tests, features, n_classes=classes, n_labels=labels, allow_unlabeled=True, random_state=SPLIT_SEED
+    )
+    x, y = made[0].astype(np.float32), made[1]
+    return from_arrays(x[:rows], y[:rows], x[rows:], y[rows:], targets="labels", name="multilabel")
 
 
 def blank(shape: Sequence[int] = (32, 32, 3), classes: int = 10, rows: int = 100) -> Dataset:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_core import by_name
+from fedjax_core.algorithm import TARGETS
 from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
 from fedjax_core.data.sources.splits import stratified_fraction
 
@@ -19,7 +21,8 @@ def from_table(
     test: Any = None,
     *,
     x: str | Sequence[str],
-    y: str,
+    y: str | Sequence[str] | None,
+    targets: str = "classes",
     class_names: Sequence[str] | None = None,
     domains: str | None = None,
     clients: str | None = None,
@@ -42,12 +45,16 @@ def from_table(
       test: another one with the same columns; None: a part of `train`, see `test_fraction`.
       x: the column of the inputs. Its cells are numbers, lists or arrays of one shape, or images (Pillow's), which become grey
         [H, W, 1] if all are, else colours [H, W, 3]. Or several columns of numbers, which become features [rows, D] in this order.
-      y: the column of the labels: integers from 0, or texts.
+      y: the column of the labels: integers from 0, or texts. Of other targets: of "labels" a column whose cells are lists of texts,
+        or of 0 and 1, or several columns of those; of "numbers" a column, or several; of "tokens" a column of lists, or None where
+        each place of x is to tell the next.
+      targets: as `from_arrays` has them.
       class_names: in the order of their labels. None: those that the column itself has (Hugging Face's ClassLabel, pandas'
         categories), else the texts in alphabetical order, else the numbers.
       domains: a column of integers from 0, or of texts: where rows come from several domains.
       clients: a column of integers or texts: the natural client of each row.
-      test_fraction: part of each class (and domain) that becomes the test set, where there is no other; fixed seed.
+      test_fraction: part of each class (and domain) that becomes the test set, where there is no other; of other targets of each
+        client's (and domain's) rows; fixed seed.
       name: what tables of results call it.
 
     Raises:
@@ -57,14 +64,20 @@ def from_table(
     if (test is None) == (test_fraction is None):
         raise ValueError(f"test_fraction={test_fraction} with {'no' if test is None else 'a'} test table: give one of them.")
     tables = {"train": train} if test is None else {"train": train, "test": test}
-    columns = list(dict.fromkeys([*([x] if isinstance(x, str) else x), y, *filter(None, (domains, clients))]))
+    by_name.choose("targets", targets, TARGETS)
+    several = [[column] if isinstance(column, str) else list(column or ()) for column in (x, y)]
+    if targets == "classes" and len(several[1]) != 1:
+        raise ValueError(f"y={y!r}: classes are in one column; of several columns targets are 'labels' or 'numbers'.")
+    columns = list(dict.fromkeys([*several[0], *several[1], *filter(None, (domains, clients))]))
     read = {part: {column: _column(part, table, column) for column in columns} for part, table in tables.items()}
     for part, held in read.items():
         if len({len(cells) for cells in held.values()}) != 1:
             raise ValueError(f"{part}: columns have {', '.join(f'{len(c)} ({name})' for name, c in held.items())} rows.")
     inputs = _inputs(read, x)
     coded = {}
-    for what, column in (("y", y), ("domains", domains), ("clients", clients)):
+    if targets != "classes":
+        coded["y"] = _targets(read, several[1], targets, class_names)
+    for what, column in (*((("y", y),) if targets == "classes" else ()), ("domains", domains), ("clients", clients)):
         known = class_names or _known_names(train, y) if what == "y" else None
         coded[what] = (None, None) if column is None else _coded(read, column, known)
     parts = {
@@ -73,7 +86,9 @@ def from_table(
     }
     if test_fraction is not None:
         whole = parts["train"]
-        is_test = stratified_fraction([whole[what] for what in ("y", "domains") if whole[what] is not None], test_fraction)
+        told_by = ("y", "domains") if targets == "classes" else ("domains", "clients")
+        strata = [whole[what] for what in told_by if whole[what] is not None]
+        is_test = stratified_fraction(strata or [np.zeros(len(whole["x"]), np.int32)], test_fraction)
         for part, chosen in (("train", ~is_test), ("test", is_test)):
             parts[part] = {what: None if values is None else values[chosen] for what, values in whole.items()}
     return from_arrays(
@@ -82,6 +97,7 @@ def from_table(
         parts["test"]["x"],
         parts["test"]["y"],
         coded["y"][1],
+        targets=targets,
         name=name,
         train_domains=parts["train"]["domains"],
         test_domains=parts["test"]["domains"],
@@ -142,6 +158,29 @@ def _stacked(part: str, name: str, cells: Column, axes: int | None = None) -> np
         arrays.append(array)
     stacked = np.stack(arrays) if arrays else np.zeros((0, 1))
     return stacked[:, None] if stacked.ndim == 1 and axes is None else stacked
+
+
+def _targets(
+    read: Mapping[str, Mapping[str, Column]], columns: Sequence[str], targets: str, names: Sequence[str] | None
+) -> tuple[dict[str, Any], Sequence[str] | None]:
+    """(targets that are no classes, of each part; names): lists of texts become truth values."""
+    if not columns and targets == "tokens":
+        return dict.fromkeys(read), names
+    if not columns:
+        raise ValueError(f"y={None}: targets={targets!r} are in a column, or in several.")
+    texts = [cell for held in read.values() for cell in held[columns[0]]]
+    if targets == "labels" and len(columns) == 1 and all(isinstance(cell, list | tuple) for cell in texts):
+        found = sorted({label for cell in texts for label in cell if isinstance(label, str)})
+        if found:
+            names = found if names is None else [str(name) for name in names]
+            if unknown := sorted({*found} - {*names}):
+                raise ValueError(f"column {columns[0]!r} has {unknown[0]!r}, which has no name among {', '.join(names)}.")
+            return {
+                part: np.array([[name in cell for name in names] for cell in held[columns[0]]]) for part, held in read.items()
+            }, names
+    if names is None and len(columns) > 1:
+        names = columns
+    return _inputs(read, columns[0] if len(columns) == 1 else columns), names
 
 
 def _known_names(table: Any, column: str) -> tuple[str, ...] | None:

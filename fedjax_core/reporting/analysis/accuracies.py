@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_core.engine.simulation import Simulation, State
-from fedjax_core.reporting.analysis.models import longest, model_of, output, outputs, take
+from fedjax_core.reporting.analysis.models import longest, model_of, need_classes, output, outputs, take
 
 
 def class_accuracies(
@@ -20,6 +20,7 @@ def class_accuracies(
     Returns:
       Two arrays [N, K] of counts; their sums over classes give the accuracies per client, over clients those per class.
     """
+    need_classes(simulation, "the analysis of accuracies by class")
     model = model_of(simulation, state, model)
     data, batch = simulation.data, simulation.evaluation.batch
     x, y = data.test

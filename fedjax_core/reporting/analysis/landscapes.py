@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.learning import losses, metrics
-from fedjax_core.reporting.analysis.models import chosen, model_of, nets_in, output, take
+from fedjax_core.reporting.analysis.models import chosen, model_of, need_classes, nets_in, output, take
 from fedjax_core.storage.export import trained_network
 
 
@@ -57,6 +57,7 @@ def landscape(
       ValueError: the method's model has no net.
     """
     model = model_of(simulation, state, model)
+    need_classes(simulation, "the landscape")
     view = simulation.view(state, client)
     is_net = lambda x: isinstance(x, Net)
     centre = [net.params for net in nets_in(view.holds[model])]

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.algorithm import Net, PyTree
+from fedjax_core.algorithm import TARGETS, Net, PyTree
 from fedjax_core.engine.simulation import Simulation, State, View
 
 
@@ -70,3 +70,9 @@ def output(made: Mapping[str, Any], key: str) -> Any:
     if key not in made:
         raise ValueError(f"the model has no output {key!r}; it has {', '.join(made)}")
     return made[key]
+
+
+def need_classes(simulation: Simulation, what: str) -> None:
+    """Raises ValueError where an analysis reads one class of each row, and the data have other targets."""
+    if (kind := simulation.targets) != "classes":
+        raise ValueError(f"{what} needs classes, the data have {kind}: {TARGETS[kind]}")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_core.engine.simulation import Simulation, State, View
-from fedjax_core.reporting.analysis.models import chosen, longest, model_of, output, outputs, spaced, take
+from fedjax_core.reporting.analysis.models import chosen, longest, model_of, need_classes, output, outputs, spaced, take
 
 
 class Points(NamedTuple):
@@ -46,6 +46,7 @@ def features(
     Raises:
       ValueError: none of the clients has such rows, the models' features have different lengths, or there is no such output.
     """
+    need_classes(simulation, "the plane of features")
     model = model_of(simulation, state, model)
     found, data = [], simulation.data
     (x, y), index = (data.test, data.test_index) if part == "test" else (data.train, data.train_index)

@@ -13,15 +13,15 @@ from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.plots.bubbles import partition_bubbles
 from fedjax_core.reporting.plots.lines import Line, draw
 from fedjax_core.reporting.records import read
-from fedjax_core.reporting.words import is_accuracy, spoken
+from fedjax_core.reporting.words import is_headline, spoken
 from fedjax_core.storage.workdir import METRICS
 
 
 def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     """Draws what a run has to show, into its own directory.
 
-    accuracy.png has the accuracies on test data (of scores per client the means) over the training loss; partition.png the label
-    table that the run recorded: `record("partition", {"label_table": [[...]], "class_names": [...]})`, names optional.
+    accuracy.png has the accuracies, or R2, on test data (of scores per client the means) over the training loss; partition.png the
+    label table that the run recorded: `record("partition", {"label_table": [[...]], "class_names": [...]})`, names optional.
 
     Args:
       run_dir: a run's directory.
@@ -36,7 +36,7 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     written = []
     records = read(folder / METRICS)
     names = list(dict.fromkeys(name for record in records for name in record))
-    scores = [name for name in names if name.startswith("test/") and is_accuracy(name) and _is_mean(name)]
+    scores = [name for name in names if name.startswith("test/") and is_headline(name) and _is_mean(name)]
     losses = [name for name in names if name == "train/loss"]
     if scores or losses:
         path = folder / "accuracy.png"
@@ -54,7 +54,7 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
 
 def _is_mean(name: str) -> bool:
     """Whether a score is one number of the whole run: a global one, or the mean over clients."""
-    return name.rpartition("/")[2] in ("accuracy", "mean")
+    return name.count("/") == 2 or name.endswith("/mean")
 
 
 def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losses: Sequence[str]) -> Figure:

@@ -1,0 +1,101 @@
+"""Rows as JSON objects, one a line, with a column that names the client."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from fedjax_core.algorithm import TARGETS
+from fedjax_core.data.sources.dataset import Dataset
+from fedjax_core.data.sources.files import find, unpacked
+from fedjax_core.data.sources.splits import TestFraction
+from fedjax_core.data.sources.table import from_table
+from fedjax_core.data.sources.vocabulary import told_apart
+from fedjax_core.values import AtLeastOne, one_of
+
+
+def jsonl(
+    data_dir: Path,
+    path: str,
+    x: str | Sequence[str],
+    y: str | Sequence[str] | None = None,
+    clients: str | None = None,
+    domains: str | None = None,
+    test: str | None = None,
+    test_fraction: TestFraction | None = None,
+    targets: Annotated[str, one_of(*TARGETS)] = "classes",
+    words: AtLeastOne | None = None,
+    length: AtLeastOne | None = None,
+) -> Dataset:
+    """A file of JSON objects, one a line, each a row with a column that names its client.
+
+      {"user": "ann", "text": "the cat sat", "mood": "calm"}
+
+    Args:
+      data_dir: where relative paths start.
+      path: the file; packed if it ends in .gz.
+      x: the column of the inputs, or several of numbers (`from_table`); or one of texts, see `words`.
+      y: the column of the targets, or several; None: each word of x is to tell the next (targets="tokens").
+      clients: the column that names the client, an integer or a text; for `partition="natural"`.
+      domains: the column of the domain.
+      test: the file of the test set; None: see `test_fraction`.
+      test_fraction: part of the rows that becomes the test set, by class, or where there are none by client; fixed seed.
+      targets: as `from_arrays` has them.
+      words: of x that are texts: so many of the most frequent words of the training rows are told apart (`vocabulary.py`).
+      length: of such texts: words of a row; longer ones are cut. Needed with `words`.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: a line is no JSON object, or lacks a column, or what `from_table` refuses; the message has file and line.
+    """
+    tables = {"train": _read(data_dir, path)} | ({} if test is None else {"test": _read(data_dir, test)})
+    if (words is None) != (length is None):
+        raise ValueError(f"jsonl: words={words}, length={length}: texts need both, other inputs neither.")
+    names = None
+    if words is not None and length is not None:
+        if not isinstance(x, str):
+            raise ValueError(f"jsonl: x={x!r} must be the one column of texts, with words={words}.")
+        whole = {part: [_text(part, i, row, x) for i, row in enumerate(rows)] for part, rows in tables.items()}
+        names, ids = told_apart(whole, words, length, behind=targets == "tokens" and y is None)
+        tables = {
+            part: [row | {x: found.tolist()} for row, found in zip(rows, ids[part], strict=True)] for part, rows in tables.items()
+        }
+        names = names if targets == "tokens" else None
+    try:
+        return from_table(
+            tables["train"],
+            tables.get("test"),
+            **{"x": x, "y": y, "targets": targets, "class_names": names, "domains": domains, "clients": clients},
+            test_fraction=test_fraction,
+            name=Path(path).name,
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _text(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
+    if not isinstance(row.get(column), str):
+        raise ValueError(f"{part}: row {i} of column {column!r} is {row.get(column)!r}: must be a text.")
+    return row[column].split()
+
+
+def _read(data_dir: Path, path: str) -> list[dict[str, Any]]:
+    file = find(f"jsonl {path}", data_dir, [data_dir / Path(path).expanduser()], "put the file there, or give its full path")
+    found = []
+    try:
+        lines = unpacked(file).decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: is no text in UTF-8 ({error}).") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{file}, line {number}: is not JSON ({error}).") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{file}, line {number}: is {type(row).__name__}, must be an object with a value for each column.")
+        found.append(row)
+    if not found:
+        raise ValueError(f"{file}: has no rows.")
+    return found

@@ -1,0 +1,66 @@
+"""JSON objects, one a line: rows with their client, as numbers and as texts."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_core.data import federated, sources
+
+
+def write(file, rows):
+    blob = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    file.write_bytes(gzip.compress(blob) if file.suffix == ".gz" else blob)
+
+
+ROWS = [
+    {"who": f"u{i % 3}", "a": i / 2, "b": 1, "says": f"the cat {'sat' if i % 2 else 'ran off'}", "mood": "ab"[i % 2]}
+    for i in range(12)
+]
+
+
+def test_rows_have_clients(tmp_path):
+    write(tmp_path / "all.jsonl.gz", ROWS)
+    data = sources.load("jsonl(path='all.jsonl.gz', x=('a', 'b'), y='mood', clients='who', test_fraction=0.25)", tmp_path)
+    assert data.class_names == ("a", "b")
+    assert data.train.x.shape == (9, 2)
+    divided = federated.federate(data, {"name": "natural"}, 3, 0)
+    for client, rows in enumerate(divided.train_index):
+        assert {int(2 * a) % 3 for a in data.train.x[rows, 0]} == {client}
+
+
+def test_texts_tell_the_next_word(tmp_path):
+    write(tmp_path / "train.jsonl", ROWS)
+    write(tmp_path / "test.jsonl", [{"who": "u0", "says": "a cat sat"}])
+    spec = "jsonl(path='train.jsonl', test='test.jsonl', x='says', clients='who', targets='tokens', words=3, length=4)"
+    data = sources.load(spec, tmp_path)
+    assert data.class_names == ("<pad>", "<bos>", "<eos>", "cat", "the", "off", "<unk>")
+    assert data.test.x.tolist() == [[1, 6, 3, 6]]
+    assert data.test.y.tolist() == [[6, 3, 6, 2]]
+    assert data.train.x[1].tolist() == [1, 4, 3, 6]
+    assert data.train.y[0].tolist() == [4, 3, 6, 5]  # cut
+    np.testing.assert_array_equal(data.train_clients[:4], [0, 1, 2, 0])
+    short = sources.load(spec.replace("length=4", "length=6"), tmp_path)
+    assert short.test.y.tolist() == [[6, 3, 6, 2, -1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ('{"a": 1}\nnothing', "x='a', y='a', test_fraction=0.5", "line 2: is not JSON"),
+        ("[1]", "x='a', y='a', test_fraction=0.5", "line 1: is list, must be an object"),
+        ('{"a": 1}', "x='b', y='a', test_fraction=0.5", "has no column 'b'"),
+        ('{"a": 1}', "x='a', targets='tokens', words=3, length=3, test_fraction=0.5", "row 0 of column 'a' is 1: must be a text"),
+        ('{"a": 1}', "x='a', y='a', words=3, test_fraction=0.5", "texts need both"),
+    ],
+)
+def test_a_wrong_file_ends_in_one_line(tmp_path, text, options, message):
+    (tmp_path / "f.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        sources.load(f"jsonl(path='f.jsonl', {options})", tmp_path)
+
+
+def test_a_file_that_is_not_there_is_asked_for(tmp_path):
+    with pytest.raises(FileNotFoundError, match="put the file there, or give its full path"):
+        sources.load("jsonl(path='f.jsonl', x='a', y='b', test_fraction=0.5)", tmp_path)
