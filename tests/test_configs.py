@@ -44,9 +44,26 @@ def mocked(kind: str) -> sources.Dataset:
     return sources.from_arrays(x[0], y[0], x[1], y[1], [f"{c:03}" for c in range(classes)], name=kind)
 
 
+def texts(rows: int, clients: int, length: int, words: int) -> sources.Dataset:
+    """Rows of one word, of so many clients."""
+    x, whose = np.zeros((rows, length + 1), np.int32), np.arange(rows) % clients
+    return sources.from_arrays(x, None, x[:100], None, [str(i) for i in range(words)], targets="tokens", train_clients=whose)
+
+
+def femnist() -> sources.Dataset:
+    """As large as the published set, all black."""
+    rows, tests = 671_585, 77_483
+    y, whose = np.arange(rows) % 62, np.arange(rows) % 3400
+    x = np.broadcast_to(np.zeros(1, np.uint8), (rows, 28, 28, 1))
+    return sources.from_arrays(x, y, x[:tests], y[:tests], train_clients=whose, test_clients=whose[:tests])
+
+
 READERS = {kind: functools.partial(mocked, kind) for kind in ("mnist", "cifar10", "cifar100", "svhn")} | {
     "emnist": lambda split: mocked(f"emnist_{split}"),
     "tfds": lambda path: mocked(path),
+    "femnist": femnist,
+    "shakespeare": lambda: texts(40_000, 715, 80, 90),
+    "stackoverflow": lambda: texts(342_477, 342_477, 20, 10_004),  # a sentence of each user
 }  # of the sets that are files
 
 

@@ -8,6 +8,7 @@
   cifar10, cifar100              the published binary archives
   fc100                          CIFAR-100 for few-shot learning, classes divided by superclass
   mnist, emnist                  the published IDX files
+  femnist, shakespeare, stackoverflow  TensorFlow Federated's files, with their natural clients
   svhn                           the published MATLAB files of cropped digits
   tfds:NAME                      an image classification set that tensorflow_datasets has prepared; TensorFlow is not needed
   npz:FILE                       arrays or encoded images in one file
@@ -54,6 +55,7 @@ from fedjax_core.data.sources.matlab import svhn
 from fedjax_core.data.sources.prepared import tfds
 from fedjax_core.data.sources.table import from_table
 from fedjax_core.data.sources.texts import text
+from fedjax_core.data.sources.tff import femnist, shakespeare, stackoverflow
 
 __all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "find", "from_arrays", "from_table", "load"]
 
@@ -64,6 +66,9 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "fc100": fc100,
     "mnist": mnist,
     "emnist": emnist,
+    "femnist": femnist,
+    "shakespeare": shakespeare,
+    "stackoverflow": stackoverflow,
     "svhn": svhn,
     "tfds": tfds,
     "npz": npz,

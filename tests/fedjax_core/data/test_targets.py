@@ -81,7 +81,7 @@ def test_a_text_is_cut_into_rows_of_its_parts(tmp_path):
     (tmp_path / "book.txt.gz").write_bytes(gzip.compress(b"abcab" * 40))
     data = sources.load("text(path='book.txt.gz', length=10, parts=4)", tmp_path)
     assert data.class_names == tuple("abc")
-    assert data.train.x.shape == (12, 10)
+    assert data.train.x.shape == (13, 10)
     np.testing.assert_array_equal(data.train.x[:, 1:], data.train.y[:, :-1])
     assert sorted({*data.train_clients.tolist()}) == [0, 1, 2, 3]
     with pytest.raises(FileNotFoundError, match="put a text file there, or name another"):

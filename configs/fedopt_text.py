@@ -1,0 +1,28 @@
+"""FedAdam with a small transformer on the characters of Python's own manual; paper: pfl-research's benchmark on StackOverflow.
+
+Command:  python -m methods.main --config=configs/fedopt_text.py --workdir=runs/fedopt_text
+Expect:   token accuracy and perplexity of characters, offline; the paper variant has not been run, its files must be there.
+Variants: small (the default); smoke (seconds); paper: 342,477 users of at most 64 sentences, 400 a round, a transformer of width
+          96, words of a vocabulary of 10,000, as in pfl-research's benchmarks/lm/configs/baseline.yaml.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    paper, smoke = variant == "paper", variant == "smoke"
+    config.method = dict(
+        name="fedopt", server="adam", server_lr=0.1 if paper else 0.01, tau=0.01, epochs=1, batch=16, weights="uniform"
+    )
+    config.data.update(source="text(length=20, most=10)" if smoke else "text", clients=5 if smoke else 20, partition="natural")
+    config.models = (
+        "causal(width=96, layers=3, heads=8, hidden=1536, dropout=0.1)" if paper else "causal(width=32, layers=1, hidden=64)",
+    )
+    config.optimizer.lr = 0.3
+    if paper:
+        config.data.update(source="stackoverflow", clients=342477)
+        config.cohort.size = 400
+        config.evaluation.update(scopes=("global",), every=20)
+        config.rounds = 2000
+    return config

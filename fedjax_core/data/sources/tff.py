@@ -1,0 +1,208 @@
+"""Sets with natural clients, as TensorFlow Federated publishes them, in either of its forms.
+
+  EMNIST by writer   fed_emnist_train.h5, fed_emnist_test.h5      or emnist_all.sqlite.lzma         3,400 clients
+  Shakespeare        shakespeare_train.h5, shakespeare_test.h5    or shakespeare.sqlite.lzma          715 clients, the roles
+  StackOverflow      stackoverflow_train.h5, stackoverflow_test.h5 or stackoverflow.sqlite.lzma   342,477 clients to train on
+
+HDF5 has a group `examples/CLIENT` with an array for each feature; reading it needs h5py. SQLite has a table
+`examples(split_name, client_id, serialized_example_proto)`, a `tf.train.Example` each; it may be unpacked, which saves time at each
+start. They are at https://storage.googleapis.com/tff-datasets-public/ (HDF5 in fed_emnist.tar.bz2 and the like).
+"""
+
+import contextlib
+import lzma
+import shutil
+import sqlite3
+import string
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_core.data.draws import generator
+from fedjax_core.data.sources import tf_example, vocabulary
+from fedjax_core.data.sources.dataset import Dataset, from_arrays, shifted
+from fedjax_core.data.sources.files import find
+from fedjax_core.data.sources.idx import EMNIST_NAMES
+from fedjax_core.data.sources.splits import SPLIT_SEED
+from fedjax_core.values import AtLeastOne
+
+WHERE = "https://storage.googleapis.com/tff-datasets-public/"
+CHARACTERS = "".join(sorted(string.ascii_letters + string.digits + "\n\r !\"#$%&'()*,-./:;?@[]_"))  # that Shakespeare has
+Client = tuple[str, dict[str, Any]]  # its name, and its rows' features: arrays, or lists of bytes
+
+
+def femnist(data_dir: Path, users: AtLeastOne | None = None) -> Dataset:
+    """EMNIST's 62 classes, whose natural clients are the writers; ink is light, as in EMNIST itself.
+
+    Args:
+      data_dir: where the files are, or their folder `femnist`.
+      users: so many writers, always the same ones; None: all 3,400.
+
+    Raises:
+      FileNotFoundError, ValueError, ImportError: the files are not there, damaged, or need a package.
+    """
+    parts: dict[str, list] = {name: [] for name in ("train_x", "train_y", "train_clients", "test_x", "test_y", "test_clients")}
+    known: dict[str, int] = {}
+    for part in ("train", "test"):
+        with _opened(data_dir, "femnist", "emnist_all", f"fed_emnist_{part}", part) as read:
+            for name, rows in read(("pixels", "label"), users, only=known):
+                x = np.asarray(rows["pixels"], np.float32).reshape(-1, 28, 28, 1)
+                parts[f"{part}_x"].append(np.round(255 * (1 - x)).astype(np.uint8))
+                parts[f"{part}_y"].append(np.asarray(rows["label"]).reshape(-1))
+                parts[f"{part}_clients"].append(np.full(len(x), known.setdefault(name, len(known))))
+    whole: dict[str, Any] = {name: np.concatenate(of) for name, of in parts.items()}
+    return from_arrays(**whole, class_names=EMNIST_NAMES["byclass"], name="femnist")
+
+
+def shakespeare(data_dir: Path, length: AtLeastOne = 80, users: AtLeastOne | None = None) -> Dataset:
+    """All that each role of Shakespeare says, character by character; each place is to tell the next one.
+
+    A role's lines, each between <bos> and <eos>, stand one after another and are cut into rows, as FedJAX has it.
+
+    Args:
+      data_dir: where the files are, or their folder `shakespeare`.
+      length: T, characters of a row.
+      users: so many roles, always the same ones; None: all 715.
+
+    Raises:
+      FileNotFoundError, ValueError, ImportError: as `femnist`.
+    """
+    place = {character.encode()[0]: vocabulary.FIRST + i for i, character in enumerate(CHARACTERS)}
+    unknown = vocabulary.FIRST + len(CHARACTERS)
+    table = np.array([place.get(byte, unknown) for byte in range(256)], np.int32)
+    parts: dict[str, Any] = {}
+    known: dict[str, int] = {}
+    for part in ("train", "test"):
+        x, whose = [], []
+        with _opened(data_dir, "shakespeare", "shakespeare", f"shakespeare_{part}", part) as read:
+            for name, rows in read(("snippets",), users, only=known):
+                spoken = [[vocabulary.BOS, *table[list(line)], vocabulary.EOS] for line in rows["snippets"]]
+                x.append(_windows(np.concatenate(spoken), length))
+                whose.append(np.full(len(x[-1]), known.setdefault(name, len(known))))
+        parts |= {f"{part}_x": np.concatenate(x), f"{part}_y": None, f"{part}_clients": np.concatenate(whose)}
+    return from_arrays(**parts, class_names=vocabulary.names(CHARACTERS), targets="tokens", name="shakespeare")
+
+
+def stackoverflow(
+    data_dir: Path,
+    words: AtLeastOne = 10_000,
+    length: AtLeastOne = 20,
+    users: AtLeastOne | None = None,
+    most: AtLeastOne = 64,
+    test_users: AtLeastOne = 1000,
+) -> Dataset:
+    """Questions and answers on StackOverflow, whose natural clients are the users; each word is to tell the next one.
+
+    Test rows are of users who never train, so they belong to nobody's client.
+
+    Args:
+      data_dir: where the files are, or their folder `stackoverflow`.
+      words: that are told apart, the most frequent of those read to train on (`vocabulary.py`).
+      length: T, words of a row; longer sentences are cut.
+      users: so many users to train on, always the same ones; None: all 342,477.
+      most: sentences of each user.
+      test_users: so many users of the test set.
+
+    Raises:
+      FileNotFoundError, ValueError, ImportError: as `femnist`.
+    """
+    texts: dict[str, list[list[str]]] = {}
+    whose: list[np.ndarray] = []
+    for part, number in (("train", users), ("test", test_users)):
+        texts[part] = []
+        with _opened(data_dir, "stackoverflow", "stackoverflow", f"stackoverflow_{part}", part) as read:
+            for client, (_, rows) in enumerate(read(("tokens",), number, most)):
+                sentences = [line.decode().split() for line in rows["tokens"]]
+                texts[part] += sentences
+                whose += [np.full(len(sentences), client)] if part == "train" else []
+    names, x = vocabulary.told_apart(texts, words, length, behind=True)
+    (train_x, train_y), (test_x, test_y) = (shifted(f"{part}_x", x[part]) for part in ("train", "test"))
+    return from_arrays(
+        train_x, train_y, test_x, test_y, names, targets="tokens", name="stackoverflow", train_clients=np.concatenate(whose)
+    )
+
+
+def _windows(ids: np.ndarray, length: int) -> np.ndarray:
+    """A row of ids as rows of `length` + 1, each beginning with the last of the one before; -1 behind the end."""
+    number = max(1, -(-(len(ids) - 1) // length))
+    whole = np.full(number * length + 1, -1, np.int32)
+    whole[: len(ids)] = ids
+    return whole[np.arange(number)[:, None] * length + np.arange(length + 1)[None]]
+
+
+@contextlib.contextmanager
+def _opened(data_dir: Path, name: str, database: str, h5: str, split: str) -> Iterator[Any]:
+    """(features, number of clients, most rows of each, only=those clients) -> the clients of a split, by name."""
+    folders = (data_dir, data_dir / name)
+    candidates = [folder / file for folder in folders for file in (f"{database}.sqlite", f"{h5}.h5", f"{database}.sqlite.lzma")]
+    how = f"get {database}.sqlite.lzma from {WHERE} and put it there"
+    file = find(name, data_dir, candidates, how)
+    try:
+        if file.suffix == ".h5":
+            with _h5(file) as read:
+                yield read
+        elif file.suffix == ".sqlite":
+            with _database(file, split) as read:
+                yield read
+        else:
+            with tempfile.NamedTemporaryFile(suffix=".sqlite") as unpacked:
+                with lzma.open(file) as packed:
+                    shutil.copyfileobj(packed, unpacked, 2**24)
+                unpacked.flush()
+                with _database(Path(unpacked.name), split) as read:
+                    yield read
+    except (sqlite3.Error, lzma.LZMAError, EOFError, KeyError, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: cannot be read ({error}): truncated, damaged or another file; get it again.") from error
+
+
+def _some(names: Sequence[str], number: int | None, only: Collection[str], file: Path) -> list[str]:
+    """So many clients, sorted; always the same ones, or of those that are known already."""
+    if only:
+        return sorted({*names} & {*only})
+    if number is None:
+        return sorted(names)
+    if number > len(names):
+        raise ValueError(f"{file}: has {len(names)} clients, {number} are asked for.")
+    return sorted(generator(SPLIT_SEED, "users").choice(sorted(names), number, replace=False).tolist())
+
+
+@contextlib.contextmanager
+def _h5(file: Path) -> Iterator[Any]:
+    try:
+        import h5py  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ImportError(f"{file.name} is read with h5py: pip install h5py, or get the .sqlite.lzma file") from None
+    with h5py.File(file) as opened:
+
+        def read(
+            features: Sequence[str], number: int | None = None, most: int | None = None, only: Collection[str] = ()
+        ) -> Iterator[Client]:
+            for name in _some(list(opened["examples"]), number, only, file):
+                yield name, {feature: opened["examples"][name][feature][:most] for feature in features}
+
+        yield read
+
+
+@contextlib.contextmanager
+def _database(file: Path, split: str) -> Iterator[Any]:
+    with contextlib.closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+
+        def read(
+            features: Sequence[str], number: int | None = None, most: int | None = None, only: Collection[str] = ()
+        ) -> Iterator[Client]:
+            there = connection.execute("SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?", (split,))
+            wanted = "SELECT serialized_example_proto FROM examples WHERE split_name = ? AND client_id = ? ORDER BY rowid LIMIT ?"
+            for name in _some([row[0] for row in there], number, only, file):
+                limit = -1 if most is None else most
+                rows = [tf_example.decode(blob) for (blob,) in connection.execute(wanted, (split, name, limit))]
+                yield name, {feature: [value for row in rows for value in _one(row[feature])] for feature in features}
+
+        yield read
+
+
+def _one(values: list[bytes] | np.ndarray) -> list[Any]:
+    """A row's one value: its text, its number, or all of its numbers as an array."""
+    return values if isinstance(values, list) else [values] if len(values) > 1 else values.tolist()

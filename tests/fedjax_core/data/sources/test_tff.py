@@ -1,0 +1,139 @@
+"""TensorFlow Federated's files, small ones written here in the published form."""
+
+import lzma
+import sqlite3
+import struct
+
+import numpy as np
+import pytest
+
+from fedjax_core.data import federated, sources
+from fedjax_core.data.sources import tf_example, tff, vocabulary
+
+TABLES = """
+CREATE TABLE examples (split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL);
+CREATE INDEX idx_examples_client_id ON examples (client_id);
+CREATE INDEX idx_examples_client_id_split ON examples (split_name, client_id);
+CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL);
+"""
+
+
+def varint(value):
+    value, found = value % 2**64, b""
+    while value > 127:
+        found, value = found + bytes([value & 127 | 128]), value >> 7
+    return found + bytes([value])
+
+
+def field(number, blob):
+    return varint(number << 3 | 2) + varint(len(blob)) + blob
+
+
+def record(**features):
+    """A serialised `tf.train.Example`: bytes, whole numbers or floats."""
+    entries = b""
+    for name, value in features.items():
+        if isinstance(value, bytes):
+            held = field(1, field(1, value))
+        elif isinstance(value, int):
+            held = field(3, field(1, varint(value)))
+        else:
+            held = field(2, field(1, struct.pack(f"<{len(value)}f", *value)))
+        entries += field(1, field(1, name.encode()) + field(2, held))
+    return field(1, entries)
+
+
+def written(file, splits):
+    """splits: {split: {client: records}}."""
+    with sqlite3.connect(file) as connection:
+        connection.executescript(TABLES)
+        for split, clients in splits.items():
+            for client, rows in clients.items():
+                connection.execute("INSERT INTO client_metadata VALUES (?, ?, ?)", (client, split, len(rows)))
+                connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", [(split, client, row) for row in rows])
+    connection.close()
+
+
+def writer(seed, rows):
+    rng = np.random.default_rng(seed)
+    return [record(pixels=(rng.integers(0, 256, 784) / 255).tolist(), label=int(rng.integers(62))) for _ in range(rows)]
+
+
+def test_records_are_decoded():
+    found = tf_example.decode(record(a=b"text", b=-3, c=[0.5, 2.0], d=b"") + b"")
+    assert (found["a"], found["b"].tolist(), found["c"].tolist(), found["d"]) == ([b"text"], [-3], [0.5, 2.0], [b""])
+    with pytest.raises(ValueError, match=r"a record of 3 bytes is no tf\.train\.Example"):
+        tf_example.decode(b"\x0a\x7f\x00")
+
+
+def test_emnist_by_writer(tmp_path):
+    (tmp_path / "femnist").mkdir()
+    plain = tmp_path / "plain.sqlite"
+    written(plain, {"train": {"f2": writer(2, 3), "f1": writer(1, 2)}, "test": {"f1": writer(3, 1), "f2": writer(4, 1)}})
+    (tmp_path / "femnist" / "emnist_all.sqlite.lzma").write_bytes(lzma.compress(plain.read_bytes()))
+    data = sources.load("femnist", tmp_path)
+    assert data.train.x.shape == (5, 28, 28, 1)
+    assert (len(data.class_names), data.train_clients.tolist(), data.test_clients.tolist()) == (62, [0, 0, 1, 1, 1], [0, 1])
+    rng = np.random.default_rng(1)
+    np.testing.assert_array_equal(data.train.x[0].reshape(-1), 255 - rng.integers(0, 256, 784))
+    assert data.train.y[0] == rng.integers(62)
+    one = sources.load("femnist(users=1)", tmp_path)
+    assert len({*one.train_clients.tolist()}) == 1
+    assert len(one.test.y) == 1
+    divided = federated.federate(data, {"name": "natural"}, 2, 0)
+    assert [len(rows) for rows in divided.train_index] == [2, 3]
+
+
+def test_shakespeare_by_role(tmp_path):
+    lines = {"train": {"HAMLET": [record(snippets=b"To be"), record(snippets=b"or")]}, "test": {"HAMLET": [record(snippets=b"~")]}}
+    written(tmp_path / "shakespeare.sqlite", lines)
+    data = sources.load("shakespeare(length=4)", tmp_path)
+    names = np.array(data.class_names)
+    assert len(names) == 90
+    spoken = ["<bos>", *"To be", "<eos>", "<bos>", *"or", "<eos>"]
+    assert names[data.train.x.reshape(-1)[:10]].tolist() == spoken[:-1][:10]
+    assert names[data.train.y[data.train.y >= 0]].tolist() == spoken[1:]
+    assert names[data.test.y[data.test.y >= 0]].tolist() == ["<unk>", "<eos>"]
+    assert data.train_clients.tolist() == [0, 0, 0]
+
+
+def test_stackoverflow_by_user(tmp_path):
+    say = lambda *texts: [record(tokens=text.encode(), score=1) for text in texts]
+    clients = {"train": {"7": say("a b a", "a c", "b"), "3": say("a")}, "test": {"9": say("a d")}}
+    written(tmp_path / "stackoverflow.sqlite", clients)
+    data = sources.load("stackoverflow(words=2, length=3, most=2, test_users=1)", tmp_path)
+    assert data.class_names == ("<pad>", "<bos>", "<eos>", "a", "b", "<unk>")
+    assert data.train.x.tolist() == [[1, 3, 2], [1, 3, 4], [1, 3, 5]]
+    assert data.test.y.tolist() == [[3, 5, 2]]
+    assert data.train_clients.tolist() == [0, 1, 1]
+    with pytest.raises(ValueError, match="has 2 clients, 5 are asked for"):
+        sources.load("stackoverflow(users=5)", tmp_path)
+
+
+def test_hdf5_gives_the_same(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="the HDF5 form is read with h5py")
+    for part, rows in (("train", [b"To be", b"or"]), ("test", [b"~"])):
+        with h5py.File(tmp_path / f"shakespeare_{part}.h5", "w") as file:
+            file["examples/HAMLET/snippets"] = rows
+    data = sources.load("shakespeare(length=4)", tmp_path)
+    names = np.array(data.class_names)
+    assert "".join(names[data.train.y[data.train.y >= 0]]) == "To be<eos><bos>or<eos>"
+
+
+def test_files_that_are_not_there_or_damaged_are_told_in_one_line(tmp_path, monkeypatch):
+    with pytest.raises(
+        FileNotFoundError, match=r"get emnist_all.sqlite.lzma from https://storage.googleapis.com/tff-datasets-public/"
+    ):
+        sources.load("femnist", tmp_path)
+    (tmp_path / "shakespeare.sqlite").write_bytes(b"nothing of the kind" * 100)
+    with pytest.raises(ValueError, match=r"shakespeare.sqlite: cannot be read \(file is not a database\)"):
+        sources.load("shakespeare", tmp_path)
+    (tmp_path / "stackoverflow_train.h5").write_bytes(b"")
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    with pytest.raises(ImportError, match=r"pip install h5py, or get the \.sqlite\.lzma file"):
+        sources.load("stackoverflow", tmp_path)
+
+
+def test_windows_begin_with_the_last_of_the_one_before():
+    assert tff._windows(np.arange(1, 7), 3).tolist() == [[1, 2, 3, 4], [4, 5, 6, -1]]
+    assert vocabulary.most_frequent([["b", "a"], ["c", "c"]], 2) == ["c", "a"]
