@@ -58,10 +58,17 @@ def femnist() -> sources.Dataset:
     return sources.from_arrays(x, y, x[:tests], y[:tests], train_clients=whose, test_clients=whose[:tests])
 
 
+def flair(size: int) -> sources.Dataset:
+    """A black image of each user."""
+    x, y = np.broadcast_to(np.zeros(1, np.uint8), (41_131, size, size, 3)), np.zeros((41_131, 17), np.uint8)
+    return sources.from_arrays(x, y, x[:100], y[:100], targets="labels", train_clients=np.arange(41_131))
+
+
 READERS = {kind: functools.partial(mocked, kind) for kind in ("mnist", "cifar10", "cifar100", "svhn")} | {
     "emnist": lambda split: mocked(f"emnist_{split}"),
     "tfds": lambda path: mocked(path),
     "femnist": femnist,
+    "flair": flair,
     "shakespeare": lambda: texts(40_000, 715, 80, 90),
     "stackoverflow": lambda: texts(342_477, 342_477, 20, 10_004),  # a sentence of each user
 }  # of the sets that are files

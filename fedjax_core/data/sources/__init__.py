@@ -9,6 +9,7 @@
   fc100                          CIFAR-100 for few-shot learning, classes divided by superclass
   mnist, emnist                  the published IDX files
   femnist, shakespeare, stackoverflow  TensorFlow Federated's files, with their natural clients
+  flair, landmarks, inaturalist  photographs by user: published lists, and folders of images
   svhn                           the published MATLAB files of cropped digits
   tfds:NAME                      an image classification set that tensorflow_datasets has prepared; TensorFlow is not needed
   npz:FILE                       arrays or encoded images in one file
@@ -56,6 +57,7 @@ from fedjax_core.data.sources.prepared import tfds
 from fedjax_core.data.sources.table import from_table
 from fedjax_core.data.sources.texts import text
 from fedjax_core.data.sources.tff import femnist, shakespeare, stackoverflow
+from fedjax_core.data.sources.users import flair, inaturalist, landmarks
 
 __all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "find", "from_arrays", "from_table", "load"]
 
@@ -69,6 +71,9 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "femnist": femnist,
     "shakespeare": shakespeare,
     "stackoverflow": stackoverflow,
+    "flair": flair,
+    "landmarks": landmarks,
+    "inaturalist": inaturalist,
     "svhn": svhn,
     "tfds": tfds,
     "npz": npz,

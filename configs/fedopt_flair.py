@@ -1,0 +1,29 @@
+"""FedAdam on rows with several labels, drawn by scikit-learn; paper: pfl-research's benchmark on FLAIR (its files must be there).
+
+Command:  python -m methods.main --config=configs/fedopt_flair.py --workdir=runs/fedopt_flair
+Expect:   the small variant runs offline in seconds; the paper variant has not been run.
+Variants: small (the default); smoke (seconds); paper: 41,131 users of at most 512 photographs, 200 a round, E = 2, B = 16, 5000
+          rounds, ResNet-18, as in pfl-research's benchmarks/flair/configs/baseline.yaml. That begins from weights trained on
+          ImageNet: give such a file in config.weights.
+"""
+
+from configs import base
+
+
+def get_config(variant: str = "small"):
+    config = base.get_config(variant)
+    paper = variant == "paper"
+    config.method = dict(name="fedopt", server="adam", server_lr=0.1 if paper else 0.01, tau=0.01, weights="uniform")
+    config.method.update(epochs=2, batch=16)
+    config.data.update(source="multilabel", partition="iid")
+    config.models = ("mlp(widths=(64,))",)
+    config.optimizer.lr = 0.01 if paper else 0.3
+    if paper:
+        config.data.update(source="flair(size=256)", clients=41131, partition="natural")
+        config.models = ("resnet18(stem='imagenet')",)
+        config.statistics = "freeze"
+        config.normalise = "imagenet"
+        config.cohort.size = 200
+        config.evaluation.update(scopes=("global",), every=20)
+        config.rounds = 5000
+    return config
