@@ -23,7 +23,7 @@ def get_config(variant: str = "small"):
     if variant == "paper":
         config.data.update(source="shakespeare", clients=715)
         config.models = ("lstm(embedding=8, width=256, layers=2)",)
-        config.method.batch = 4
+        config.method.update(batch=4)
         config.optimizer.update(lr=0.8, clip=None)
         config.cohort.size = 10
         config.rounds = 1200

@@ -54,7 +54,7 @@ TARGETS = {  # of a row, and what an array of it is
 PER_ROW = ("classes", "labels", "numbers")  # with features [B, D]; those of texts are [B, T, D]
 
 
-def targets_of(y: Array) -> str:
+def targets_of(y: Any) -> str:
     """Which of `TARGETS` an array of targets is, by its type and its axes.
 
     >>> import numpy as np

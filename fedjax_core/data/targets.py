@@ -1,10 +1,11 @@
 """What data need to know of targets (`algorithm.TARGETS`): by what rows are told apart, and what is counted of them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from fedjax_core.algorithm import TARGETS, Array, targets_of
+from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data.row_lists import RowLists
 
 ROWS = ("rows",)  # the one column of a label table where nothing else can be counted
@@ -20,7 +21,7 @@ def number(y: np.ndarray, classes: int) -> int:
     return classes if targets_of(y) == "classes" else 1
 
 
-def columns(y: Array, class_names: Sequence[str]) -> tuple[str, ...]:
+def columns(y: Any, class_names: Sequence[str]) -> tuple[str, ...]:
     """What the columns of a label table are: classes, labels, or all rows."""
     return tuple(class_names) if targets_of(y) in ("classes", "labels") else ROWS
 

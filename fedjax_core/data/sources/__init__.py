@@ -16,6 +16,7 @@
   npy:DIR                        arrays in a file each, which are memory-mapped: for data that are larger than memory
   folder:DIR                     CLASS/image files
   jsonl:FILE                     JSON objects, one a line, with a column that names the client
+  parquet:FILE, array_record:FILE  the same of tables, and of TensorFlow's records
   unseen(of=SOURCE, classes=...) any of these, some of its classes in the test set alone
   unseen_domain(of=SOURCE, domain=...)  any of these that has domains, one of them in the test set alone
   only(of=SOURCE, classes=...)   any of these, some of its classes and no others
@@ -49,7 +50,7 @@ from fedjax_core.data.sources.derived import fc100, only, resplit, rotated, unse
 from fedjax_core.data.sources.files import DATA_VARIABLE
 from fedjax_core.data.sources.idx import emnist, mnist
 from fedjax_core.data.sources.images import folder
-from fedjax_core.data.sources.lines import jsonl
+from fedjax_core.data.sources.lines import array_record, jsonl, parquet
 from fedjax_core.data.sources.made import blank, diabetes, digits, multilabel
 from fedjax_core.data.sources.mapped import npy
 from fedjax_core.data.sources.matlab import svhn
@@ -80,6 +81,8 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "npy": npy,
     "folder": folder,
     "jsonl": jsonl,
+    "parquet": parquet,
+    "array_record": array_record,
     "unseen": unseen,
     "unseen_domain": unseen_domain,
     "only": only,
@@ -90,7 +93,7 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "multilabel": multilabel,
     "text": text,
 }
-PREFIXED = {"tfds": "NAME", "npz": "FILE", "npy": "DIR", "folder": "DIR", "jsonl": "FILE"}
+PREFIXED = dict.fromkeys(("npz", "jsonl", "parquet", "array_record"), "FILE") | {"tfds": "NAME", "npy": "DIR", "folder": "DIR"}
 GIVEN = ("data_dir", "load")  # arguments of a reader that are no options of its own
 
 

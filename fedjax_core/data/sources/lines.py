@@ -1,11 +1,13 @@
-"""Rows as JSON objects, one a line, with a column that names the client."""
+"""Rows in files, as JSON objects, Parquet tables or TensorFlow's records, with a column that names the client."""
 
+import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from fedjax_core.algorithm import TARGETS
+from fedjax_core.data.sources import tf_example
 from fedjax_core.data.sources.dataset import Dataset
 from fedjax_core.data.sources.files import find, unpacked
 from fedjax_core.data.sources.splits import TestFraction
@@ -48,13 +50,76 @@ def jsonl(
       FileNotFoundError: there is no such file.
       ValueError: a line is no JSON object, or lacks a column, or what `from_table` refuses; the message has file and line.
     """
-    tables = {"train": _read(data_dir, path)} | ({} if test is None else {"test": _read(data_dir, test)})
+    return _rows(_json, data_dir, path, x, y, clients, domains, test, test_fraction, targets, words, length)
+
+
+def parquet(
+    data_dir: Path,
+    path: str,
+    x: str | Sequence[str],
+    y: str | Sequence[str] | None = None,
+    clients: str | None = None,
+    domains: str | None = None,
+    test: str | None = None,
+    test_fraction: TestFraction | None = None,
+    targets: Annotated[str, one_of(*TARGETS)] = "classes",
+    words: AtLeastOne | None = None,
+    length: AtLeastOne | None = None,
+) -> Dataset:
+    """A Parquet table with a column that names the client; reading it needs pyarrow. Arguments as those of `jsonl`.
+
+    Raises:
+      FileNotFoundError, ValueError: as `jsonl`.
+      ImportError: pyarrow is not there.
+    """
+    return _rows(_parquet, data_dir, path, x, y, clients, domains, test, test_fraction, targets, words, length)
+
+
+def array_record(
+    data_dir: Path,
+    path: str,
+    x: str | Sequence[str],
+    y: str | Sequence[str] | None = None,
+    clients: str | None = None,
+    domains: str | None = None,
+    test: str | None = None,
+    test_fraction: TestFraction | None = None,
+    targets: Annotated[str, one_of(*TARGETS)] = "classes",
+    words: AtLeastOne | None = None,
+    length: AtLeastOne | None = None,
+) -> Dataset:
+    """A file of array_record, whose records are TensorFlow's (`tf.train.Example`), with a feature that names the client. Features
+    with one value are that value, bytes are texts. Arguments as those of `jsonl`.
+
+    Raises:
+      FileNotFoundError, ValueError: as `jsonl`.
+      ImportError: array_record is not there.
+    """
+    return _rows(_records, data_dir, path, x, y, clients, domains, test, test_fraction, targets, words, length)
+
+
+def _rows(
+    read: Callable[[Path], list[dict[str, Any]]],
+    data_dir: Path,
+    path: str,
+    x: str | Sequence[str],
+    y: str | Sequence[str] | None,
+    clients: str | None,
+    domains: str | None,
+    test: str | None,
+    test_fraction: float | None,
+    targets: str,
+    words: int | None,
+    length: int | None,
+) -> Dataset:
+    """The rows that `read` finds in the files, as `jsonl` describes it."""
+    tables = {"train": _read(read, data_dir, path)} | ({} if test is None else {"test": _read(read, data_dir, test)})
     if (words is None) != (length is None):
-        raise ValueError(f"jsonl: words={words}, length={length}: texts need both, other inputs neither.")
+        raise ValueError(f"words={words}, length={length}: texts need both, other inputs neither.")
     names = None
     if words is not None and length is not None:
         if not isinstance(x, str):
-            raise ValueError(f"jsonl: x={x!r} must be the one column of texts, with words={words}.")
+            raise ValueError(f"x={x!r} must be the one column of texts, with words={words}.")
         whole = {part: [_text(part, i, row, x) for i, row in enumerate(rows)] for part, rows in tables.items()}
         names, ids = told_apart(whole, words, length, behind=targets == "tokens" and y is None)
         tables = {
@@ -79,8 +144,14 @@ def _text(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
     return row[column].split()
 
 
-def _read(data_dir: Path, path: str) -> list[dict[str, Any]]:
-    file = find(f"jsonl {path}", data_dir, [data_dir / Path(path).expanduser()], "put the file there, or give its full path")
+def _read(read: Callable[[Path], list[dict[str, Any]]], data_dir: Path, path: str) -> list[dict[str, Any]]:
+    found = read(find(path, data_dir, [data_dir / Path(path).expanduser()], "put the file there, or give its full path"))
+    if not found:
+        raise ValueError(f"{path}: has no rows.")
+    return found
+
+
+def _json(file: Path) -> list[dict[str, Any]]:
     found = []
     try:
         lines = unpacked(file).decode().split("\n")
@@ -96,6 +167,34 @@ def _read(data_dir: Path, path: str) -> list[dict[str, Any]]:
         if not isinstance(row, dict):
             raise ValueError(f"{file}, line {number}: is {type(row).__name__}, must be an object with a value for each column.")
         found.append(row)
-    if not found:
-        raise ValueError(f"{file}: has no rows.")
     return found
+
+
+def _parquet(file: Path) -> list[dict[str, Any]]:
+    try:
+        pq = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ImportError(f"{file.name} is read with pyarrow: pip install pyarrow") from None
+    try:
+        return pq.read_table(file).to_pylist()
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file}: is no Parquet table, or damaged ({error}).") from error
+
+
+def _records(file: Path) -> list[dict[str, Any]]:
+    try:
+        module = importlib.import_module("array_record.python.array_record_module")
+    except ImportError:
+        raise ImportError(f"{file.name} is read with array_record: pip install array_record") from None
+    try:
+        reader = module.ArrayRecordReader(str(file))
+        found = [tf_example.decode(blob) for blob in reader.read_all()]
+    except (ValueError, RuntimeError, OSError, IndexError) as error:
+        raise ValueError(f"{file}: is no array_record of tf.train.Example, or damaged ({error}).") from error
+    return [{name: _value(values) for name, values in row.items()} for row in found]
+
+
+def _value(values: Any) -> Any:
+    """A feature's one text or number, or the list of them."""
+    plain = [value.decode(errors="replace") for value in values] if isinstance(values, list) else values.tolist()
+    return plain[0] if len(plain) == 1 else plain

@@ -77,8 +77,8 @@ def from_table(
     coded = {}
     if targets != "classes":
         coded["y"] = _targets(read, several[1], targets, class_names)
-    for what, column in (*((("y", y),) if targets == "classes" else ()), ("domains", domains), ("clients", clients)):
-        known = class_names or _known_names(train, y) if what == "y" else None
+    for what, column in (*((("y", several[1][0]),) if targets == "classes" else ()), ("domains", domains), ("clients", clients)):
+        known = class_names or _known_names(train, several[1][0]) if what == "y" else None
         coded[what] = (None, None) if column is None else _coded(read, column, known)
     parts = {
         part: {"x": inputs[part], **{what: None if codes is None else codes[part] for what, (codes, _) in coded.items()}}

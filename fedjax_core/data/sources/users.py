@@ -118,7 +118,8 @@ def _listed(data_dir: Path, name: str, file: str, folder: str, how: str, size: i
         x = _images([there[row["image_id"]] for row in of], size)
         found[part] = x, np.array([place[row["class"]] for row in of])
     whose = _numbers([row["user_id"] for row in held["train"]])
-    return from_arrays(*found["train"], *found["test"], classes, name=name, train_clients=whose)
+    (train_x, train_y), (test_x, test_y) = found["train"], found["test"]
+    return from_arrays(train_x, train_y, test_x, test_y, classes, name=name, train_clients=whose)
 
 
 def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:

@@ -1,12 +1,14 @@
 """JSON objects, one a line: rows with their client, as numbers and as texts."""
 
 import gzip
+import importlib
 import json
 
 import numpy as np
 import pytest
 
 from fedjax_core.data import federated, sources
+from tests.fedjax_core.data.sources.test_tff import record
 
 
 def write(file, rows):
@@ -64,3 +66,34 @@ def test_a_wrong_file_ends_in_one_line(tmp_path, text, options, message):
 def test_a_file_that_is_not_there_is_asked_for(tmp_path):
     with pytest.raises(FileNotFoundError, match="put the file there, or give its full path"):
         sources.load("jsonl(path='f.jsonl', x='a', y='b', test_fraction=0.5)", tmp_path)
+
+
+SPEC = "(path='all.{0}', x='says', clients='who', targets='tokens', words=4, length=5, test_fraction=0.25)"
+
+
+def the_same_as_lines(folder, kind):
+    write(folder / "all.jsonl", ROWS)
+    wanted, found = (sources.load(name + SPEC.format(name), folder) for name in ("jsonl", kind))
+    assert found.class_names == wanted.class_names
+    for part in ("train", "test"):
+        np.testing.assert_array_equal(getattr(found, part).x, getattr(wanted, part).x)
+    np.testing.assert_array_equal(found.train_clients, wanted.train_clients)
+    (folder / f"all.{kind}").write_bytes(b"nothing of the kind" * 9)
+    with pytest.raises(ValueError, match=rf"all\.{kind}: is no .*, or damaged"):
+        sources.load(kind + SPEC.format(kind), folder)
+
+
+def test_parquet_gives_the_same(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet", reason="Parquet is read with pyarrow")
+    table = importlib.import_module("pyarrow").Table.from_pylist(ROWS)
+    pq.write_table(table, tmp_path / "all.parquet")
+    the_same_as_lines(tmp_path, "parquet")
+
+
+def test_array_record_gives_the_same(tmp_path):
+    module = pytest.importorskip("array_record.python.array_record_module", reason="array_record is for Linux")
+    writer = module.ArrayRecordWriter(str(tmp_path / "all.array_record"), "group_size:1")
+    for row in ROWS:
+        writer.write(record(who=row["who"].encode(), says=row["says"].encode(), a=[row["a"]]))
+    writer.close()
+    the_same_as_lines(tmp_path, "array_record")
