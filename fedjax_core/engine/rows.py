@@ -165,10 +165,10 @@ class Batches:
         return self._put((self._reader.slab(rows, len(rows)), first))
 
     def totals(self, blocks: Sequence[PyTree]) -> PyTree:
-        """Each device's sums [devices] of what its batches gave, of all blocks [n], added one after another."""
+        """Each device's sums [devices, ...] of what its batches gave, of all blocks [n, ...], added one after another."""
 
         def total(*parts):
-            of_device = [np.asarray(part).reshape(self.devices, -1) for part in parts]
+            of_device = [np.asarray(part).reshape(self.devices, -1, *np.shape(part)[1:]) for part in parts]
             return np.add.accumulate(np.concatenate(of_device, 1), 1, dtype=of_device[0].dtype)[:, -1]
 
         return jax.tree.map(total, *blocks)

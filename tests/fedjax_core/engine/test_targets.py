@@ -119,6 +119,13 @@ def test_all_scopes_have_the_scores_of_labels():
     assert by_client.scores["test/global/own/average_precision"].shape == (8,)  # six and two unseen
 
 
+def test_labels_that_stream_have_the_same_scores():
+    made = [simulated("labels", data_on=place, evaluation=Evaluation(batch=8)) for place in ("device", "host")]
+    here, streamed = (sim.evaluate(sim.init(0)) for sim in made)
+    assert here == pytest.approx(streamed, abs=1e-6)
+    assert 0 < here["test/global/average_precision"] <= 1
+
+
 def test_validation_rows_are_scored_and_can_be_selected_by():
     of = federated.from_index(
         sources.Dataset("toy", data("numbers").train, data("numbers").test, tuple("abc")), [np.arange(20), np.arange(20, 42)]
