@@ -15,12 +15,13 @@ from absl import flags
 from ml_collections import config_flags
 
 from configs import base
-from fedjax_core import experiment
+from fedjax_core import experiment, nn
 from fedjax_core.data import sources
 from fedjax_core.data.sources import idx
 from fedjax_core.language import instructions, pretrained
 from fedjax_core.language import prepare as language
 from fedjax_core.nn import llama
+from fedjax_core.nn.model import build as network
 from fedjax_core.reporting import analysis, words
 from tests.fedjax_core.learning.test_lora import LLAMA_7B
 
@@ -98,6 +99,14 @@ def get(name: str, variant: str):
     return importlib.import_module(f"configs.{name}").get_config(variant)
 
 
+@functools.cache
+def traced_once(*given, **options):
+    """`nn.build`; what a network computes is traced once for all configs that have it, and then put into their programs."""
+    model, inline = network(*given, **options), functools.partial(jax.jit, inline=True)
+    apply = inline(model.apply, static_argnames=("train", "intermediates"))
+    return model._replace(apply=apply, features=inline(model.features, static_argnames="train"))
+
+
 def build(config):
     """At full size; nothing is put on a device, and files of weights are not looked for."""
     if config.plan.devices is None:
@@ -108,6 +117,7 @@ def build(config):
         mock.patch.object(instructions, "read", instances),
         mock.patch.object(pretrained, "tokenizer", return_value=Words()),
         mock.patch.object(language, "described", llama_7b),
+        mock.patch.object(nn, "build", traced_once),
     ):
         return experiment.build(config, shapes_only=True)
 
@@ -119,7 +129,7 @@ def test_paper_builds_and_its_round_traces_at_full_size(name):
     least = 300 if config.data.source.startswith(OFFLINE) else 36_000
     assert len(sim.data.train.y) >= (6000 if config.data.source.startswith(language.SOURCE) else least)  # not the digits
     shapes = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
-    state = jax.eval_shape(sim._init, shapes(sim._held_on_host), jax.random.key_data(jax.random.key(0)))
+    state = shapes(jax.eval_shape(sim._init, shapes(sim._held_on_host), jax.random.key_data(jax.random.key(0))))
     new, records = jax.eval_shape(
         sim._scored if sim.episodes is None else sim._many,  # with the clients' scores that belong to a round
         shapes(sim._held_on_host),
