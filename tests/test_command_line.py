@@ -108,6 +108,8 @@ def test_help_lists_the_methods(launcher):
         (["--config.rounds=many"], 2, ["--config.rounds='many' must be a whole number"]),
         (["--config.optimizer.lr=big"], 2, ["--config.optimizer.lr='big' must be a number"]),
         (["--coordinator=localhost:1"], 2, ["--processes", "--process"]),
+        (["--coordinator=localhost:1", "--processes=2", "--process=2"], 2, ["--process=2 of --processes=2", "[0, 1]"]),
+        (["--distributed", "--processes=2"], 2, ["--distributed finds", "leave out --coordinator, --processes"]),
         (["--config.rounds=0"], 1, ["rounds=0", "at least 1"]),
         (["--config.method.name=fedavgg"], 1, ["unknown method 'fedavgg'", "scaffold", "'fedavg'?"]),
         (["--config.models=mlpp"], 1, ["unknown model 'mlpp'", "'mlp'?"]),

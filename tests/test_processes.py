@@ -1,14 +1,16 @@
 """Two processes with `jax.distributed` on CPU compute what one computes; only process 0 touches the disk."""
 
 import itertools
+import signal
 import socket
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedjax_core.storage.workdir import read_json
-from tests.launch import Ended, Launcher
+from tests.launch import Ended, Launcher, Process
 from tests.test_resume import CONFIGS, assert_close, leaves, metrics
 
 ROUNDS = 4
@@ -28,26 +30,62 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
-def together(launcher: Launcher, *flags: str, processes: int = 2, of_second: tuple[str, ...] = ()) -> list[Ended]:
-    """The same command in several processes. All but the first fail if they write a byte to any file, standard error included."""
-    flags = *flags, f"--coordinator=127.0.0.1:{free_port()}", f"--processes={processes}"
-    started = [
-        launcher.start(
-            *flags, *(of_second if i else ()), f"--process={i}", largest_file=0 if i else None, environment={"XLA_FLAGS": ""}
-        )
-        for i in range(processes)
-    ]
-    return [process.wait() for process in started]
+def cluster_port() -> int:
+    """One of those that jax takes on Slurm and Open MPI."""
+    for port in range(61_440, 65_536):
+        with socket.socket() as listening:
+            try:
+                listening.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise AssertionError("no free port")
 
 
-@pytest.mark.parametrize(("name", "stops"), [("fedavg", [ROUNDS // 2, ROUNDS]), ("fedhe", [ROUNDS])], ids=["fedavg", "fedhe"])
-def test_two_processes_agree_with_one(launcher, place, name, stops):
-    """At once by one process; by two, which stop in between and resume."""
+def told_by_flags(port: int, number: int, of: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    return (f"--coordinator=127.0.0.1:{port}", f"--processes={of}", f"--process={number}"), {}
+
+
+def told_by_slurm(port: int, number: int, of: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    variables = {"JOB_ID": port - 61_440, "STEP_NODELIST": "127.0.0.1", "NTASKS": of, "PROCID": number, "LOCALID": number}
+    return ("--distributed",), {f"SLURM_{name}": str(value) for name, value in variables.items()}
+
+
+def told_by_open_mpi(port: int, number: int, of: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    variables = {"WORLD_SIZE": of, "WORLD_RANK": number, "WORLD_LOCAL_RANK": number}
+    where = {"OMPI_MCA_orte_hnp_uri": f"{(port - 61_440) * 2**12}.0;tcp://127.0.0.1:1"}
+    return ("--distributed",), where | {f"OMPI_COMM_{name}": str(value) for name, value in variables.items()}
+
+
+def begin(launcher: Launcher, *flags: str, of_second: tuple[str, ...] = (), told=told_by_flags) -> list[Process]:
+    """The same command in two processes, which know each other as `told` has it. The second fails if it writes a byte to any file,
+    standard error included.
+    """
+    port, started = free_port() if told is told_by_flags else cluster_port(), []
+    for i in range(2):
+        of_cluster, environment = told(port, i, 2)
+        own = *flags, *(of_second if i else ()), *of_cluster
+        started.append(launcher.start(*own, largest_file=0 if i else None, environment={"XLA_FLAGS": "", **environment}))
+    return started
+
+
+def together(launcher: Launcher, *flags: str, of_second: tuple[str, ...] = (), told=told_by_flags) -> list[Ended]:
+    """`begin`, and how they ended."""
+    return [process.wait() for process in begin(launcher, *flags, of_second=of_second, told=told)]
+
+
+@pytest.mark.parametrize(
+    ("name", "stops", "told"),
+    [("fedavg", [ROUNDS // 2, ROUNDS], told_by_slurm), ("fedhe", [ROUNDS], told_by_open_mpi)],
+    ids=["fedavg", "fedhe"],
+)
+def test_two_processes_agree_with_one(launcher, place, name, stops, told):
+    """At once by one process; by two that a cluster has started, which stop in between and resume."""
     both, one = place / f"both_{name}", place / f"one_{name}"
     flags = f"--config={place / name}.py", f"--config.rounds={ROUNDS}"
     assert launcher.run(*flags, f"--workdir={one}").status == 0
     for before, rounds in itertools.pairwise([0, *stops]):
-        first, second = together(launcher, *flags, f"--workdir={both}", f"--config.rounds={rounds}")
+        first, second = together(launcher, *flags, f"--workdir={both}", f"--config.rounds={rounds}", told=told)
         assert (first.status, second.status) == (0, 0), first.err
         assert "mean of last" in first.err
         assert (f"after round {before}" in first.err) == (before > 0)
@@ -78,3 +116,28 @@ def test_an_error_of_one_process_ends_both(launcher, place):
     assert first.err == f"error: cannot make the run directory {file}: it is a file; give a directory\n"
     assert second.status != 0
     assert file.read_text() == "mine"
+
+
+def test_a_process_that_dies_ends_the_other_and_the_run_goes_on(launcher, place):
+    """Killed between two checkpoints, which are written at every second round."""
+    directory, flags = place / "died", (f"--config={place / 'fedavg'}.py", f"--workdir={place / 'died'}")
+    first, second = begin(launcher, *flags, "--config.rounds=100000", f"--config.evaluation.every={2}")
+    assert second.until(lambda: any((directory / "checkpoints").glob("0*")), "a checkpoint")
+    second.send(signal.SIGKILL)
+    killed = time.monotonic()
+    assert first.wait().status not in (0, 130)
+    assert time.monotonic() - killed < 60
+    assert second.wait().status == -signal.SIGKILL
+    done = len(metrics(directory))
+    alone = launcher.run(*flags, f"--config.rounds={done + 2}")
+    assert alone.status == 0, alone.err
+    assert [record["round"] for record in metrics(directory)] == list(range(1, done + 3))
+
+
+def test_without_a_cluster_the_message_says_what_to_give(launcher, place):
+    ended = launcher.run(f"--config={place / 'fedavg'}.py", f"--workdir={place / 'none'}", "--distributed")
+    assert ended.status == 1
+    assert ended.err == (
+        "error: --distributed found no Slurm, Open MPI, Cloud TPU or Kubernetes that started this process; "
+        "give --coordinator=HOST:PORT, --processes and --process in place of --distributed\n"
+    )

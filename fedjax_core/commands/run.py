@@ -6,7 +6,8 @@
   python -m methods.main --config=configs/fedavg.py --workdir=runs/fedavg
 
 A config is named by its bare name (`fedjax-core list configs`) or by a file of your own, a variant stands behind a colon.
-The same command again resumes an interrupted run. On several processes give each --coordinator, --processes and --process.
+The same command again resumes an interrupted run. On several processes give each --distributed where a cluster has started them,
+else --coordinator, --processes and --process.
 """
 
 import ast
@@ -17,12 +18,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from absl import flags
 from ml_collections import config_flags
 
 from fedjax_core import experiment
-from fedjax_core.commands import ending, shipped
+from fedjax_core.commands import ending, processes, shipped
 from fedjax_core.reporting import report
 
 MORE = "--help tells more"
@@ -38,6 +38,7 @@ def _flags(arguments: Sequence[str]) -> Any:
     config_flags.DEFINE_config_file("config", None, "config, with its variant behind a colon; see configs/", sys_argv=listed, **at)
     flags.DEFINE_string("workdir", None, "directory of the run: metrics, checkpoints, plots", **at)
     flags.DEFINE_string("compilation_cache", experiment.PROGRAMS, "where compiled programs are kept; '' for nowhere", **at)
+    flags.DEFINE_boolean("distributed", False, "join the processes that Slurm, Open MPI, Cloud TPU or Kubernetes has started", **at)
     flags.DEFINE_string("coordinator", None, "host:port of process 0, for a run on several processes", **at)
     flags.DEFINE_integer("processes", None, "how many processes run together", **at)
     flags.DEFINE_integer("process", None, "which of them this is", **at)
@@ -74,16 +75,15 @@ def main(arguments: Sequence[str]) -> int:
         given(line)
         if given.workdir is None:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
-        if len({value is None for value in (given.coordinator, given.processes, given.process)}) > 1:
-            raise ValueError("give --coordinator, --processes and --process together, or none of them")
+        processes.check(given.distributed, given.coordinator, given.processes, given.process)
     except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return report.fail(_misused(error, arguments), 2)
     try:
         if other and (dropped := experiment.switch(given.config, other)):
             report.say(f"method {other['name']!r} has no options {', '.join(dropped)}: those of the config are dropped")
         experiment.keep_programs(given.compilation_cache)
-        if given.coordinator:
-            jax.distributed.initialize(given.coordinator, given.processes, given.process)
+        if given.distributed or given.coordinator:
+            processes.join(given.coordinator, given.processes, given.process)
         else:
             experiment.use_all_cores()
         experiment.execute(given.config, given.workdir)
