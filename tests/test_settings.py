@@ -17,7 +17,8 @@ from fedjax_core.commands import tables
 
 ROOT = Path(__file__).parents[1] / "configs"
 FILE = ROOT / "tables" / "settings.toml"
-PAPERS = ("fedskc", "fedpft", "fedhpl", "fedoa", "mcmahan", "pfl_research")  # the other tables are ours, of the configs' small variants
+# the other tables are ours, of the configs' small variants
+PAPERS = ("fedskc", "fedpft", "fedhpl", "fedoa", "mcmahan", "pfl_research")
 CONFIGS = sorted(path.stem for path in ROOT.glob("[!_]*.py") if path.stem != "base")
 TABLES = {f"{path.parent.name}/{path.stem}": path for path in sorted((ROOT / "tables").glob("*/[!_]*.py"))}
 COUNTS = re.compile(r"analysis:(trained|whole|body|up|down)\b")
