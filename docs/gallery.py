@@ -1,12 +1,12 @@
-"""Makes the page "Choose a method" when the site is built: from the README's table, `methods.toml` and the methods' modules."""
+"""Makes the page "Choose a method" when the site is built: from the README's table and the methods' docstrings."""
 
 import ast
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+PLAIN = re.compile(r"^In plain words: (?P<words>.*?)^Sent to clients: (?P<down>.*?)\.\n\n", re.DOTALL | re.MULTILINE)
 HEAD = """# Choose a method
 
 Every method below runs with `fedjax-core run NAME --workdir=DIR`. All of them share data, networks, evaluation and the compiled
@@ -30,11 +30,20 @@ def rows(readme: str) -> dict[str, list[str]]:
     return {name: of_one for name, of_one in cells.items() if len(of_one) == 4}
 
 
-def entry(name: str, cells: list[str], plain: dict[str, str]) -> str:
-    """One method: what it is, what travels, where it stands."""
+def entry(name: str, cells: list[str]) -> str:
+    """One method: what it is, what travels, where it stands.
+
+    Raises:
+      ValueError: its docstring does not say it in plain words.
+    """
     title, kept, up, differ = cells
     source = (ROOT / "methods" / f"{name}.py").read_text(encoding="utf-8")
     first, _, rest = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")
+    plain = PLAIN.match(rest)
+    if plain is None:
+        raise ValueError(
+            f"methods/{name}.py: below its first line the docstring lacks 'In plain words: ...' and 'Sent to clients: ...'"
+        )
     address = re.search(r"https?://\S+", rest)
     paper = f" [Paper]({address[0].rstrip('.')})." if address else ""
     drawing = [
@@ -49,7 +58,7 @@ def entry(name: str, cells: list[str], plain: dict[str, str]) -> str:
         [
             f"## {title}",
             "",
-            plain["words"] + paper,
+            " ".join(plain["words"].split()) + paper,
             "",
             *drawing,
             "",
@@ -63,8 +72,7 @@ def entry(name: str, cells: list[str], plain: dict[str, str]) -> str:
 def page() -> str:
     """The whole page."""
     table = rows((ROOT / "README.md").read_text(encoding="utf-8"))
-    plain = tomllib.loads((ROOT / "docs" / "methods.toml").read_text(encoding="utf-8"))
-    return "\n".join([HEAD, *(entry(name, cells, plain[name]) for name, cells in table.items())])
+    return "\n".join([HEAD, *(entry(name, cells) for name, cells in table.items())])
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -1,5 +1,8 @@
 """Centralized: ordinary training on the union of all clients' data; the upper bound that federated methods are held against.
 
+In plain words: One network is trained on everybody's data together. Federation is expected to stay below this.
+Sent to clients: nothing.
+
 The union is put in a canonical order first, so the result does not depend on how the data are partitioned. It is FedAvg with one
 client: E local epochs per round, T * E in all, the optimiser made anew every round (which plain SGD does not notice).
 

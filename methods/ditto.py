@@ -1,5 +1,9 @@
 """Ditto: FedAvg, and beside it a personal model that is pulled towards the server's.
 
+In plain words: Two models per client: one takes part in FedAvg, the other is trained on the client's data alone, drawn towards
+the first one.
+Sent to clients: model.
+
 Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
 https://arxiv.org/abs/2012.04221
 

@@ -1,5 +1,9 @@
 """FedAMP: every client has a cloud model of its own, mixed of all by how near their models are, and is pulled to it.
 
+In plain words: The server keeps a model for each client: a mixture in which clients with similar models count more. Each client
+is drawn towards its own mixture.
+Sent to clients: the client's own cloud model.
+
 Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. Personalized Cross-Silo Federated Learning on Non-IID Data. AAAI 2021.
 https://arxiv.org/abs/2007.03797
 

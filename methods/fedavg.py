@@ -1,5 +1,9 @@
 """FedAvg: the server's model is the average of what clients trained from it.
 
+In plain words: Every client trains the server's model on its own data and sends the difference. The server adds the mean
+difference, weighed by the number of examples or uniformly.
+Sent to clients: model.
+
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from Decentralized Data.
 AISTATS 2017. https://arxiv.org/abs/1602.05629
 

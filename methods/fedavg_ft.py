@@ -1,5 +1,8 @@
 """FedAvg-FT: FedAvg, whose model every client fine-tunes on its own data before it is scored.
 
+In plain words: FedAvg. Before it is scored, each client fine-tunes the server's model on its own training data.
+Sent to clients: model.
+
 The reference for personalisation after the fact; nothing of it enters the training, which is FedAvg's (methods/fedavg.py).
 
 A newcomer gets the server's model, fine-tuned on its own rows as everybody's is.

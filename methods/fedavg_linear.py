@@ -1,5 +1,9 @@
 """FedAvg+Linear: a personal linear map between the shared body and the shared classifier.
 
+In plain words: FedAvg with a linear map between features and classifier that stays with each client: a simple answer to the
+mismatch that FedPFT addresses.
+Sent to clients: model.
+
 Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation. 2024 (its appendix on
 matching during training). https://arxiv.org/abs/2407.16139
 

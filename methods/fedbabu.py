@@ -1,5 +1,9 @@
 """FedBABU: only the body is trained and shared, under a fixed random head; clients fine-tune before they are scored.
 
+In plain words: The head is random and never trained during federation, so all clients learn one body for one fixed classifier.
+For scores, each client then fine-tunes.
+Sent to clients: body.
+
 Oh, Kim, Yun. FedBABU: Towards Enhanced Representation for Federated Image Classification. ICLR 2022.
 https://arxiv.org/abs/2106.06042
 

@@ -1,5 +1,9 @@
 """FedBN: normalisation layers stay with their client, everything else is averaged.
 
+In plain words: Everything is averaged except normalisation layers, which adapt each client's model to the brightness or style of
+its own data.
+Sent to clients: all but normalisation layers.
+
 Li, Jiang, Zhang, Kamp, Dou. FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021.
 https://arxiv.org/abs/2102.07623
 

@@ -1,5 +1,9 @@
 """FedCAC: parameters that local data change most are averaged among similar clients only, all others among everybody.
 
+In plain words: Parameters to which a client's loss is sensitive are averaged with those of similar clients only, all others with
+everybody's.
+Sent to clients: the client's own mixture.
+
 Wu, Liu, Niu, Zhu, Tang. Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through Cautiously Aggressive
 Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
 

@@ -1,5 +1,9 @@
 """FedGen: the server learns a generator of features from the clients' heads, and the clients learn from what it makes.
 
+In plain words: The server trains a generator of features that the clients' heads classify well. Clients train on generated
+features beside their own data.
+Sent to clients: body (official), head, generator, label counts.
+
 Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021. https://arxiv.org/abs/2105.10056
 
   paper              here           meaning

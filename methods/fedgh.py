@@ -1,5 +1,9 @@
 """FedGH: bodies of any kind under one head, which the server trains on the clients' mean features.
 
+In plain words: Networks differ in all but their head. The server trains one head on the mean features of the clients' classes and
+sends it to all.
+Sent to clients: head.
+
 Yi, Wang, Liu, Shi, Yu. FedGH: Heterogeneous Federated Learning with Generalized Global Header. ACM MM 2023.
 https://arxiv.org/abs/2303.13137
 

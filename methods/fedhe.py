@@ -1,5 +1,9 @@
 """FedHe: clients of any architecture exchange the mean logits of each class.
 
+In plain words: Clients share no weights. Each sends the mean output of its network for each of its classes, and learns to imitate
+the mean over all clients.
+Sent to clients: mean logits of each class.
+
 Chan, Ngai. FedHe: Heterogeneous Models and Communication-Efficient Federated Learning. MSN 2021.
 https://arxiv.org/abs/2110.09910
 

@@ -1,5 +1,9 @@
 """FedHPL: clients of any architecture tune prompts and heads, and learn from each other's correct logits, weighed by width.
 
+In plain words: Clients hold frozen pre-trained networks and train prompts and a head. They exchange mean logits of each class, of
+correctly classified examples only, and learn to imitate them.
+Sent to clients: mean logits of each class, weighed for the client.
+
 Ma, Cheng, Wang, Zhong, Xu, Wang. FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation.
 2024. https://arxiv.org/abs/2405.17267
 

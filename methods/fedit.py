@@ -1,5 +1,8 @@
 """FedIT: the adapter of a frozen foundation model is tuned to instructions at the clients, and averaged.
 
+In plain words: FedAvg of low-rank adapters over a frozen language model.
+Sent to clients: adapter.
+
 Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen. Towards Building the Federated GPT: Federated Instruction Tuning. 2023.
 https://arxiv.org/abs/2305.05644
 

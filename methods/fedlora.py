@@ -1,5 +1,8 @@
 """FedLoRA, as the FedOA paper compares it: FedIT, whose adapter every client tunes further on its own data before it is scored.
 
+In plain words: FedIT. Before it is scored, each client trains the averaged adapter further on its own data.
+Sent to clients: adapter.
+
 Yi, Yu, Wang, Liu, Li. pFedLoRA: Model-Heterogeneous Personalized Federated Learning with LoRA Tuning. 2023.
 https://arxiv.org/abs/2310.13283
 Yang et al. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025, appendix C.2.

@@ -1,5 +1,9 @@
 """FedMD: clients of any architecture agree on the logits of public examples.
 
+In plain words: All hold a common public set. Clients send their outputs on it, and learn to imitate the mean of all outputs
+before they train on their own data.
+Sent to clients: consensus on public examples.
+
 Li, Wang. FedMD: Heterogenous Federated Learning via Model Distillation. 2019. https://arxiv.org/abs/1910.03581
 
   paper      here               meaning

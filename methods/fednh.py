@@ -1,5 +1,9 @@
 """FedNH: the classifier is a prototype per class, spread evenly at first and filled with the classes' meaning by the server.
 
+In plain words: The classifier is not trained. Its rows are fixed directions, one for each class, spread evenly over the sphere,
+which the server moves slowly towards the clients' mean features.
+Sent to clients: model, class prototypes.
+
 Dai, Chen, Li, Heinecke, Sun, Xu. Tackling Data Heterogeneity in Federated Learning with Class Prototypes. AAAI 2023.
 https://arxiv.org/abs/2212.02758
 

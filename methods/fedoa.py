@@ -1,5 +1,9 @@
 """FedOA: personal adapters whose features stay near those of the averaged one, so that they hold on tasks never seen.
 
+In plain words: Adapters of a frozen network are averaged, and each client keeps an adapter of its own, whose features are held
+near those of the averaged one. This keeps personal models useful on data that no client has seen.
+Sent to clients: adapter.
+
 Yang, Long, Zhou, Lu, Ye, Jiang. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025.
 https://arxiv.org/abs/2505.01075
 

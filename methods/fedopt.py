@@ -1,5 +1,9 @@
 """FedAdagrad, FedAdam, FedYogi, FedAvgM: the mean delta is a gradient for an optimiser at the server.
 
+In plain words: The mean difference of a round is treated as a gradient. The server takes its step with an optimiser of its own:
+Adagrad, Adam, Yogi or momentum.
+Sent to clients: model.
+
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021.
 https://arxiv.org/abs/2003.00295
 Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification. 2019 (FedAvgM).

@@ -1,5 +1,8 @@
 """FedPer: the base layers are shared and averaged, the personalisation layers stay with their client.
 
+In plain words: The network has two parts. The first is averaged over clients, the last layers stay with each client.
+Sent to clients: shared layers.
+
 Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019. https://arxiv.org/abs/1912.00818
 
   paper     here           meaning

@@ -1,5 +1,9 @@
 """FedPFT and FedPFT+Con: prompts of each client turn its features into what the shared classifier understands.
 
+In plain words: A shared classifier does not fit every client's features. Each client keeps prompts with which a shared attention
+layer transforms its features to fit. Prompt-driven Feature Transformation, by Wu et al.; other methods have the same short name.
+Sent to clients: model, transformation.
+
 Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation.
 2024, https://arxiv.org/abs/2407.16139, and its later version with FedPFT+Con as an option.
 

@@ -1,5 +1,9 @@
 """FedProto: clients of any body exchange the mean features of each class, and draw their features to them.
 
+In plain words: Clients share no weights. Each sends the mean feature of each of its classes, and is drawn towards the means of
+all. Networks may differ, as long as their features have one length.
+Sent to clients: class prototypes.
+
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022.
 https://arxiv.org/abs/2105.00243
 

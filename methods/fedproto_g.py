@@ -1,5 +1,9 @@
 """FedProto with a global model: FedAvg whose clients draw their features to the prototypes of all.
 
+In plain words: FedProto's pull towards common class means, beside averaged weights. It gives a global model to compare with other
+methods.
+Sent to clients: model, class prototypes.
+
 Tan et al. FedProto. AAAI 2022; see `methods/fedproto.py`, whose symbols these are. Papers that list FedProto among methods with one
 global model (FedSKC does) do not say how they came by one. This reading keeps both: parameters are averaged as in FedAvg, the
 clients' loss has FedProto's regulariser, and the model's own classifier predicts.

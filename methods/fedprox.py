@@ -1,5 +1,9 @@
 """FedProx: FedAvg whose clients are held near the model that they were sent.
 
+In plain words: FedAvg with a spring: the further a client's model moves from the one that it was sent, the harder it is pulled
+back. The coefficient mu is the spring's strength.
+Sent to clients: model.
+
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys 2020.
 https://arxiv.org/abs/1812.06127
 

@@ -1,5 +1,9 @@
 """FedRCL: FedAvg whose clients also contrast examples, at several depths, without letting those of one class collapse.
 
+In plain words: A contrastive loss on several layers keeps examples of one class together, with a penalty where they lie too
+close, so that features of small local sets do not collapse.
+Sent to clients: model.
+
 Seo, Kim, Kim, Han. Relaxed Contrastive Learning for Federated Learning. CVPR 2024. https://arxiv.org/abs/2401.04928
 
   paper     here       meaning

@@ -1,5 +1,9 @@
 """FedRep: a shared representation; the clients train their heads on it first, then it under their heads.
 
+In plain words: As FedPer, in turns: a client first fits its own head to the body that it was sent, then trains the body with the
+head fixed.
+Sent to clients: body.
+
 Collins, Hassani, Mokhtari, Shakkottai. Exploiting Shared Representations for Personalized Federated Learning. ICML 2021.
 https://arxiv.org/abs/2102.07078
 

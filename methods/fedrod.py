@@ -1,5 +1,9 @@
 """FedRoD: a generic head learns with balanced classes and is shared; a personal head adds what is the client's own.
 
+In plain words: Two heads on one body: a generic one, trained with a loss that balances classes and averaged, and a personal one,
+trained with the usual loss.
+Sent to clients: model.
+
 Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.
 https://arxiv.org/abs/2107.00778
 

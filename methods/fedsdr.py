@@ -1,5 +1,9 @@
 """FedSDR, as the FedOA paper adapts it: personal adapters whose features do not go with the global one's, the shortcuts.
 
+In plain words: A method against shortcuts of single clients, in the form that FedOA's authors give it for adapters: what only one
+client's data support is removed from the personal adapter.
+Sent to clients: adapter.
+
 Tang, Guo, Zhang, Guo. Learning Personalized Causally Invariant Representations for Heterogeneous Federated Clients. ICLR 2024.
 https://openreview.net/forum?id=8FHWkY0SwF
 Yang et al. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025, appendix C.2, and its released code.

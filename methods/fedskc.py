@@ -1,5 +1,9 @@
 """FedSKC: class-wise structural knowledge regulates local training, aggregation, and the step from round to round.
 
+In plain words: Clients send mean logits of their classes beside the model. This knowledge guides local training by contrast,
+gives less weight to clients whose knowledge differs from the common one, and smooths the server's step over rounds.
+Sent to clients: model, class knowledge.
+
 Wang, Li, Chen, Yan, Wang, Shi, Chen, Shen. FedSKC: Federated Learning with Non-IID Data via Structural Knowledge Collaboration.
 ICWS 2025.
 

@@ -1,5 +1,8 @@
 """FedTGP: FedProto with prototypes that the server learns, apart from each other by a margin that adapts.
 
+In plain words: FedProto whose prototypes the server trains, so that those of different classes keep a margin between them.
+Sent to clients: class prototypes.
+
 Zhang, Liu, Hua, Cao. FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
 Heterogeneity in Federated Learning. AAAI 2024. https://arxiv.org/abs/2401.03230
 

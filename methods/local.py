@@ -1,5 +1,8 @@
 """Local: every client trains alone, from one common initialisation; nothing is sent.
 
+In plain words: Every client trains alone. A method for personal models should be better than this.
+Sent to clients: nothing.
+
 The reference that personalised methods must beat. Client i's model after T rounds of E epochs is T * E epochs of training on its
 own data, the optimiser made anew every round.
 

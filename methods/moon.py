@@ -1,5 +1,9 @@
 """MOON: a client's features are drawn to the global model's, and away from those of its own previous model.
 
+In plain words: While a client trains, its features are drawn towards those of the server's model and away from those of its own
+previous model.
+Sent to clients: model.
+
 Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
 
   paper            here                 meaning

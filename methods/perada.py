@@ -1,5 +1,9 @@
 """PerAda: personal adapters are pulled towards an averaged one, into which the server may distil what all clients know.
 
+In plain words: Personal adapters are held near the averaged adapter. The server may also distil what the clients' adapters know
+together into one, on unlabelled data.
+Sent to clients: adapter.
+
 Xie, Huang, Chu, Xu, Xiao, Li, Anandkumar. PerAda: Parameter-Efficient Federated Learning Personalization with Generalization
 Guarantees. CVPR 2024. https://arxiv.org/abs/2302.06637
 

@@ -1,5 +1,9 @@
 """pFedGate: a small gate of the client's own weighs the blocks of the shared network, and drops the least of them.
 
+In plain words: Each client learns a small gate that, for each batch, weighs the blocks of a shared network and leaves some of
+them out.
+Sent to clients: model.
+
 Chen, Yao, Gao, Ding, Li. Efficient Personalized Federated Learning via Sparse Model-Adaptation. ICML 2023.
 https://arxiv.org/abs/2305.02776
 

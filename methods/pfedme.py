@@ -1,5 +1,9 @@
 """pFedMe: clients solve a problem that is held near the server's model, and move that model towards their solutions.
 
+In plain words: Each client solves for a personal model near its copy of the server's, and moves the copy towards the solution.
+The copies are averaged.
+Sent to clients: model or adapter.
+
 T. Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. https://arxiv.org/abs/2006.08848
 On adapters: Yang et al. Federated Adapter on Foundation Models. 2025, appendix C.2. https://arxiv.org/abs/2505.01075
 

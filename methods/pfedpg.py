@@ -1,5 +1,9 @@
 """pFedPG: the server generates prompts for each client, and learns how from where the clients move them.
 
+In plain words: The server keeps a generator that makes prompts for each client over a frozen network. A client's trained prompts
+tell the generator in which direction to move.
+Sent to clients: prompts of the client.
+
 Yang, Wang, Wang. Efficient Model Personalization in Federated Learning via Client-Specific Prompt Generation. ICCV 2023.
 https://arxiv.org/abs/2308.15367
 

@@ -1,5 +1,8 @@
 """pFedPT: every client adds a learnt frame of its own to its images; the network that sees them is shared.
 
+In plain words: Each client learns a frame of pixels around its images, which tells the shared network whose data it sees.
+Sent to clients: model.
+
 Li, Wu, Sun, Shen, Wu, Tao. Visual Prompt Based Personalized Federated Learning. TMLR 2024. https://arxiv.org/abs/2303.08678
 
   paper     here         meaning

@@ -1,5 +1,9 @@
 """pFedSD: a client's model starts from the server's and is distilled from the client's own of the round before.
 
+In plain words: A client's previous personal model teaches its new one, so that what was learnt about its own data is not lost
+with each broadcast.
+Sent to clients: model.
+
 Jin, Bai, Yao, Dai, Gu, Yu, Sun. Personalized Edge Intelligence via Federated Self-Knowledge Distillation. IEEE TPDS 2022.
 https://doi.org/10.1109/TPDS.2022.3225185
 

@@ -1,5 +1,9 @@
 """SCAFFOLD: control variates cancel the drift of the clients.
 
+In plain words: Clients with different data pull the model in different directions. Each client remembers the direction of its own
+pull and subtracts it, less the mean direction of all, from every local step.
+Sent to clients: model, server control variate.
+
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020.
 https://arxiv.org/abs/1910.06378
 
