@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_core import experiment
-from fedjax_core.storage.workdir import read_json, read_jsonl
+from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests.launch import Ended
 
 SMOKE = "--config=configs/fedavg.py:smoke"

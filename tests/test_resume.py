@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.storage.checkpoint import Checkpoints
-from fedjax_core.storage.workdir import read_json, read_jsonl
+from fedjax_core.storage.json_files import read_json, read_jsonl
 
 ROUNDS = 12
 CONFIGS = {  # a checkpoint at every second round

@@ -29,8 +29,8 @@ from fedjax_core.commands import ending
 from fedjax_core.data.sources.images import IMAGE_ENDINGS
 from fedjax_core.reporting import report
 from fedjax_core.storage import export, predictor
+from fedjax_core.storage.files import explained, write_csv
 from fedjax_core.storage.tensors import read_tensors
-from fedjax_core.storage.workdir import explained, write_csv
 
 COLUMNS = ("file", "class", "probability")
 Source = tuple[list[str], Callable[[int, int], np.ndarray]]  # n names, and (start, stop) -> examples [stop - start, ...]

@@ -17,7 +17,8 @@ from fedjax_core.experiment.building import build
 from fedjax_core.run import Finished, restored, run
 from fedjax_core.run.selection import SELECTED
 from fedjax_core.storage.checkpoint import Checkpoints
-from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, RUN, read_json
+from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, RUN
 
 PROGRAMS = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
 

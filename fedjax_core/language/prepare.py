@@ -30,7 +30,7 @@ from fedjax_core.language import instructions, prepared, pretrained, text
 from fedjax_core.learning import lora, metrics
 from fedjax_core.learning.metrics import Pair, mean_of
 from fedjax_core.nn.transformer import DTYPES, Encoder, LanguageModel
-from fedjax_core.storage.workdir import read_json
+from fedjax_core.storage.json_files import read_json
 from fedjax_core.task import Task, part_of
 from fedjax_core.values import AtLeastOne, Positive, one_of
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.storage.files import explained, write_text
-from fedjax_core.storage.workdir import RUN, read_json
+from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.workdir import RUN
 
 FILE = "label_table.csv"
 READABLE = 50  # clients; of more nothing has a line each but CSV files

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.storage.workdir import plain, write_text
+from fedjax_core.storage.files import write_text
+from fedjax_core.storage.json_files import plain
 
 LONGEST = 500  # signs of a parameter's value in MLflow
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.storage.workdir import METRICS, explained, json_lines, read_jsonl, write_text
+from fedjax_core.storage.files import explained, write_text
+from fedjax_core.storage.json_files import json_lines, read_jsonl
+from fedjax_core.storage.workdir import METRICS
 
 CSV = "metrics.csv"
 

@@ -29,14 +29,9 @@ from fedjax_core.reporting.records import CSV, kept, read
 from fedjax_core.reporting.summary import Series, history, shown, summarise, table
 from fedjax_core.reporting.tensorboard import Events
 from fedjax_core.reporting.words import is_accuracy, is_headline
-from fedjax_core.storage.workdir import (
-    METRICS,
-    JsonLines,
-    WorkDir,
-    plain,
-    write_csv,
-    write_json,
-)
+from fedjax_core.storage.files import write_csv
+from fedjax_core.storage.json_files import JsonLines, plain, write_json
+from fedjax_core.storage.workdir import METRICS, WorkDir
 
 with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of text, and a warning that it could be nicer
     warnings.simplefilter("ignore")

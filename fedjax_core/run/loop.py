@@ -21,7 +21,8 @@ from fedjax_core.run.goal import Goal
 from fedjax_core.run.selection import Selection
 from fedjax_core.run.stopping import Stop, lenient_console
 from fedjax_core.storage.checkpoint import Checkpoints
-from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, WorkDir, read_jsonl
+from fedjax_core.storage.json_files import read_jsonl
+from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, WorkDir
 
 PROFILE = "profile"
 DISPATCH_SECONDS = 2.0  # how long Ctrl-C may have to wait

@@ -20,13 +20,7 @@ import jax
 
 from fedjax_core.storage.environment import environment
 from fedjax_core.storage.files import TEMPORARY, explained
-from fedjax_core.storage.files import write_bytes as write_bytes
-from fedjax_core.storage.files import write_csv as write_csv
-from fedjax_core.storage.files import write_text as write_text
-from fedjax_core.storage.json_files import JsonLines as JsonLines
 from fedjax_core.storage.json_files import compact, plain, read_json, write_json
-from fedjax_core.storage.json_files import json_lines as json_lines
-from fedjax_core.storage.json_files import read_jsonl as read_jsonl
 from fedjax_core.storage.lock import Lock
 
 _log = logging.getLogger("fedjax_core")

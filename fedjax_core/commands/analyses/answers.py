@@ -13,7 +13,7 @@ from fedjax_core.language import prepare as language
 from fedjax_core.language import text
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.export import trained_network
-from fedjax_core.storage.workdir import read_json, write_json
+from fedjax_core.storage.json_files import read_json, write_json
 
 ANSWERS = "answers.json"  # in a run's directory: what its models have answered, in words
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from fedjax_core import experiment
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.reporting import analysis, plots
-from fedjax_core.storage.workdir import write_text
+from fedjax_core.storage.files import write_text
 
 
 class Asked(NamedTuple):

@@ -12,7 +12,8 @@ from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.checkpoint import Checkpoints
-from fedjax_core.storage.workdir import CHECKPOINTS, read_json, write_json
+from fedjax_core.storage.json_files import read_json, write_json
+from fedjax_core.storage.workdir import CHECKPOINTS
 
 NUMBERS = "analysis.json"  # in a run's directory: what `number` has found
 

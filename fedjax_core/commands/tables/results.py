@@ -18,7 +18,7 @@ from fedjax_core.commands.tables.trials import Searches
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.reporting import records, report, words
 from fedjax_core.reporting.crossing import crossing
-from fedjax_core.storage.workdir import read_json
+from fedjax_core.storage.json_files import read_json
 
 
 class Result(NamedTuple):

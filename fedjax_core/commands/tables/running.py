@@ -24,7 +24,8 @@ from fedjax_core.commands.tables.written import write
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine.simulation import Diverged
 from fedjax_core.reporting import report
-from fedjax_core.storage.workdir import plain, write_text
+from fedjax_core.storage.files import write_text
+from fedjax_core.storage.json_files import plain
 
 
 class Outcome(NamedTuple):

@@ -7,7 +7,9 @@ from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.commands.tables.progress import Job
 from fedjax_core.commands.tables.search import Standing, Study, standing
 from fedjax_core.reporting import records, report
-from fedjax_core.storage.workdir import METRICS, read_json, write_text
+from fedjax_core.storage.files import write_text
+from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.workdir import METRICS
 
 DIVERGED = "diverged.txt"  # in a run's directory: why it will not be tried again
 

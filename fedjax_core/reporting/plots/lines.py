@@ -15,7 +15,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.records import read
 from fedjax_core.reporting.words import axis, is_accuracy, spoken
-from fedjax_core.storage.workdir import CONFIG, METRICS, read_json
+from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.workdir import CONFIG, METRICS
 
 BAND = "mean and standard deviation over seeds"
 _NOT_THE_RUNS = {"seed", "plan", "checkpoint", "profile"}  # fields of a config that seeds of one experiment may differ in

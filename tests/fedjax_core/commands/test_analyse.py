@@ -12,7 +12,8 @@ from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
 from fedjax_core import experiment
 from fedjax_core.commands import analyse
 from fedjax_core.reporting import analysis
-from fedjax_core.storage.workdir import json_lines, read_json, write_json, write_text
+from fedjax_core.storage.files import write_text
+from fedjax_core.storage.json_files import json_lines, read_json, write_json
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from fedjax_core import experiment, nn
 from fedjax_core.commands import export, predict
 from fedjax_core.storage import export as files
 from fedjax_core.storage import weights
+from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.tensors import read_tensors, write_tensors
-from fedjax_core.storage.workdir import read_json
 
 LOAD = functools.cache(experiment.load)
 

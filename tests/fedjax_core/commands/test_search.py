@@ -17,8 +17,8 @@ from fedjax_core.commands import tables
 from fedjax_core.commands.tables import running, search, spaces, trials
 from fedjax_core.engine.simulation import Diverged
 from fedjax_core.reporting import report
-from fedjax_core.storage.json_files import write_json
-from fedjax_core.storage.workdir import json_lines, read_jsonl, write_text
+from fedjax_core.storage.files import write_text
+from fedjax_core.storage.json_files import json_lines, read_jsonl, write_json
 
 BY = "validation/global/accuracy"
 RATES = {"optimizer.lr": LogUniform(0.01, 1.0)}

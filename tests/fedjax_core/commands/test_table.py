@@ -23,7 +23,7 @@ from fedjax_core import experiment
 from fedjax_core.commands import analyse, table, tables
 from fedjax_core.commands.tables import latex, measures, progress, running, written
 from fedjax_core.reporting import report
-from fedjax_core.storage.workdir import read_json, read_jsonl
+from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests import test_configs
 
 GLOBAL = Measure("global", ("test/global/accuracy",))

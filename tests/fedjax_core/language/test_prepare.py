@@ -17,7 +17,7 @@ from fedjax_core.commands import analyse
 from fedjax_core.language import prepare as language
 from fedjax_core.language import pretrained, text
 from fedjax_core.nn import bert, llama
-from fedjax_core.storage.workdir import read_json
+from fedjax_core.storage.json_files import read_json
 from tests.fedjax_core.language import test_pretrained
 from tests.fedjax_core.language.test_instructions import END, Letters, decoded, rows
 from tests.fedjax_core.nn.test_bert import CONFIG as BERT

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from fedjax_core.reporting.plots import attention, contact_sheet, curves, heatmap, partition_bubbles, run_plots
-from fedjax_core.storage.workdir import JsonLines, WorkDir, write_json
+from fedjax_core.storage.json_files import JsonLines, write_json
+from fedjax_core.storage.workdir import WorkDir
 
 
 def log(folder: Path, *records: dict) -> Path:

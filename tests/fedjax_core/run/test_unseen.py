@@ -8,7 +8,7 @@ from configs.tables.base import Column, Measure, Row, Table
 from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.experiment import building
-from fedjax_core.storage.workdir import read_json
+from fedjax_core.storage.json_files import read_json
 
 GAP = Measure("gap", ("test/personal/gap/accuracy",))
 OWN = Measure("own", ("test/personal/own/accuracy/mean",))
