@@ -497,12 +497,29 @@ class Simulation:
 
     def validation_scores(self) -> list[str]:
         """Names of the scores on validation rows that `evaluate` gives; none without such rows."""
-        wanted, models = set(self.evaluation.scopes), self._algorithm(0, self._held_on_host, 0).predict
+        if not self.validated:
+            return []
+        models, names = self._models_and_scores()
+        own = [f"validation/{m}/own/{name}/{s}" for m in models for name in names for s in scores.STATISTICS]
+        return self._of_global("validation", models, names) + (own if {"own", "all"} & set(self.evaluation.scopes) else [])
+
+    def test_scores(self) -> list[str]:
+        """Names of the scores on test rows that `evaluate` gives; those of unseen clients only if the method has models for them."""
+        models, names = self._models_and_scores()
+        scopes = [scope for scope in ("own", "all", "unseen") if scope in self.evaluation.scopes]
+        each = [f"test/{m}/{scope}/{name}/{s}" for m in models for scope in scopes for name in names for s in scores.STATISTICS]
+        gaps = [f"test/{m}/gap/{names[0]}" for m in models] if "unseen" in scopes else []
+        return self._of_global("test", models, names) + each + gaps
+
+    def _models_and_scores(self) -> tuple[list[str], list[str]]:
+        """The models that clients may be scored with, and the scores that all groups have."""
         of_all = [(*scored.NAMES[self.targets], *group.task.scores) for group in self.groups]
-        both = [name for name in of_all[0] if all(name in names for names in of_all)] if self.validated else []
-        own = [f"validation/{m}/own/{name}/{s}" for m in models for name in both for s in scores.STATISTICS]
-        everywhere = [f"validation/global/{name}" for name in both if "global" in models]
-        return (everywhere if "global" in wanted else []) + (own if {"own", "all"} & wanted else [])
+        names = [name for name in of_all[0] if all(name in names for names in of_all)]
+        return list(self._algorithm(0, self._held_on_host, 0).predict), names
+
+    def _of_global(self, rows: str, models: Sequence[str], names: Sequence[str]) -> list[str]:
+        there = "global" in models and "global" in self.evaluation.scopes
+        return [f"{rows}/global/{name}" for name in names] if there else []
 
     def snapshot(self, state: State) -> PyTree:
         """Everything that a checkpoint must keep, as host arrays."""

@@ -50,34 +50,33 @@ class Goal:
       reached: the first evaluated round in which the score was there; 0 before.
     """
 
-    def __init__(self, text: str | None):
-        """Raises ValueError if the text has another form."""
+    def __init__(self, text: str | None, there: Sequence[str]):
+        """Checks that there will be such a score.
+
+        Args:
+          text: `evaluation.until`.
+          there: the scores that evaluations have.
+
+        Raises:
+          ValueError: the text has another form, or no evaluation has its score.
+        """
         self.text, self.reached = text, 0
         self._bound = None if text is None else parse(text)
         if text is not None and self._bound is None:
             raise ValueError(f"evaluation.until={text!r} must be of the form 'test/global/accuracy >= 0.97'")
+        if self._bound is not None:
+            by_name.choose("score in evaluation.until", self._bound.score, there)
 
     def take_up(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Goes on after the records of earlier starts, which process 0 has."""
         self.see(records)
         self.reached = together.said(self.reached)
 
-    def see(self, records: Sequence[Mapping[str, Any]], evaluated: bool = False) -> None:
-        """Takes the records of more rounds.
-
-        Args:
-          records: in order.
-          evaluated: whether the last of them must have the score.
-
-        Raises:
-          ValueError: it has none of this name.
-        """
-        if self._bound is None:
+    def see(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the records of more rounds, in order."""
+        bound = self._bound
+        if bound is None:
             return
-        score = self._bound.score
-        if evaluated and score not in records[-1]:
-            there = [name for name in records[-1] if name.startswith(("test/", "validation/"))]
-            by_name.choose("score in evaluation.until", score, there)
         for record in records:
-            if not self.reached and score in record and self._bound.holds(float(record[score])):
+            if not self.reached and bound.score in record and bound.holds(float(record[bound.score])):
                 self.reached = record["round"]

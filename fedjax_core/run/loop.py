@@ -114,7 +114,8 @@ def run(
     for name, value in {"rounds": rounds, "evaluation.every": every, "evaluation.last_k": last_k, "checkpoint.keep": keep}.items():
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
-    selection, goal = Selection(select, patience, Path(directory), simulation), Goal(until)
+    selection = Selection(select, patience, Path(directory), simulation)
+    goal = Goal(until, [*simulation.test_scores(), *simulation.validation_scores()])
     hooks = Callbacks(callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, keep)
     before = together.said(checkpoints.latest())
@@ -228,7 +229,7 @@ class _Going:
             self.reporter.log(*records)
             self.hooks.rounds(records, evaluated)
             better = self.selection.see(records)
-            self.goal.see(records, evaluated)
+            self.goal.see(records)
             if by_client is not None and self.workdir.writer:
                 for name in (clients.LAST, clients.SELECTED) if better else (clients.LAST,):
                     clients.write(self.workdir.path / name, self.done, by_client)

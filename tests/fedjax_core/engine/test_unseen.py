@@ -100,6 +100,7 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
     w = jax.device_get(state.server.net)
     found, each = sim.evaluated(state)
     assert each is not None
+    assert set(sim.test_scores()) == {name for name in found if name.startswith("test/")}
     np.testing.assert_allclose(statistics(found, "global"), wanted(accuracies([w] * NUMBER)), atol=1e-6)
     tuned = [stepped(w, rows, 0.5 * RATE) for rows in newcomers().train_index]
     np.testing.assert_allclose(statistics(found, "personal"), wanted(accuracies(tuned)), atol=1e-6)

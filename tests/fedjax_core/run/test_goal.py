@@ -32,10 +32,10 @@ def test_forms():
 )
 def test_the_first_evaluation_that_is_there(text, values, wanted):
     records = [{"round": 2 * i, ACCURACY: value} for i, value in enumerate(values, 1)]
-    at_once, one_by_one = Goal(text), Goal(text)
+    at_once, one_by_one = Goal(text, [ACCURACY]), Goal(text, [ACCURACY])
     at_once.see(records)
     for record in records:
-        one_by_one.see([{"round": record["round"] - 1}, record], evaluated=True)
+        one_by_one.see([{"round": record["round"] - 1}, record])
     assert at_once.reached == one_by_one.reached == 2 * wanted
 
 
@@ -69,3 +69,4 @@ def test_a_run_ends_there_and_stays_ended(tmp_path, monkeypatch):
 def test_a_score_that_evaluations_do_not_have_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"score in evaluation.until 'test/globl/accuracy'; allowed: test/global/accuracy"):
         run(tmp_path / "run", config(until="test/globl/accuracy >= 0.5"))
+    assert not (tmp_path / "run").exists()  # before anything is trained

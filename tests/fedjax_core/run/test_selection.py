@@ -33,6 +33,7 @@ def test_scores_are_those_of_the_validation_rows(module):
     state, _ = sim.rounds(sim.init(0), 1)
     found = sim.evaluate(state)
     assert set(sim.validation_scores()) == {name for name in found if name.startswith("validation/")}
+    assert set(sim.test_scores()) == {name for name in found if name.startswith("test/")}
     data = sim.data
 
     def of(client, name, rows):
