@@ -55,7 +55,8 @@ def test_what_is_imported_is_required():
     index |= {"rouge_score": "rouge-score"}
     # requirements of a requirement, which cannot do without
     through = {"absl": "ml-collections", "jaxlib": "jax", "threadpoolctl": "scikit-learn", "scipy": "scikit-learn"}
-    required = {r.name.lower() for r in [*CORE, *EXTRAS["text"]]}  # the extra's inside functions: they load nothing unasked for
+    # the extras' inside functions: they load nothing unasked for
+    required = {r.name.lower() for r in [*CORE, *EXTRAS["text"], *EXTRAS["sets"]]}
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
