@@ -14,7 +14,9 @@ def get_config(variant: str = "small"):
     paper = variant == "paper"
     config.method = dict(name="fedopt", server="adam", server_lr=10**-2.5, b1=0.9, b2=0.999, tau=1e-4)
     config.method.update(epochs=1, batch=20, weights="samples")
-    config.models = ("cnn(widths=(32, 64), dense=128, dropout=0.25)" if paper else "cnn(widths=(8, 16), dense=32)",)
+    config.models = (
+        "cnn(widths=(32, 64), dense=128, dropout=0.25, head_dropout=0.5)" if paper else "cnn(widths=(8, 16), dense=32)",
+    )
     config.optimizer.lr = 10**-1.5
     if paper:
         config.data.update(source="femnist", clients=3400, partition="natural")

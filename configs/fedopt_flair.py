@@ -4,7 +4,8 @@ Command:  python -m methods.main --config=configs/fedopt_flair.py --workdir=runs
 Expect:   the small variant runs offline in seconds; the paper variant has not been run.
 Variants: small (the default); smoke (seconds); paper: 41,131 users of at most 512 photographs, 200 a round, E = 2, B = 16, 5000
           rounds, ResNet-18, as in pfl-research's benchmarks/flair/configs/baseline.yaml. That begins from weights trained on
-          ImageNet: give such a file in config.weights.
+          ImageNet: give such a file in config.weights. Departures: photographs are not cropped or flipped and keep 256 pixels
+          (there crops of 224), scores are of the test users (there of the validation users), and FedAdam has no bias correction.
 """
 
 from configs import base

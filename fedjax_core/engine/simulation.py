@@ -504,7 +504,7 @@ class Simulation:
         return self._of_global("validation", models, names) + (own if {"own", "all"} & set(self.evaluation.scopes) else [])
 
     def test_scores(self) -> list[str]:
-        """Names of the scores on test rows that `evaluate` gives; those of unseen clients only if the method has models for them."""
+        """Names of the scores on test rows that `evaluate` gives; those of unseen clients if the method has models for them."""
         models, names = self._models_and_scores()
         scopes = [scope for scope in ("own", "all", "unseen") if scope in self.evaluation.scopes]
         each = [f"test/{m}/{scope}/{name}/{s}" for m in models for scope in scopes for name in names for s in scores.STATISTICS]

@@ -27,6 +27,7 @@ class CNN(nnx.Module):
         padding: str = "VALID",
         pool: Annotated[str, one_of("last", "each")] = "last",
         dropout: float = 0.0,
+        head_dropout: float | None = None,
         conv_form: str = "auto",
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
@@ -41,7 +42,8 @@ class CNN(nnx.Module):
           kernel: size of the convolutions' kernels.
           padding: "VALID" or "SAME".
           pool: the max-pool stands after the "last" convolution or after "each".
-          dropout: rate before the dense layer and before the head.
+          dropout: rate before the dense layer, and before the head unless that has its own.
+          head_dropout: rate before the head; None: `dropout`.
           conv_form: see `conv.conv`.
           dtype: of the computation; parameters stay float32.
           rngs: its `params` stream.
@@ -51,6 +53,7 @@ class CNN(nnx.Module):
         """
         height, width, channels = input_shape
         self.rate, self.depth = dropout, len(widths)
+        self.head_rate = dropout if head_dropout is None else head_dropout
         self.pooled = range(self.depth) if pool == "each" else (self.depth - 1,)
         for i, features in enumerate(widths):
             layer = Conv(channels, features, kernel, padding=padding, bias=True, form=conv_form, rngs=rngs)
@@ -78,4 +81,4 @@ class CNN(nnx.Module):
         keys = (None, None) if key is None else jax.random.split(key)
         x = jax.nn.relu(self.dense(dropout(x, self.rate, keys[0], train)))
         seen["dense"] = x
-        return dropout(x, self.rate, keys[1], train), seen
+        return dropout(x, self.head_rate, keys[1], train), seen

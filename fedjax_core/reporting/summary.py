@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.words import is_accuracy, is_gap, is_loss, is_r2
+from fedjax_core.reporting.words import is_accuracy, is_gap, is_headline, is_loss, is_r2
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
@@ -35,9 +35,9 @@ def summarise(
 
       - "rounds": rounds done.
       - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (`last_k`, or fewer if so few);
-        of an accuracy also "best", "best_round", "best_is" (what that number is: the highest over rounds, and for a test score
-        one selected on test data) and "rounds_to": per target the first round with at least that accuracy, None if there is
-        none. With `select` also "selected", its value in the selected round, if it has one there.
+        of an accuracy or R2 also "best", "best_round", "best_is" (what that number is: the highest over rounds, and for a test
+        score one selected on test data), and of an accuracy "rounds_to": per target the first round with at least that accuracy,
+        None if there is none. With `select` also "selected", its value in the selected round, if it has one there.
       - "selected": with `select`, its name "by", the "round" where it is best (highest; of a loss lowest) and its "value".
       - "speed": "seconds", and "rounds_per_second", "clients_per_second", "examples_per_second", "compile_seconds" as far as
         the records tell; the rates leave the compiling out.
@@ -58,10 +58,11 @@ def summarise(
             "mean_last_k": math.fsum(tail) / len(tail) if all(map(math.isfinite, tail)) else math.nan,
             "k": len(tail),
         }
-        if is_accuracy(name):
+        if is_headline(name):
             best = max(range(len(values)), key=lambda i: -math.inf if math.isnan(values[i]) else values[i])
             entry["best"], entry["best_round"] = values[best], rounds[best]
             entry["best_is"] = "best over rounds" + (", selected on test data" if name.startswith("test/") else "")
+        if is_accuracy(name):
             reached = {str(t): next((r for r, v in zip(rounds, values, strict=True) if v >= t), None) for t in targets}
             entry["rounds_to"] = reached
         summary["metrics"][name] = entry
@@ -137,7 +138,7 @@ def table(summary: Mapping[str, Any]) -> str:
         best = [shown(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
         at = [shown(name, entry["selected"]) if "selected" in entry else ""] if chosen else []
         few = f" ({entry['k']})" if entry["k"] < span else ""
-        reached = entry["rounds_to"] if tested else {}
+        reached = entry.get("rounds_to", {}) if tested else {}
         when = [("never" if reached[t] is None else str(reached[t])) if t in reached else "" for t in targets]
         rows.append([name, shown(name, entry["last"]), *at, *best, shown(name, entry["mean_last_k"]) + few, *when])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

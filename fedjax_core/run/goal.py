@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core import by_name
 from fedjax_core.engine import together
+from fedjax_core.reporting.words import is_accuracy
 
 FORM = r"\s*((?:test|validation)/\S+?)\s*(>=|<=)\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
 
@@ -66,6 +67,8 @@ class Goal:
             raise ValueError(f"evaluation.until={text!r} must be of the form 'test/global/accuracy >= 0.97'")
         if self._bound is not None:
             by_name.choose("score in evaluation.until", self._bound.score, there)
+            if is_accuracy(self._bound.score) and not 0 <= self._bound.value <= 1:
+                raise ValueError(f"evaluation.until={text!r}: accuracies lie in [0, 1], 97 % is 0.97")
 
     def take_up(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Goes on after the records of earlier starts, which process 0 has."""

@@ -78,7 +78,8 @@ def _column(contents: Contents, measure: Any, summaries: Mapping[str, Summary], 
     if way != "neither":
         ranks = resampling.ranks(means, way == "larger")
         bounds = np.stack(resampling.interval(resampling.ranks(rows.draws, way == "larger")), -1)
-        every = {row: summary.mean for row, summary in summaries.items() if math.isfinite(summary.mean)}
+        known = {row: s for row, s in summaries.items() if s.n and all(map(math.isfinite, s.by_seed.values()))}
+        every = {row: summary.mean for row, summary in known.items()}
         first = (max if way == "larger" else min)(every, key=lambda row: every[row])
         best = rows.labels.index(first) if first in rows.labels else None
     found = {}

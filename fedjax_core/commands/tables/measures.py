@@ -47,6 +47,8 @@ def _check_target(measure: Any, what: str) -> None:
     by_name.check(f"{what}: {name}", _rounds_to, (), options)
     if any(score.startswith(ANALYSIS) or words.better(score) == "neither" for score in measure.scores):
         raise ValueError(f"{what}: {name} is of accuracies or losses, found {measure.scores!r}")
+    if any(map(report.is_accuracy, measure.scores)) and not 0 <= _rounds_to(**options) <= 1:
+        raise ValueError(f"{what}: target={options['target']} must lie in [0, 1], as accuracies do; 97 % is 0.97")
     if measure.percent:
         raise ValueError(f"{what}: {name} counts rounds, which are not shown in per cent")
 

@@ -202,7 +202,7 @@ def test_scores_that_a_run_has_not_are_named(tmp_path, fake):
         (dict(measures=(dataclasses.replace(WORST, statistic="best"),)), "with clients 'best'; allowed: last, selected"),
         (dict(measures=(dataclasses.replace(WORST, scores=MEAN.scores),)), "must be a score of clients without a statistic"),
         (dict(measures=(dataclasses.replace(WORST, scores=("test/personal/all/accuracy",)),)), "needs 'all' in evaluation.scopes"),
-        (dict(measures=(dataclasses.replace(WORST, scores=("test/personal/own/perplexity",)),)), "neither the larger nor"),
+        (dict(measures=(dataclasses.replace(WORST, scores=("test/personal/own/length",)),)), "neither the larger nor"),
     ],
 )
 def test_wrong_definitions_end_before_anything_runs(changes, said):

@@ -147,6 +147,18 @@ def test_dropout_is_a_function_of_the_key():
     assert np.abs(a - c).max() > 1e-3
 
 
+def test_a_cnn_s_dropout_before_the_head_may_be_another():
+    def zeros(**rates) -> float:
+        network = model.build("cnn", 5, SHAPE, widths=(4,), dense=2000, **rates)
+        features = network.apply(network.init(jax.random.key(0)), images(), jax.random.key(3), train=True)[0]["features"]
+        return float(jnp.mean(features == 0))
+
+    without = zeros()
+    assert abs(zeros(head_dropout=0.5) - (1 + without) / 2) < 0.03
+    assert abs(zeros(dropout=0.5, head_dropout=0.0) - without) < 0.1
+    assert zeros(dropout=0.5) == zeros(dropout=0.5, head_dropout=0.5)
+
+
 def test_bytes_and_numbers_are_normalised_alike():
     network = build("mlp")
     net, x = network.init(jax.random.key(0)), images()

@@ -356,3 +356,10 @@ def test_facts_reach_the_summary_on_the_disk(tmp_path):
         reporter.log(record(1))
         reporter.note(bytes_down=np.int64(8), plan={"chunk": 4})
     assert read_json(tmp_path / "summary.json")["facts"] == {"bytes_down": 8, "plan": {"chunk": 4}}
+
+
+def test_the_best_round_of_an_r2_is_known_and_no_round_to_an_accuracy():
+    found = summarise([{"round": r, "test/global/r2": value} for r, value in ((1, 0.25), (2, 0.5), (3, -1.0))], (0.5,))
+    entry = found["metrics"]["test/global/r2"]
+    assert (entry["best"], entry["best_round"], "rounds_to" in entry) == (0.5, 2, False)
+    assert "0.5       2" in table(found)

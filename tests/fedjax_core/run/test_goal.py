@@ -67,6 +67,8 @@ def test_a_run_ends_there_and_stays_ended(tmp_path, monkeypatch):
 
 
 def test_a_score_that_evaluations_do_not_have_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"'test/global/accuracy >= 97': accuracies lie in \[0, 1\], 97 % is 0.97"):
+        run(tmp_path / "run", config(until=f"{ACCURACY} >= 97"))
     with pytest.raises(ValueError, match=r"score in evaluation.until 'test/globl/accuracy'; allowed: test/global/accuracy"):
         run(tmp_path / "run", config(until="test/globl/accuracy >= 0.5"))
     assert not (tmp_path / "run").exists()  # before anything is trained
