@@ -37,8 +37,11 @@ class Reader:
         """The rows [R], and zeros up to the capacity: leaves [capacity, ...].
 
         Raises:
+          ValueError: there are more rows than the capacity.
           OSError: a file cannot be read, or is shorter than it was; one line.
         """
+        if len(rows) > capacity:
+            raise ValueError(f"{len(rows)} rows for a slab of {capacity}")
         found = []
         for leaf in self._leaves:
             out = np.zeros((capacity, *leaf.shape[1:]), leaf.dtype)

@@ -68,15 +68,20 @@ class Exchange:
             return self._read(key, number)
         found = self._next[1].result()
         self._next = None
-        for write in self._writes[:-1]:  # done, for they came before what was read
-            write.result()
+        for write in self._writes:
+            if write.done():  # all but the last are, for they came before what was read
+                write.result()
         self._writes = self._writes[-1:]
         return found if self._last is None else self._newest(found, *self._last)
 
-    def begin(self, key: np.ndarray, number: int) -> None:
-        """Begins to read for the round after `number`, while the one before it trains."""
-        if jax.process_count() == 1:
-            self._next = (key.tobytes(), number), self._begun().submit(self._read, key, number)
+    def drawn(self, key: np.ndarray, number: int) -> Any:
+        """The draw of the round after `number`, begun; None on several processes."""
+        return self._draw(key, number) if jax.process_count() == 1 else None
+
+    def begin(self, key: np.ndarray, number: int, drawn: Any) -> None:
+        """Begins to read for the round after `number`, while the one before it trains. `drawn`: its draw, or None."""
+        if drawn is not None:
+            self._next = (key.tobytes(), number), self._begun().submit(self._read, key, number, drawn)
 
     def give(self, of: Coming, rows: list[PyTree]) -> None:
         """Begins to write what a round left, whose reading successor has begun."""
@@ -111,8 +116,8 @@ class Exchange:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "client states")
         return self._thread
 
-    def _read(self, key: np.ndarray, number: int) -> Coming:
-        drawn = self._draw(key, number)
+    def _read(self, key: np.ndarray, number: int, drawn: Any = None) -> Coming:
+        drawn = self._draw(key, number) if drawn is None else drawn
         on_host = jax.device_get(drawn)
         places = [np.asarray(places) for _, places in on_host]
         there = [np.asarray(cohort.examples) > 0 for cohort, _ in on_host]

@@ -6,6 +6,7 @@ rounds are packed, and brought to the devices, in a thread while the devices tra
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -88,7 +89,7 @@ class Streamed:
         self._readers, self._host, self._put, self._draw = readers, host, put, draw
         gone: dict[str, Any] = {name: () for name, part in PART.items() if part in self.streamed}
         self.rest = host._replace(**gone | dict.fromkeys(self.streamed, ()))
-        self._rooms: dict[tuple[str, ...], _Room] = {}
+        self._rooms: dict[tuple[tuple[str, ...], int], _Room] = {}
         self._of: tuple[Held, np.ndarray] | None = None  # what lies on the devices, and the run's key data
         self._ahead = ahead.Ahead(self._round)
 
@@ -118,8 +119,10 @@ class Streamed:
         for part in sorted(self.streamed):
             mine = tuple(name for name in tables if PART[name] == part)
             if mine:
-                room = self._rooms.setdefault(mine, _Room([getattr(self._host, name) for name in mine]))
-                slab, found = packed(self._readers[part], room, ids)
+                room = (mine, len(ids))  # a round's slab and those of other blocks of clients are of different sizes
+                if room not in self._rooms:
+                    self._rooms[room] = _Room([getattr(self._host, name) for name in mine])
+                slab, found = packed(self._readers[part], self._rooms[room], ids)
                 placed = self._put({part: slab, **dict(zip(mine, found, strict=True))})
                 held = held._replace(**placed)
         return held
@@ -150,7 +153,7 @@ class Batches:
         self.number, self.batch = len(rows), max(1, min(batch, len(rows)))
         self._each = math.ceil(math.ceil(len(rows) / self.batch) / devices)  # batches of a device
         at_once = max(1, SLAB_BYTES // max(1, self.batch * reader.row_bytes * devices))
-        self._at_once = math.ceil(self._each / math.ceil(self._each / at_once))
+        self._at_once = max(1, math.ceil(self._each / max(1, math.ceil(self._each / at_once))))
 
     def __iter__(self) -> Iterator[tuple[PyTree, PyTree]]:
         """(rows [n * B], first place [n] of each batch among all rows), on the devices; n is a multiple of `devices`."""
@@ -175,21 +178,22 @@ class Batches:
 
 
 class _Room:
-    """How many rows slabs of some tables have room for: few sizes, so that few programs are compiled."""
+    """How many rows slabs of some tables have room for: few sizes, so that few programs are compiled. Several threads may ask."""
 
     def __init__(self, tables: Sequence[RowTable]):
-        self.tables, self._capacity = tables, 0
+        self.tables, self._capacity, self._lock = tables, 0, threading.Lock()
         sizes = np.sum([np.asarray(table.size, np.int64) for table in tables], axis=0)
         self._largest_first = np.sort(sizes)[::-1]
 
     def capacity(self, clients: int, rows: int) -> int:
         """For a slab of so many rows of so many clients: at most what the largest clients have, or a half, a quarter of it."""
-        if rows > self._capacity:
-            most = fits = 1 + int(self._largest_first[:clients].sum())
-            while (most := -(-most // 2)) >= 1.2 * rows:
-                fits = most
-            self._capacity = max(fits, rows)
-        return self._capacity
+        with self._lock:
+            if rows > self._capacity:
+                most = fits = 1 + int(self._largest_first[:clients].sum())
+                while (most := -(-most // 2)) >= 1.2 * rows:
+                    fits = most
+                self._capacity = max(fits, rows)
+            return self._capacity
 
 
 def packed(reader: Reader, room: _Room, ids: np.ndarray) -> tuple[PyTree, list[SlabTable]]:

@@ -190,16 +190,20 @@ class Simulation:
 
     def close(self) -> None:
         """Ends what is under way for coming rounds; all that came is written."""
-        if self._supply is not None:
-            self._supply.close()
-        if self._exchange is not None:
-            self._exchange.close()
-            self._exchange = None
+        exchange, self._exchange = self._exchange, None
+        try:
+            if self._supply is not None:
+                self._supply.close()
+        finally:
+            if exchange is not None:
+                exchange.close()
 
     def release(self) -> None:
         """Takes the data, and what is frozen or public, off the devices, until they are needed again."""
-        self.close()
-        self._held = None
+        try:
+            self.close()
+        finally:
+            self._held = None
 
     def put(self, tree: PyTree) -> PyTree:
         """Host values on the simulation's devices."""
@@ -266,13 +270,14 @@ class Simulation:
 
     def _dispatch(self, name: str, state: State, count: int):
         """Runs `_many` or `_scored`; at first with a copy of the state, for a smaller chunk to take over if need be."""
-        held = self._of_round(state, name == "_scored")
+        scored = name == "_scored"
         if name in self._fits:
-            state, record = getattr(self, name)(held, state, self.put(np.int32(count)))
+            state, record = getattr(self, name)(self._of_round(state, scored), state, self.put(np.int32(count)))
             return state, jax.device_get(record)
 
         def first():
-            program, arguments = getattr(self, name), (held, state, self.put(np.int32(count)))
+            program, held = getattr(self, name), self._of_round(state, scored)
+            arguments = held, state, self.put(np.int32(count))
             excess = self._excess(program, arguments) if self.plan.chunk > 1 else None
             if self.plan.chunk > 1 and together.anywhere(excess is not None):
                 raise MemoryError(excess or "nor on another process's devices")
@@ -316,8 +321,9 @@ class Simulation:
         coming = self._exchange.take(key, number)
         touched = jax.device_put(coming.touched, parallel.spread(self.mesh))
         held, program = self._of_round(state, scored), self._host_round[scored]
+        following = self._exchange.drawn(key, number + 1)  # before the round: a device does one program after another
         state, rows, record = program(held, state, kept.initial, coming.drawn, coming.rows, touched)
-        self._exchange.begin(key, number + 1)
+        self._exchange.begin(key, number + 1, following)
         record = jax.device_get(record)
         self._exchange.give(coming, rows)
         return state, record

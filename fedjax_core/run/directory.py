@@ -12,9 +12,10 @@ from fedjax_core.engine import parallel, together
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.reporting import label_tables, report
 from fedjax_core.storage.checkpoint import Checkpoints
-from fedjax_core.storage.workdir import WorkDir
+from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.workdir import CONFIG, RUN, WorkDir
 
-MOST_PARTS = 100  # files of client states that a checkpoint may have before all are written anew
+MOST_CHECKPOINTS = 100  # that may go on from one another before all client states are written anew
 MAY_DIFFER = (
     "rounds",
     "plan",
@@ -122,10 +123,30 @@ def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: i
     if kept is None or not checkpoints.writer:
         checkpoints.save(done, simulation.without_clients(state), record)
         return
-    number, changed = checkpoints.number_of_parts(before), sum(int(store.changed.sum()) for store in kept.stores)
-    rows = changed if number is None else changed + checkpoints.record(before)["rows_in_parts"]
-    whole = number is None or number >= MOST_PARTS or rows > 2 * sum(record["touched"])
-    record["rows_in_parts"] = sum(record["touched"]) if whole else rows
+    earlier = None if checkpoints.number_of_parts(before) is None else checkpoints.record(before)
+    rows = sum(int(store.changed.sum()) for store in kept.stores) + (0 if earlier is None else earlier["rows_in_parts"])
+    after_whole = 0 if earlier is None else earlier.get("after_whole", 0) + 1
+    whole = earlier is None or after_whole >= MOST_CHECKPOINTS or rows > 2 * sum(record["touched"])
+    record |= {"rows_in_parts": sum(record["touched"]) if whole else rows, "after_whole": 0 if whole else after_whole}
     after = None if whole else before
     checkpoints.save(done, simulation.without_clients(state), record, kept.parts(whole), after)
     kept.saved()
+
+
+def save_whole(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int) -> None:
+    """Writes a checkpoint of the round `done` that goes on from no other; client states off the devices part by part."""
+    kept = simulation.kept
+    parts = kept.parts(True) if kept is not None and checkpoints.writer else None
+    checkpoints.save(done, simulation.without_clients(state), {"touched": simulation.touched()}, parts)
+
+
+def same_hold(simulation: Simulation, directory: str | Path) -> None:
+    """Raises ValueError if the run there keeps client states on the devices and this one does not, or the reverse: their
+    checkpoints differ."""
+    before = None
+    if jax.process_index() == 0:
+        known = [read_json(Path(directory) / file) if (Path(directory) / file).exists() else {} for file in (RUN, CONFIG)]
+        before = known[0].get("placement", {}).get("hold") or (known[1].get("plan") or {}).get("hold")
+    before = together.said(before)
+    if before is not None and (before == "device") != (simulation.hold == "device"):
+        raise ValueError(f"plan.hold={simulation.hold!r}: {directory} holds a run with plan.hold={before!r}; resume it with that")

@@ -121,6 +121,8 @@ def run(
     before = together.said(checkpoints.latest())
     if before is not None and before > rounds:  # said before anything in the directory changes
         raise ValueError(f"rounds={rounds}, but {directory} holds a run of {before} rounds already")
+    if before is not None:
+        directories.same_hold(simulation, directory)
     with lenient_console(), directories.opened(directory, config) as workdir:
         told = {"progress": progress, "targets": targets, "last_k": last_k, "select": select, "console": console}
         reporter = report.Reporter(workdir, rounds, **told)

@@ -9,6 +9,7 @@ from fedjax_core import by_name
 from fedjax_core.engine import together
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.reporting.words import is_loss
+from fedjax_core.run import directory as directories
 from fedjax_core.storage.checkpoint import Checkpoints
 
 SELECTED = "selected"  # folder of the snapshot
@@ -73,4 +74,4 @@ class Selection:
 
     def keep(self, state: State) -> None:
         """Keeps the state after the best round, in place of the one before."""
-        self._kept.save(self.best, self._simulation.snapshot(state), {"touched": self._simulation.touched()})
+        directories.save_whole(self._simulation, self._kept, state, self.best)

@@ -52,7 +52,7 @@ def test_rounds_see_what_the_rounds_before_have_left(store):
                 if place in truth:
                     assert int(coming.rows[0]["n"][at]) == truth[place]
                     assert coming.rows[0]["w"][at].tolist() == [truth[place], -truth[place]]
-        exchange.begin(KEY, number + 1)
+        exchange.begin(KEY, number + 1, exchange.drawn(KEY, number + 1))
         new = jnp.arange(3, dtype=jnp.int32) + 10 * (number + 1)
         left = {"w": jnp.stack([new, -new], 1).astype(jnp.float32), "n": new, "none": jnp.zeros((3, 0), jnp.int8)}
         exchange.give(coming, [left])
@@ -76,14 +76,17 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
 
     monkeypatch.setattr("fedjax_core.engine.disk_states.os.pwrite", full)
     coming = exchange.take(KEY, 0)
-    exchange.begin(KEY, 1)
+    exchange.begin(KEY, 1, exchange.drawn(KEY, 1))
     exchange.give(coming, coming.rows)
+    assert exchange._writes[0].exception() is not None  # it is over
     with pytest.raises(OSError, match=r"cannot keep client states in .*: No space left on device"):
-        exchange.settle()
-    exchange.close()
+        exchange.take(KEY, 1)
+    with pytest.raises(OSError, match="No space left"):
+        exchange.close()
+    assert not [thread for thread in threading.enumerate() if "client states" in thread.name]
 
 
-def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
+def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path, monkeypatch):
     """Bit for bit; five of eight clients a round, so that most are in two rounds running. Checkpoints write what changed."""
     sim, *_ = toy.CASES["scaffold"].elsewhere
     state, whole = sim.rounds(sim.init(0), 3)
@@ -106,5 +109,27 @@ def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
     directory.save(sim, store, state, 3, 2)
     touched = sum(sim.touched())
     assert store.record(3)["rows_in_parts"] == (15 if 2 * touched >= 15 else touched)
-    chex.assert_trees_all_equal(sim.snapshot(directory.restored(sim, store, 3)), wanted)
+    state = directory.restored(sim, store, 3)
+    chex.assert_trees_all_equal(sim.snapshot(state), wanted)
+    selected = Checkpoints(tmp_path / "selected", keep=1)
+    directory.save_whole(sim, selected, state, 3)
+    assert [len(part["0/places"]) for part in selected.parts(3)] == [touched]
+    chex.assert_trees_all_equal(sim.snapshot(directory.restored(sim, selected, 3)), wanted)
+    monkeypatch.setattr(directory, "MOST_CHECKPOINTS", store.record(3)["after_whole"] + 1)
+    state, _ = sim.rounds(directory.restored(sim, store, 3), 1)
+    directory.save(sim, store, state, 4, 3)
+    assert store.number_of_parts(4) == 1
+    assert store.record(4)["rows_in_parts"] == sum(sim.touched())
     sim.release()
+
+
+def test_states_stay_on_or_off_the_devices(tmp_path):
+    sim, *_ = toy.CASES["scaffold"].elsewhere
+    for file, text in (("config.json", '{"plan": {"hold": "device"}}'), ("run.json", '{"placement": {"hold": "device"}}')):
+        (tmp_path / file).write_text(text)
+        with pytest.raises(
+            ValueError, match=rf"plan.hold='{sim.hold}': .* holds a run with plan.hold='device'; resume it with that"
+        ):
+            directory.same_hold(sim, tmp_path)
+    (tmp_path / "run.json").write_text('{"placement": {"hold": "host"}}')
+    directory.same_hold(sim, tmp_path)

@@ -58,6 +58,18 @@ def test_slabs_hold_what_clients_have_and_have_few_sizes():
     assert sizes == {8, 16}
 
 
+def test_a_large_block_of_clients_makes_no_round_s_slab_larger():
+    sim = toy.simulate("fedavg", data_on="host")
+    round_s, block = np.arange(2, dtype=np.int32), np.arange(sim.population, dtype=np.int32)
+    size = lambda ids: len(sim.supply.of_clients(sim.held, ids, ["index"]).train.y)
+    before = size(round_s)
+    assert size(block) > before
+    assert size(round_s) == before
+    with pytest.raises(ValueError, match="3 rows for a slab of 2"):
+        Reader(np.arange(4.0)).slab(np.arange(3), 2)
+    sim.release()
+
+
 class Squares:
     """Of numbers; 5 has none."""
 
