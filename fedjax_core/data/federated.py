@@ -108,7 +108,8 @@ def federate(
         "matched": `test_examples` rows each, with the label distribution of the client's training rows; clients may share.
         "all": the whole test set for everyone.
         "partition": those that the partition itself defines (dirichlet_clients, pathological_clients, by_domain, natural).
-        None: "partition" where there are such, otherwise "proportional".
+        None: "partition" where there are such, otherwise "proportional"; the latter also with `natural` where test rows have no
+          clients: the rows of a client are then strangers'.
       test_examples: for "matched" only.
 
     Raises:

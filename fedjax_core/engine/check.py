@@ -64,6 +64,8 @@ def settings(
 def targets(groups: Sequence[Group], examples: Examples) -> None:
     """Raises ValueError where a group's method cannot train on such targets, or its network gives something else for them."""
     if (kind := targets_of(examples.y)) == "classes":
+        for group in groups:
+            _gives_classes(group, examples)
         return
     for group in groups:
         if kind in (may := group.build(group.task).targets):
@@ -76,14 +78,29 @@ def targets(groups: Sequence[Group], examples: Examples) -> None:
         raise ValueError(f"{needs}; fedavg, fedprox, scaffold, fedopt, fedper, ditto and others that read no class can")
 
 
+def _gives_classes(group: Group, examples: Examples) -> None:
+    """Raises ValueError where rows are token ids, targets classes, and a group's network tells the next token of each place."""
+    if getattr(examples.x, "ndim", 0) != 2 or not jnp.issubdtype(examples.x.dtype, jnp.signedinteger):
+        return
+    if len(given := _given(group, examples)) > 1:
+        what = f"network {group.task.model.name!r} gives {list(given)} for a row, the next token of each place; classes need "
+        raise ValueError(f"{what}{[group.task.classes]}; texts are classified by language tasks with an encoder")
+
+
+def _given(group: Group, examples: Examples) -> tuple[int, ...]:
+    """The shape of a row's logits; () where a network has none."""
+    model = group.task.model
+    x = jax.ShapeDtypeStruct((1, *examples.x.shape[1:]), examples.x.dtype)
+    outputs = jax.eval_shape(lambda key, x: model.apply(model.init(key), x)[0], jax.random.key(0), x)
+    return outputs["logits"].shape[1:] if "logits" in outputs else ()
+
+
 def _gives(group: Group, kind: str, examples: Examples) -> None:
     """Raises ValueError unless a group's network gives a number for each target, of tokens one for each that there may be."""
-    model = group.task.model
-    x, y = (jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), of) for of in examples)
-    given = jax.eval_shape(lambda key, x: model.apply(model.init(key), x)[0]["logits"], jax.random.key(0), x).shape[1:]
-    wanted = (*y.shape[1:], group.task.classes) if kind == "tokens" else y.shape[1:]
+    given, row = _given(group, examples), examples.y.shape[1:]
+    wanted = (*row, group.task.classes) if kind == "tokens" else row
     if given != wanted:
-        what = f"network {model.name!r} gives {list(given)} for a row, {kind} need {list(wanted)}"
+        what = f"network {group.task.model.name!r} gives {list(given)} for a row, {kind} need {list(wanted)}"
         raise ValueError(what + ("; 'lstm' and 'causal' read token ids" if kind == "tokens" else ""))
 
 

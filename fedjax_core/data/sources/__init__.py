@@ -42,7 +42,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedjax_core import by_name
+from fedjax_core.algorithm import targets_of
 from fedjax_core.data.sources.archive import npz
 from fedjax_core.data.sources.cifar import cifar10, cifar100
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
@@ -154,6 +157,8 @@ def _checked(name: str, made: Any) -> Dataset:
         raise TypeError(f"data set {name!r} returned {type(made).__name__}: must be {wanted}.")
     by_name.check(f"what data set {name!r} returned", from_arrays, (), given)
     try:
+        if isinstance(made, Dataset):
+            given["targets"] = targets_of(np.asarray(made.train.y))
         return from_arrays(**{"name": name.rpartition(":")[2]} | given)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"data set {name!r}: {error}") from error

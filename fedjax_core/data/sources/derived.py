@@ -9,6 +9,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data.draws import generator
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.splits import SPLIT_SEED, TestFraction, stratified_fraction
+from fedjax_core.data.targets import need_classes
 
 Load = Callable[[str], Dataset]  # by its spec, such as "digits" or "npz(path='pacs64.npz')"
 SUPERCLASS = (  # of each class of CIFAR-100, both in alphabetical order
@@ -42,6 +43,7 @@ def fc100(load: Load, of: str = "cifar100", test: str = "test") -> Dataset:
     """
     by_name.choose("FC100 test", test, ("test", "validation"))
     dataset = load(of)
+    need_classes(f"fc100(of={of!r})", dataset.train.y, "give a source that has all of CIFAR-100")
     if len(dataset.class_names) != len(SUPERCLASS) or list(dataset.class_names) != sorted(dataset.class_names):
         raise ValueError(
             f"fc100: of={of!r} has {len(dataset.class_names)} classes, {', '.join(dataset.class_names[:3])} ...: must have the "
@@ -62,9 +64,10 @@ def unseen(load: Load, of: str, classes: Sequence[int]) -> Dataset:
       classes: labels of the unseen ones, each once; some, not all.
 
     Raises:
-      ValueError: labels that there are not; or what reading the other set raises.
+      ValueError: labels that there are not, or targets that are no classes; or what reading the other set raises.
     """
     dataset = load(of)
+    need_classes(f"unseen(of={of!r})", dataset.train.y, "use a set with classes")
     number = len(dataset.class_names)
     wanted = np.unique(np.asarray(classes, int))
     if len(wanted) != len(classes) or not 1 <= len(wanted) < number or not 0 <= wanted[0] <= wanted[-1] < number:
@@ -109,9 +112,10 @@ def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
       classes: labels of those that stay, each once; the first of them becomes label 0.
 
     Raises:
-      ValueError: labels that there are not; or what reading the other set raises.
+      ValueError: labels that there are not, or targets that are no classes; or what reading the other set raises.
     """
     dataset = load(of)
+    need_classes(f"only(of={of!r})", dataset.train.y, "use the whole set, or one with classes")
     number, wanted = len(dataset.class_names), np.asarray(classes, int)
     if not len(wanted) or len({*wanted.tolist()}) < len(wanted) or not 0 <= min(wanted) <= max(wanted) < number:
         raise ValueError(f"only: classes={classes}: must be some of the labels 0 to {number - 1} of {of!r}, each once.")

@@ -1,17 +1,20 @@
 """Rows in files, as JSON objects, Parquet tables or TensorFlow's records, with a column that names the client."""
 
+import functools
 import importlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.data.sources import tf_example
 from fedjax_core.data.sources.dataset import Dataset
 from fedjax_core.data.sources.files import find, unpacked
 from fedjax_core.data.sources.splits import TestFraction
-from fedjax_core.data.sources.table import from_table
+from fedjax_core.data.sources.table import from_table, test_rows
 from fedjax_core.data.sources.vocabulary import told_apart
 from fedjax_core.values import AtLeastOne, one_of
 
@@ -43,7 +46,9 @@ def jsonl(
       test: the file of the test set; None: see `test_fraction`.
       test_fraction: part of the rows that becomes the test set, by class, or where there are none by client; fixed seed.
       targets: as `from_arrays` has them.
-      words: of x that are texts: so many of the most frequent words of the training rows are told apart (`vocabulary.py`).
+      words: of x that are texts: so many of the most frequent words of the training rows are told apart (`vocabulary.py`). The
+        networks `lstm` and `causal` tell next words alone (targets="tokens"); to classify texts take a language task with an
+        encoder, or a network of your own that reads token ids.
       length: of such texts: words of a row; longer ones are cut. Needed with `words`.
 
     Raises:
@@ -89,13 +94,29 @@ def array_record(
     length: AtLeastOne | None = None,
 ) -> Dataset:
     """A file of array_record, whose records are TensorFlow's (`tf.train.Example`), with a feature that names the client. Features
-    with one value are that value, bytes are texts. Arguments as those of `jsonl`.
+    with one value are that value, but those of `y` with targets="labels" stay lists; bytes are texts. Arguments as those of
+    `jsonl`.
 
     Raises:
       FileNotFoundError, ValueError: as `jsonl`.
       ImportError: array_record is not there.
     """
-    return _rows(_records, data_dir, path, x, y, clients, domains, test, test_fraction, targets, words, length)
+    wanted = [y] if isinstance(y, str) else list(y or ())
+    lists = wanted if targets == "labels" and len(wanted) == 1 else ()
+    return _rows(
+        functools.partial(_records, lists=lists),
+        data_dir,
+        path,
+        x,
+        y,
+        clients,
+        domains,
+        test,
+        test_fraction,
+        targets,
+        words,
+        length,
+    )
 
 
 def _rows(
@@ -116,17 +137,23 @@ def _rows(
     tables = {"train": _read(read, data_dir, path)} | ({} if test is None else {"test": _read(read, data_dir, test)})
     if (words is None) != (length is None):
         raise ValueError(f"words={words}, length={length}: texts need both, other inputs neither.")
-    names = None
+    names, texts = None, {}
     if words is not None and length is not None:
         if not isinstance(x, str):
             raise ValueError(f"x={x!r} must be the one column of texts, with words={words}.")
-        whole = {part: [_text(part, i, row, x) for i, row in enumerate(rows)] for part, rows in tables.items()}
-        names, ids = told_apart(whole, words, length, behind=targets == "tokens" and y is None)
-        tables = {
-            part: [row | {x: found.tolist()} for row, found in zip(rows, ids[part], strict=True)] for part, rows in tables.items()
-        }
-        names = names if targets == "tokens" else None
+        texts = {part: [_text(part, i, row, x) for i, row in enumerate(rows)] for part, rows in tables.items()}
     try:
+        if texts and test is None and test_fraction is not None:  # words are counted in the training rows alone
+            is_test = test_rows(tables["train"], targets, y, domains, clients, test_fraction)
+            tables, texts = (_split(of["train"], is_test) for of in (tables, texts))
+            test_fraction = None
+        if texts and words is not None and length is not None:
+            names, ids = told_apart(texts, words, length, behind=targets == "tokens" and y is None)
+            tables = {
+                part: [row | {x: found.tolist()} for row, found in zip(rows, ids[part], strict=True)]
+                for part, rows in tables.items()
+            }
+            names = names if targets == "tokens" else None
         return from_table(
             tables["train"],
             tables.get("test"),
@@ -136,6 +163,10 @@ def _rows(
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _split(rows: Sequence[Any], is_test: np.ndarray) -> dict[str, list[Any]]:
+    return {part: [row for row, held in zip(rows, is_test, strict=True) if held == (part == "test")] for part in ("train", "test")}
 
 
 def _text(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
@@ -181,7 +212,7 @@ def _parquet(file: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{file}: is no Parquet table, or damaged ({error}).") from error
 
 
-def _records(file: Path) -> list[dict[str, Any]]:
+def _records(file: Path, lists: Sequence[str]) -> list[dict[str, Any]]:
     try:
         module = importlib.import_module("array_record.python.array_record_module")
     except ImportError:
@@ -191,10 +222,15 @@ def _records(file: Path) -> list[dict[str, Any]]:
         found = [tf_example.decode(blob) for blob in reader.read_all()]
     except (ValueError, RuntimeError, OSError, IndexError) as error:
         raise ValueError(f"{file}: is no array_record of tf.train.Example, or damaged ({error}).") from error
-    return [{name: _value(values) for name, values in row.items()} for row in found]
+    return [{name: _plain(values) if name in lists else _value(values) for name, values in row.items()} for row in found]
 
 
 def _value(values: Any) -> Any:
     """A feature's one text or number, or the list of them."""
-    plain = [value.decode(errors="replace") for value in values] if isinstance(values, list) else values.tolist()
+    plain = _plain(values)
     return plain[0] if len(plain) == 1 else plain
+
+
+def _plain(values: Any) -> list[Any]:
+    """A feature's texts or numbers."""
+    return [value.decode(errors="replace") for value in values] if isinstance(values, list) else values.tolist()

@@ -10,6 +10,7 @@ from fedjax_core.data.sources.dataset import Dataset, from_arrays
 
 NEEDED = ("train_features", "train_labels", "test_features", "test_labels")
 OPTIONAL = ("train_domains", "test_domains", "train_clients", "test_clients", "class_names", "domain_names")
+OTHER = "a folder has no other targets, from_arrays(..., targets=) in a source of your own has"
 
 
 def npy(data_dir: Path, path: str) -> Dataset:
@@ -35,6 +36,12 @@ def npy(data_dir: Path, path: str) -> Dataset:
     try:
         found = {name: _read(folder / f"{name}.npy") for name in (*NEEDED, *OPTIONAL) if (folder / f"{name}.npy").is_file()}
         parts = {f"{part}_{short}": found.pop(f"{part}_{name}") for part in ("train", "test") for short, name in _SHORT.items()}
+        for part in ("train", "test"):
+            y = parts[f"{part}_y"]
+            if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+                raise ValueError(
+                    f"{part}_labels.npy has shape {y.shape} and type {y.dtype}: must be classes, [rows] integers; {OTHER}."
+                )
         return from_arrays(**parts, name=folder.name, **{name: _names(name, array) for name, array in found.items()})
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error

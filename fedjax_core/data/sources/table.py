@@ -86,9 +86,8 @@ def from_table(
     }
     if test_fraction is not None:
         whole = parts["train"]
-        told_by = ("y", "domains") if targets == "classes" else ("domains", "clients")
-        strata = [whole[what] for what in told_by if whole[what] is not None]
-        is_test = stratified_fraction(strata or [np.zeros(len(whole["x"]), np.int32)], test_fraction)
+        columns = {"y": whole["y"], "domains": whole["domains"], "clients": whole["clients"]}
+        is_test = _held_out(columns, len(whole["x"]), targets, test_fraction)
         for part, chosen in (("train", ~is_test), ("test", is_test)):
             parts[part] = {what: None if values is None else values[chosen] for what, values in whole.items()}
     return from_arrays(
@@ -105,6 +104,30 @@ def from_table(
         train_clients=parts["train"]["clients"],
         test_clients=parts["test"]["clients"],
     )
+
+
+def test_rows(
+    table: Any, targets: str, y: str | Sequence[str] | None, domains: str | None, clients: str | None, test_fraction: float
+) -> np.ndarray:
+    """[rows] bool: the rows that `from_table` takes for the test set, with the same arguments, before anything is made of x.
+
+    Raises:
+      ValueError: as `from_table`.
+    """
+    names = {"y": y if isinstance(y, str) else (*(y or ()), None)[0], "domains": domains, "clients": clients}
+    needed = {what: name for what in _TOLD_BY[targets == "classes"] if (name := names[what]) is not None}
+    read = {column: _column("train", table, column) for column in needed.values()}
+    columns = {what: _coded({"train": read}, column, None)[0]["train"] for what, column in needed.items()}
+    return _held_out(columns, len(table), targets, test_fraction)
+
+
+_TOLD_BY = {True: ("y", "domains"), False: ("domains", "clients")}  # of classes; of other targets
+
+
+def _held_out(columns: Mapping[str, Any], rows: int, targets: str, test_fraction: float) -> np.ndarray:
+    """[rows] bool: a fraction of the rows, by class, domain and client as `from_table` has it."""
+    strata = [columns[what] for what in _TOLD_BY[targets == "classes"] if columns.get(what) is not None]
+    return stratified_fraction(strata or [np.zeros(rows, np.int32)], test_fraction)
 
 
 def _column(part: str, table: Any, name: str) -> Column:
@@ -169,14 +192,14 @@ def _targets(
     if not columns:
         raise ValueError(f"y={None}: targets={targets!r} are in a column, or in several.")
     texts = [cell for held in read.values() for cell in held[columns[0]]]
-    if targets == "labels" and len(columns) == 1 and all(isinstance(cell, list | tuple) for cell in texts):
+    if targets == "labels" and len(columns) == 1 and all(isinstance(cell, list | tuple | np.ndarray) for cell in texts):
         found = sorted({label for cell in texts for label in cell if isinstance(label, str)})
         if found:
             names = found if names is None else [str(name) for name in names]
             if unknown := sorted({*found} - {*names}):
                 raise ValueError(f"column {columns[0]!r} has {unknown[0]!r}, which has no name among {', '.join(names)}.")
             return {
-                part: np.array([[name in cell for name in names] for cell in held[columns[0]]]) for part, held in read.items()
+                part: np.array([[name in list(cell) for name in names] for cell in held[columns[0]]]) for part, held in read.items()
             }, names
     if names is None and len(columns) > 1:
         names = columns

@@ -16,7 +16,7 @@ def text(
     data_dir: Path,
     path: str | None = None,
     length: AtLeastOne = 80,
-    parts: AtLeastOne = 20,
+    parts: AtLeastOne | None = None,
     most: AtLeastOne | None = None,
     test_fraction: TestFraction = 0.2,
 ) -> Dataset:
@@ -29,14 +29,17 @@ def text(
       path: a text file in UTF-8, which may end in .gz; None: the topics of Python's own manual, which come with it and differ
         between its versions.
       length: T, the characters of a row that something is told of; the rest of a part that fills no row is left out.
-      parts: of a file; as many natural clients.
+      parts: of a file; as many natural clients. None: 20.
       most: rows of each client; None: all.
       test_fraction: part of each client's rows that becomes the test set.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is no such text, or too short.
+      ValueError: it is no such text, or too short; or `parts` without a file.
     """
+    if path is None and parts is not None:
+        raise ValueError(f"text: parts={parts} without a path: Python's manual is divided by its topics; parts are of a file.")
+    parts = 20 if parts is None else parts
     if path is None:
         topics = importlib.import_module("pydoc_data.topics").topics
         name, pieces = "python's manual", [topics[key] for key in sorted(topics) if len(topics[key]) > 2 * length]

@@ -46,8 +46,8 @@ def femnist(data_dir: Path, users: AtLeastOne | None = None) -> Dataset:
     """
     parts: dict[str, list] = {name: [] for name in ("train_x", "train_y", "train_clients", "test_x", "test_y", "test_clients")}
     known: dict[str, int] = {}
-    for part in ("train", "test"):
-        with _opened(data_dir, "femnist", "emnist_all", f"fed_emnist_{part}", part) as read:
+    with _opened(data_dir, "femnist", "emnist_all", "fed_emnist", splits="all_") as reads:
+        for part, read in reads:
             for name, rows in read(("pixels", "label"), users, only=known):
                 x = np.asarray(rows["pixels"], np.float32).reshape(-1, 28, 28, 1)
                 parts[f"{part}_x"].append(np.round(255 * (1 - x)).astype(np.uint8))
@@ -75,14 +75,14 @@ def shakespeare(data_dir: Path, length: AtLeastOne = 80, users: AtLeastOne | Non
     table = np.array([place.get(byte, unknown) for byte in range(256)], np.int32)
     parts: dict[str, Any] = {}
     known: dict[str, int] = {}
-    for part in ("train", "test"):
-        x, whose = [], []
-        with _opened(data_dir, "shakespeare", "shakespeare", f"shakespeare_{part}", part) as read:
+    with _opened(data_dir, "shakespeare", "shakespeare", "shakespeare") as reads:
+        for part, read in reads:
+            x, whose = [], []
             for name, rows in read(("snippets",), users, only=known):
                 spoken = [[vocabulary.BOS, *table[list(line)], vocabulary.EOS] for line in rows["snippets"]]
                 x.append(_windows(np.concatenate(spoken), length))
                 whose.append(np.full(len(x[-1]), known.setdefault(name, len(known))))
-        parts |= {f"{part}_x": np.concatenate(x), f"{part}_y": None, f"{part}_clients": np.concatenate(whose)}
+            parts |= {f"{part}_x": np.concatenate(x), f"{part}_y": None, f"{part}_clients": np.concatenate(whose)}
     return from_arrays(**parts, class_names=vocabulary.names(CHARACTERS), targets="tokens", name="shakespeare")
 
 
@@ -96,7 +96,8 @@ def stackoverflow(
 ) -> Dataset:
     """Questions and answers on StackOverflow, whose natural clients are the users; each word is to tell the next one.
 
-    Test rows are of users who never train, so they belong to nobody's client.
+    Test rows are of users who never train. `natural` deals them over the clients in proportion to their training rows, so scores of
+    the scope "own" are on strangers' sentences; use "global".
 
     Args:
       data_dir: where the files are, or their folder `stackoverflow`.
@@ -111,11 +112,11 @@ def stackoverflow(
     """
     texts: dict[str, list[list[str]]] = {}
     whose: list[np.ndarray] = []
-    for part, number in (("train", users), ("test", test_users)):
-        texts[part] = []
-        with _opened(data_dir, "stackoverflow", "stackoverflow", f"stackoverflow_{part}", part) as read:
-            for client, (_, rows) in enumerate(read(("tokens",), number, most)):
-                sentences = [line.decode().split() for line in rows["tokens"]]
+    with _opened(data_dir, "stackoverflow", "stackoverflow", "stackoverflow") as reads:
+        for part, read in reads:
+            texts[part] = []
+            for client, (_, rows) in enumerate(read(("tokens",), users if part == "train" else test_users, most)):
+                sentences = [line.decode(errors="replace").split() for line in rows["tokens"]]
                 texts[part] += sentences
                 whose += [np.full(len(sentences), client)] if part == "train" else []
     names, x = vocabulary.told_apart(texts, words, length, behind=True)
@@ -134,34 +135,63 @@ def _windows(ids: np.ndarray, length: int) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _opened(data_dir: Path, name: str, database: str, h5: str, split: str) -> Iterator[Any]:
-    """(features, number of clients, most rows of each, only=those clients) -> the clients of a split, by name."""
-    folders = (data_dir, data_dir / name)
-    candidates = [folder / file for folder in folders for file in (f"{database}.sqlite", f"{h5}.h5", f"{database}.sqlite.lzma")]
+def _opened(data_dir: Path, name: str, database: str, h5: str, splits: str = "") -> Iterator[Iterator[tuple[str, Any]]]:
+    """The parts "train" and "test", of each (features, number of clients, most rows of each, only=those clients) -> its clients.
+
+    Args:
+      data_dir: where the files are, or their folder `name`.
+      name: of the set.
+      database: the SQLite file, which has both parts; a packed one is unpacked once.
+      h5: the HDF5 files, one for each part.
+      splits: what the names of the database's splits begin with.
+    """
+    with contextlib.ExitStack() as stack:
+        yield _parts(stack, data_dir, name, database, h5, splits)
+
+
+def _parts(
+    stack: contextlib.ExitStack, data_dir: Path, name: str, database: str, h5: str, splits: str
+) -> Iterator[tuple[str, Any]]:
     how = f"get {database}.sqlite.lzma from {WHERE} and put it there"
-    file = find(name, data_dir, candidates, how)
-    try:
+    plain: dict[Path, Path] = {}
+    for part in ("train", "test"):
+        names = (f"{database}.sqlite", f"{h5}_{part}.h5", f"{database}.sqlite.lzma")
+        file = find(name, data_dir, [folder / one for folder in (data_dir, data_dir / name) for one in names], how)
         if file.suffix == ".h5":
-            with _h5(file) as read:
-                yield read
-        elif file.suffix == ".sqlite":
-            with _database(file, split) as read:
-                yield read
-        else:
-            with tempfile.NamedTemporaryFile(suffix=".sqlite") as unpacked:
-                with lzma.open(file) as packed:
-                    shutil.copyfileobj(packed, unpacked, 2**24)
-                unpacked.flush()
-                with _database(Path(unpacked.name), split) as read:
-                    yield read
-    except (sqlite3.Error, lzma.LZMAError, EOFError, KeyError, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: cannot be read ({error}): truncated, damaged or another file; get it again.") from error
+            yield part, stack.enter_context(_h5(file, part))
+            continue
+        if file not in plain:
+            plain[file] = stack.enter_context(_unpacked(file)) if file.suffix == ".lzma" else file
+        yield part, stack.enter_context(_database(plain[file], f"{splits}{part}", file))
 
 
-def _some(names: Sequence[str], number: int | None, only: Collection[str], file: Path) -> list[str]:
+@contextlib.contextmanager
+def _unpacked(file: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "unpacked.sqlite"
+        try:
+            with lzma.open(file) as packed, open(found, "wb") as plain:
+                shutil.copyfileobj(packed, plain, 2**24)
+        except (lzma.LZMAError, EOFError) as error:
+            raise _damaged(file, error) from error
+        except OSError as error:
+            hint = "TMPDIR names the folder; or unpack the file yourself"
+            raise OSError(error.errno, f"{file}: cannot be unpacked into {folder} ({error.strerror}); {hint}") from error
+        yield found
+
+
+def _damaged(file: Path, error: Exception) -> ValueError:
+    return ValueError(f"{file}: cannot be read ({error}): truncated, damaged or another file; get it again.")
+
+
+def _some(names: Sequence[str], number: int | None, only: Collection[str], file: Path, split: str) -> list[str]:
     """So many clients, sorted; always the same ones, or of those that are known already."""
+    if not names:
+        raise ValueError(f"{file}: has no clients of the split {split!r}: another file, or damaged; get it again.")
     if only:
-        return sorted({*names} & {*only})
+        if not (both := {*names} & {*only}):
+            raise ValueError(f"{file}: has none of the {len(only)} clients in the split {split!r}; ask for more users.")
+        return sorted(both)
     if number is None:
         return sorted(names)
     if number > len(names):
@@ -170,36 +200,48 @@ def _some(names: Sequence[str], number: int | None, only: Collection[str], file:
 
 
 @contextlib.contextmanager
-def _h5(file: Path) -> Iterator[Any]:
+def _h5(file: Path, split: str) -> Iterator[Any]:
     try:
         import h5py  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ImportError(f"{file.name} is read with h5py: pip install h5py, or get the .sqlite.lzma file") from None
-    with h5py.File(file) as opened:
 
-        def read(
-            features: Sequence[str], number: int | None = None, most: int | None = None, only: Collection[str] = ()
-        ) -> Iterator[Client]:
-            for name in _some(list(opened["examples"]), number, only, file):
+    try:
+        opened: Any = h5py.File(file)
+    except OSError as error:
+        raise _damaged(file, error) from error
+
+    def read(
+        features: Sequence[str], number: int | None = None, most: int | None = None, only: Collection[str] = ()
+    ) -> Iterator[Client]:
+        try:
+            for name in _some(list(opened["examples"]), number, only, file, split):
                 yield name, {feature: opened["examples"][name][feature][:most] for feature in features}
+        except (KeyError, OSError) as error:
+            raise _damaged(file, error) from error
 
+    with opened:
         yield read
 
 
 @contextlib.contextmanager
-def _database(file: Path, split: str) -> Iterator[Any]:
-    with contextlib.closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+def _database(plain: Path, split: str, file: Path) -> Iterator[Any]:
+    """Of a SQLite file, or of what was unpacked of `file`."""
 
-        def read(
-            features: Sequence[str], number: int | None = None, most: int | None = None, only: Collection[str] = ()
-        ) -> Iterator[Client]:
+    def read(
+        features: Sequence[str], number: int | None = None, most: int | None = None, only: Collection[str] = ()
+    ) -> Iterator[Client]:
+        try:
             there = connection.execute("SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?", (split,))
             wanted = "SELECT serialized_example_proto FROM examples WHERE split_name = ? AND client_id = ? ORDER BY rowid LIMIT ?"
-            for name in _some([row[0] for row in there], number, only, file):
+            for name in _some([row[0] for row in there], number, only, file, split):
                 limit = -1 if most is None else most
                 rows = [tf_example.decode(blob) for (blob,) in connection.execute(wanted, (split, name, limit))]
                 yield name, {feature: [value for row in rows for value in _one(row[feature])] for feature in features}
+        except (sqlite3.Error, KeyError, UnicodeDecodeError) as error:
+            raise _damaged(file, error) from error
 
+    with contextlib.closing(sqlite3.connect(f"{plain.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         yield read
 
 

@@ -32,7 +32,9 @@ def flair(
 ) -> Dataset:
     """FLAIR: photographs with several of 17 labels each, or of 1,628 fine ones; natural clients are the photographers.
 
-    Users with the partition "train" are trained on, those with "test" are the test set, which belongs to nobody's client.
+    Users with the partition "train" are trained on, those with "test" are the test set: no client trains on their rows. `natural`
+    deals them over the clients in proportion to their training rows, so scores of the scope "own" are on strangers' photographs;
+    use "global".
 
     Args:
       data_dir: where the files are, or their folder `flair`.
@@ -66,7 +68,10 @@ def flair(
 
 
 def landmarks(data_dir: Path, size: AtLeastOne = 64, users: AtLeastOne | None = None) -> Dataset:
-    """Landmarks-User-160k: photographs of landmarks; natural clients are the photographers. Test images belong to nobody.
+    """Landmarks-User-160k: photographs of landmarks; natural clients are the photographers.
+
+    Test images have no user. `natural` deals them over the clients, by class in proportion to their training rows, so scores of the
+    scope "own" are on strangers' photographs; use "global".
 
     Args:
       data_dir: where the files are, or their folder `landmarks-user-160k`.
@@ -81,7 +86,9 @@ def landmarks(data_dir: Path, size: AtLeastOne = 64, users: AtLeastOne | None = 
 
 
 def inaturalist(data_dir: Path, size: AtLeastOne = 64, users: AtLeastOne | None = None) -> Dataset:
-    """iNaturalist-User-120k: photographs of species; natural clients are the observers. Test images belong to nobody.
+    """iNaturalist-User-120k: photographs of species; natural clients are the observers.
+
+    Test images have no user; they are dealt over the clients as `landmarks` says, so use the scope "global".
 
     Args:
       data_dir: where the files are, or their folder `inaturalist-user-120k`.

@@ -179,3 +179,14 @@ def test_a_network_that_gives_something_else_is_refused():
         Simulation(one_group(functools.partial(fedavg, optimizer=training.sgd(0.1)), task, 2), of)
     with pytest.raises(ValueError, match="model 'lstm' reads token ids"):
         build("lstm", 4, (8, 8, 1))
+
+
+@pytest.mark.parametrize("name", ["lstm", "causal"])
+def test_a_network_of_next_tokens_is_refused_for_classes(name):
+    text = np.tile(np.arange(3, dtype=np.int32), (4, 2))
+    of = federated.federate(sources.from_arrays(text, [0, 1, 2, 0], text, [0, 1, 2, 0]), {"name": "iid"}, 2, 0)
+    task = of_model(build(name, 3, (6,), None, None), classes=3, population=2)
+    with pytest.raises(
+        ValueError, match=rf"network '{name}' gives \[6, 3\] for a row, the next token of each place; classes need \[3\]"
+    ):
+        Simulation(one_group(functools.partial(fedavg, optimizer=training.sgd(0.1)), task, 2), of)

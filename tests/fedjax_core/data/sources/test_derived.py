@@ -141,3 +141,16 @@ def test_resplit_tests_on_a_part_of_the_training_rows():
     np.testing.assert_array_equal(again.test.x, data.test.x)
     with pytest.raises(ValueError, match=r"test_fraction=1 must be between 0 and 1"):
         sources.load("resplit", of="digits", test_fraction=1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        ("only(of='multilabel', classes=(0, 1))", "labels"),
+        ("unseen(of='diabetes', classes=(0,))", "numbers"),
+        ("fc100(of='diabetes')", "numbers"),
+    ],
+)
+def test_classes_are_chosen_where_there_are_some(spec, kind):
+    with pytest.raises(ValueError, match=rf"of='\w+'\) needs classes, the data have {kind}"):
+        sources.load(spec)

@@ -98,3 +98,27 @@ def test_array_record_gives_the_same(tmp_path):
         writer.write(record(who=row["who"].encode(), says=row["says"].encode(), a=[row["a"]]))
     writer.close()
     the_same_as_lines(tmp_path, "array_record")
+
+
+def test_labels_of_records_stay_lists(tmp_path):
+    module = pytest.importorskip("array_record.python.array_record_module", reason="array_record is for Linux")
+    writer = module.ArrayRecordWriter(str(tmp_path / "all.array_record"), "group_size:1")
+    for labels in ([b"sea"], [b"sea", b"sun"], [b"sun"], [b"sky", b"sun"]):
+        writer.write(record(a=[0.5], tags=labels))
+    writer.close()
+    data = sources.load("array_record(path='all.array_record', x='a', y='tags', targets='labels', test_fraction=0.25)", tmp_path)
+    assert data.class_names == ("sea", "sky", "sun")
+    rows = np.concatenate([data.train.y, data.test.y]).tolist()
+    assert sorted(rows) == [[0, 0, 1], [0, 1, 1], [1, 0, 0], [1, 0, 1]]
+
+
+def test_words_are_those_of_the_training_rows(tmp_path):
+    """Every row has a word of its own; those of the test rows are told apart from none."""
+    write(tmp_path / "all.jsonl", [{"who": "ab"[i % 2], "says": f"the word{i:02}", "mood": "ab"[i % 2]} for i in range(20)])
+    for rest in ("targets='tokens'", "y='mood', domains='who'"):
+        spec = f"jsonl(path='all.jsonl', x='says', clients='who', words=40, length=4, test_fraction=0.25, {rest})"
+        data = sources.load(spec, tmp_path)
+        assert (len(data.train.x), len(data.test.x)) == (15, 5)
+        unknown = 3 + 16
+        assert data.test.x[:, 2].tolist() == [unknown] * 5
+        assert data.train.x[:, 2].max() < unknown

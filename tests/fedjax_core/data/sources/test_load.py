@@ -90,6 +90,9 @@ def waves(*, length: int = 5, returns="dict"):
         return x, y - 1, x[:2], y[:2]
     return returns
 
+def whole(load, of):
+    return load(of)
+
 def fewer(load, data_dir, of):
     data = load(of)
     return data._replace(name=data_dir.name, train=type(data.train)(data.train.x[:10], data.train.y[:10]))
@@ -117,3 +120,17 @@ def test_a_source_of_ones_own(tmp_path):
         sources.load(mine, returns=5)
     with pytest.raises(TypeError, match=r"returned has no option 'train'; it takes: train_x"):
         sources.load(mine, returns={"train": 1})
+
+
+@pytest.mark.parametrize("of", ["multilabel", "diabetes", "text(length=40, most=2)"])
+def test_a_source_of_ones_own_may_have_other_targets(tmp_path, of):
+    (tmp_path / "mine.py").write_text(OUTSIDE)
+    found, wanted = sources.load(f"{tmp_path}/mine.py:whole", of=of), sources.load(of)
+    assert (found.train.y.dtype, found.class_names) == (wanted.train.y.dtype, wanted.class_names)
+    for part in ("train", "test"):
+        np.testing.assert_array_equal(getattr(found, part).y, getattr(wanted, part).y)
+
+
+def test_parts_are_of_a_file():
+    with pytest.raises(ValueError, match="text: parts=5 without a path: Python's manual is divided by its topics"):
+        sources.load("text(parts=5)")

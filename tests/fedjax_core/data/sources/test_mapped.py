@@ -38,6 +38,11 @@ def test_features_stay_in_their_files(tmp_path):
             r"train_features\.npy has type float64: must be uint8, float32 or int32",
         ),
         ({"train_labels": Y[:3]}, ValueError, "train_x has 8 rows and train_y 3"),
+        (
+            {"train_labels": np.eye(8, 3), "test_labels": np.eye(2, 3)},
+            ValueError,
+            r"train_labels\.npy has shape \(8, 3\) and type float64: must be classes, \[rows\] integers",
+        ),
         ({"class_names": np.array(["a", None], object)}, ValueError, r"class_names\.npy is no readable \.npy file"),
     ],
 )

@@ -80,6 +80,13 @@ def test_rows_of_tokens():
     assert (mine.train.x.dtype, mine.train.x.tolist(), mine.class_names) == (np.int32, [[1, 2, 3], [4, 5, 6]], ("no", "yes"))
 
 
+def test_labels_may_be_arrays_of_texts():
+    """As pandas has the lists of a Parquet file."""
+    tags = [np.array(of, object) for of in (["sea"], ["sea", "sun"], [])]
+    mine = sources.from_table(*[Frame(a=[1.0, 2.0, 3.0], tags=Series(tags))] * 2, x="a", y="tags", targets="labels")
+    assert (mine.class_names, mine.train.y.tolist()) == (("sea", "sun"), [[1, 0], [1, 1], [0, 0]])
+
+
 GOOD: dict[str, Any] = {"x": [[1, 2], [3, 4]], "y": ["a", "b"], "z": [1.0, 2.0]}
 
 

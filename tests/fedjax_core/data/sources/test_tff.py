@@ -1,6 +1,8 @@
 """TensorFlow Federated's files, small ones written here in the published form."""
 
+import errno
 import lzma
+import shutil
 import sqlite3
 import struct
 
@@ -30,11 +32,11 @@ def field(number, blob):
 
 
 def record(**features):
-    """A serialised `tf.train.Example`: bytes, whole numbers or floats."""
+    """A serialised `tf.train.Example`: bytes or several, whole numbers or floats."""
     entries = b""
     for name, value in features.items():
-        if isinstance(value, bytes):
-            held = field(1, field(1, value))
+        if isinstance(value, bytes) or (isinstance(value, list) and isinstance(value[0], bytes)):
+            held = field(1, b"".join(field(1, text) for text in ([value] if isinstance(value, bytes) else value)))
         elif isinstance(value, int):
             held = field(3, field(1, varint(value)))
         else:
@@ -69,7 +71,8 @@ def test_records_are_decoded():
 def test_emnist_by_writer(tmp_path):
     (tmp_path / "femnist").mkdir()
     plain = tmp_path / "plain.sqlite"
-    written(plain, {"train": {"f2": writer(2, 3), "f1": writer(1, 2)}, "test": {"f1": writer(3, 1), "f2": writer(4, 1)}})
+    both = {"all_train": {"f2": writer(2, 3), "f1": writer(1, 2)}, "all_test": {"f1": writer(3, 1), "f2": writer(4, 1)}}
+    written(plain, both | {"digits_only_train": {"f1": writer(1, 1)}})
     (tmp_path / "femnist" / "emnist_all.sqlite.lzma").write_bytes(lzma.compress(plain.read_bytes()))
     data = sources.load("femnist", tmp_path)
     assert data.train.x.shape == (5, 28, 28, 1)
@@ -132,6 +135,55 @@ def test_files_that_are_not_there_or_damaged_are_told_in_one_line(tmp_path, monk
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(ImportError, match=r"pip install h5py, or get the \.sqlite\.lzma file"):
         sources.load("stackoverflow", tmp_path)
+
+
+def test_a_split_without_clients_is_told_in_one_line(tmp_path):
+    written(tmp_path / "shakespeare.sqlite", {"train": {"HAMLET": [record(snippets=b"To be")]}})
+    with pytest.raises(ValueError, match=r"shakespeare\.sqlite: has no clients of the split 'test': another file"):
+        sources.load("shakespeare", tmp_path)
+    (tmp_path / "shakespeare.sqlite").unlink()
+    lines = [record(snippets=b"To be")]
+    written(tmp_path / "shakespeare.sqlite", {"train": {"HAMLET": lines}, "test": {"ROMEO": lines}})
+    with pytest.raises(ValueError, match=r"has none of the 1 clients in the split 'test'; ask for more users"):
+        sources.load("shakespeare", tmp_path)
+    (tmp_path / "shakespeare.sqlite").rename(tmp_path / "emnist_all.sqlite")
+    with pytest.raises(ValueError, match=r"has no clients of the split 'all_train'"):
+        sources.load("femnist(users=10)", tmp_path)
+
+
+def test_a_full_disk_is_no_damaged_file(tmp_path, monkeypatch):
+    plain = tmp_path / "plain.sqlite"
+    lines = {"HAMLET": [record(snippets=b"To be")]}
+    written(plain, {"train": lines, "test": lines})
+    packed = tmp_path / "shakespeare.sqlite.lzma"
+    packed.write_bytes(lzma.compress(plain.read_bytes()))
+    copy, copies = shutil.copyfileobj, []
+    monkeypatch.setattr(shutil, "copyfileobj", lambda *of: copies.append(copy(*of)))
+    sources.load("shakespeare", tmp_path)
+    assert len(copies) == 1  # unpacked once
+
+    def full(*of):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match=r"lzma: cannot be unpacked into .* \(No space left on device\); TMPDIR names the folder"):
+        sources.load("shakespeare", tmp_path)
+    monkeypatch.undo()
+    packed.write_bytes(packed.read_bytes()[:50])
+    with pytest.raises(ValueError, match=r"lzma: cannot be read \(.*\): truncated, damaged or another file"):
+        sources.load("shakespeare", tmp_path)
+
+
+def test_what_a_reader_raises_is_no_damage(tmp_path):
+    written(tmp_path / "shakespeare.sqlite", {"train": {"HAMLET": [record(snippets=b"To be")]}})
+
+    def fails():
+        with tff._opened(tmp_path, "", "shakespeare", "shakespeare") as reads:
+            assert next(next(reads)[1](("snippets",)))[0] == "HAMLET"
+            raise OSError("the reader's own")
+
+    with pytest.raises(OSError, match="the reader's own"):
+        fails()
 
 
 def test_windows_begin_with_the_last_of_the_one_before():
