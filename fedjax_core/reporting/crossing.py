@@ -18,7 +18,7 @@ def crossing(rounds: Sequence[int], values: Sequence[float], target: float, larg
       A number of rounds; the first evaluated round if the target is reached there, for nothing is known from before; infinity if
       it never is.
 
-    >>> crossing([5, 10, 15, 20], [0.80, 0.90, 0.85, 1.00], 0.95)
+    >>> crossing([5, 10, 15, 20], [0.25, 0.50, 0.40, 1.00], 0.75)
     17.5
     >>> crossing([5, 10], [0.80, 0.90], 0.80), crossing([5, 10], [0.80, 0.90], 0.95)
     (5.0, inf)
