@@ -12,7 +12,7 @@ from fedjax_core.reporting.plots import Difference, Panel
 KINDS = ("personal", "global", "nearest")  # models that scores are of
 
 
-def draw(contents: Contents, folder: Path, grids: Mapping[str, texts.Grid] | None = None) -> list[Path]:
+def draw(contents: Contents, folder: Path) -> list[Path]:
     """Draws differences.png and .pdf, with their numbers in differences.csv; nothing where nothing was compared.
 
     A row of panels per column of the table, one beside the other the measures that the definition names in `figure` (or the first
@@ -24,7 +24,7 @@ def draw(contents: Contents, folder: Path, grids: Mapping[str, texts.Grid] | Non
     against = contents.table.against
     if against is None:
         return []
-    grids = texts.grids(contents) if grids is None else grids
+    grids = texts.grids(contents)
     shown = [m for m in contents.table.measures if any(one.differences for one in grids[m.label].compared.values())]
     named = contents.table.figure
     shown = [measure for measure in shown if measure.label in named] if named else shown[:1]
@@ -33,8 +33,8 @@ def draw(contents: Contents, folder: Path, grids: Mapping[str, texts.Grid] | Non
         return []
     files = [folder / "differences.png", folder / "differences.pdf"]
     unit = "points" if all(measures.is_percent(measure) for measure in shown) else "difference"
-    for file in files:
-        plots.differences(panels, file, against, unit)
+    figure = plots.differences(panels, files[0], against, unit)
+    plots.write(figure, files[1])
     return [*files, folder / "differences.csv"]
 
 

@@ -3,10 +3,9 @@
 import pytest
 
 from fedjax_core import experiment
-from fedjax_core.engine import simulation
 from fedjax_core.run.goal import Bound, Goal, parse
 from fedjax_core.storage.json_files import read_jsonl
-from tests.fedjax_core.run.test_selection import config, run
+from tests.fedjax_core.run.test_selection import config, run, written_by_hand
 
 ACCURACY = "test/global/accuracy"
 
@@ -41,14 +40,7 @@ def test_the_first_evaluation_that_is_there(text, values, wanted):
 
 def test_a_run_ends_there_and_stays_ended(tmp_path, monkeypatch):
     """Scores are written by hand. A higher goal goes on from there, with the scores that an uninterrupted run has."""
-    values = dict(enumerate((0.3, 0.5, 0.4, 0.7, 0.6, 0.9), 1))
-    evaluated = simulation.Simulation.evaluated
-
-    def by_hand(self, state):
-        found, by_client = evaluated(self, state)
-        return found | {ACCURACY: values[int(state.round)]}, by_client
-
-    monkeypatch.setattr(simulation.Simulation, "evaluated", by_hand)
+    written_by_hand(monkeypatch, ACCURACY, (0.3, 0.5, 0.4, 0.7, 0.6, 0.9))
 
     def to(text, name="run"):
         done = run(tmp_path / name, config(until=text))

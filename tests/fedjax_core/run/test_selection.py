@@ -91,16 +91,20 @@ def test_the_summary_the_state_and_an_export_are_of_the_selected_round(tmp_path)
     assert description["round"] == best["round"]
 
 
-def test_early_stopping_ends_where_it_would_and_stays_ended(tmp_path, monkeypatch):
-    """Scores are written by hand: 3, 5, 4, 5, 1 ...: the best is round 2, and two evaluations bring nothing better."""
-    values = dict(enumerate((0.3, 0.5, 0.4, 0.5, 0.1, 0.9), 1))
+def written_by_hand(monkeypatch, score, values):
+    """Evaluations give these values of a score, in rounds 1, 2, ..."""
     evaluated = simulation.Simulation.evaluated
 
     def by_hand(self, state):
         found, by_client = evaluated(self, state)
-        return found | {BY: values[int(state.round)]}, by_client
+        return found | {score: values[int(state.round) - 1]}, by_client
 
     monkeypatch.setattr(simulation.Simulation, "evaluated", by_hand)
+
+
+def test_early_stopping_ends_where_it_would_and_stays_ended(tmp_path, monkeypatch):
+    """Scores are written by hand: 3, 5, 4, 5, 1 ...: the best is round 2, and two evaluations bring nothing better."""
+    written_by_hand(monkeypatch, BY, (0.3, 0.5, 0.4, 0.5, 0.1, 0.9))
     stopped = run(tmp_path / "run", config(select=BY, patience=2))
     assert (stopped.selected, int(stopped.state.round)) == (2, 4)
     assert stopped.summary["facts"]["ended"] == f"no better {BY} in 2 evaluations after round 2"
