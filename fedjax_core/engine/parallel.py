@@ -6,7 +6,7 @@ not grow with their number; everything else is stacked. All plans compute the sa
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     devices: int
 
 
-def choose(cohort: int, *, chunk: int | None = None, devices: int | None = None) -> Plan:
+def choose(cohort: int, *, chunk: int | None = None, devices: int | None = None, among: Sequence[jax.Device] | None = None) -> Plan:
     """The plan for a cohort; what is given is kept, the rest is chosen by backend.
 
     On CPU clients train one after another, each step at the speed of a plain one (vmapping convolutions over clients makes them
@@ -43,6 +43,7 @@ def choose(cohort: int, *, chunk: int | None = None, devices: int | None = None)
       cohort: C.
       chunk: clients at once on one device; None: by backend.
       devices: None: all that there are, but no more than the cohort has clients (one process only).
+      among: the devices that there are; None: those that jax sees. Others, such as those of a topology, can be compiled for.
 
     Returns:
       The plan.
@@ -50,22 +51,23 @@ def choose(cohort: int, *, chunk: int | None = None, devices: int | None = None)
     Raises:
       ValueError: chunk or devices below 1, or more devices than there are.
     """
-    there = jax.device_count()
+    there = jax.device_count() if among is None else len(among)
     if devices is None:
         devices = there if jax.process_count() > 1 else min(there, cohort)
     if not 1 <= devices <= there:
         raise ValueError(f"plan.devices={devices} is not between 1 and {there}, the devices that jax sees")
     each = -(-cohort // devices)
     if chunk is None:
-        chunk = 1 if jax.default_backend() == "cpu" else each
+        chunk = 1 if (jax.default_backend() if among is None else among[0].platform) == "cpu" else each
     if chunk < 1:
         raise ValueError(f"plan.chunk={chunk} must be at least 1")
     return Plan(min(chunk, each), devices)
 
 
-def mesh(plan: Plan) -> Mesh:
-    """A one-dimensional mesh over the plan's devices."""
-    return jax.make_mesh((plan.devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[: plan.devices])
+def mesh(plan: Plan, among: Sequence[jax.Device] | None = None) -> Mesh:
+    """A one-dimensional mesh over the plan's devices, the first of those in `among`; None: of those that jax sees."""
+    devices = jax.devices() if among is None else among
+    return jax.make_mesh((plan.devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices[: plan.devices])
 
 
 def replicated(on: Mesh) -> NamedSharding:

@@ -74,6 +74,7 @@ class Simulation:
         dispatch: int = 10,
         episodes: Episodes | None = None,
         data_on: str | None = None,
+        devices: Sequence[jax.Device] | None = None,
     ):
         """Checks everything that can be checked without training.
 
@@ -88,6 +89,7 @@ class Simulation:
           dispatch: the most rounds that run in one dispatch. Where data are streamed it is one.
           episodes: how minibatches and tests are drawn, for networks made by `episodes.prototypical`; None: plain examples.
           data_on: "device", "host" or "disk": where the data lie; None: where they fit (`placement.py`).
+          devices: of which the plan takes the first; None: those that jax sees. For a topology's, programs can be compiled.
 
         Raises:
           ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -108,8 +110,9 @@ class Simulation:
         evaluation = unseen.scored(evaluation, why, newcomers > 0)
         self.unserved, self._newcomers = why if newcomers else "", newcomers
         size = cohorts.number(cohort, population)
-        plan = parallel.choose(size) if plan is None else parallel.choose(size, **plan._asdict())
-        mesh = parallel.mesh(plan)
+        self._devices = devices
+        plan = parallel.choose(size, among=devices, **({} if plan is None else plan._asdict()))
+        mesh = parallel.mesh(plan, devices)
         self._of = Federation(
             tuple(groups), population, size, dropout, evaluation, episodes, hold != "device", dispatch, plan, mesh
         )
@@ -130,7 +133,7 @@ class Simulation:
     def use(self, plan: parallel.Plan) -> None:
         """Takes another plan: makes the jitted programs anew; the data go on its devices when they are first needed."""
         self.close()
-        self.plan, self.mesh, self._held, self._supply = plan, parallel.mesh(plan), None, None
+        self.plan, self.mesh, self._held, self._supply = plan, parallel.mesh(plan, self._devices), None, None
         self._of = of = dataclasses.replace(self._of, plan=plan, mesh=self.mesh)
         everywhere, spread, each = parallel.replicated(self.mesh), parallel.spread(self.mesh), range(len(of.groups))
 

@@ -51,6 +51,7 @@ def build(
     loss: Callable | None = None,
     scores: given.Scores | None = None,
     shapes_only: bool = False,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Simulation:
     """The simulation that a config describes.
 
@@ -59,6 +60,7 @@ def build(
       data: in place of the config's, such as mock data of the same shape.
       method, model, loss, scores: in place of the config's, see `given.into`.
       shapes_only: nothing will run: what is frozen is zeros that take no memory, and files of weights are not looked for.
+      devices: in place of those that jax sees, such as a topology's to compile for.
 
     Returns:
       The simulation, checked but not compiled; nothing is on a device yet.
@@ -92,11 +94,12 @@ def build(
         data,
         cohort=asked.cohort,
         dropout=asked.dropout,
-        plan=_plan(asked, data.clients),
+        plan=_plan(asked, data.clients, devices),
         evaluation=asked.evaluation,
         hold=asked.hold,
         data_on=asked.data_on,
         episodes=asked.episodes,
+        devices=devices,
     )
 
 
@@ -146,11 +149,11 @@ def _kind(asked: Asked) -> Kind:
     return TEXTS if asked.data.source.function is language.Source else ROWS
 
 
-def _plan(asked: Asked, population: int) -> parallel.Plan | None:
+def _plan(asked: Asked, population: int, devices: Sequence[jax.Device] | None) -> parallel.Plan | None:
     if asked.chunk is None and asked.devices is None:
         return None
     cohort = population if asked.cohort is None else asked.cohort
-    return parallel.choose(cohorts.number(cohort, population), chunk=asked.chunk, devices=asked.devices)
+    return parallel.choose(cohorts.number(cohort, population), chunk=asked.chunk, devices=asked.devices, among=devices)
 
 
 # ------------------------------------------------------------------------------------- rows of images, or of other arrays
