@@ -79,7 +79,7 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
                 axes = figure.add_subplot(inside[i])
                 _panel(axes, panel, kinds, not shared or i == 0)
                 axes.set_title(f"{panel.row}: {panel.title}" if i == 0 else panel.title)
-                axes.set_xlabel(f"minus {against} [{unit}]")
+        figure.supxlabel(f"minus {against} [{unit}]", fontsize=matplotlib.rcParams["axes.labelsize"])
         if len(kinds) > 1:
             handles, labels = {}, []
             for axes in figure.axes:
