@@ -64,8 +64,9 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
         definition = shipped.file("table", given.table if given.name is None else given.name)
         table = tables.changed(tables.read(definition, given.variant), given.set)
-        only = [name.strip() for name in given.only.split(",") if name.strip()]
-        tables.choose(tables.cells(table, given.variant, seeds), only)
+        every = tables.cells(table, given.variant, seeds)
+        only = tables.names(every, given.only)
+        tables.choose(every, only)
         tables.plan(table, given.variant)
     except (ValueError, TypeError) as error:
         return report.fail(error, 2)

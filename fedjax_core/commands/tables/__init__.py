@@ -18,11 +18,25 @@ the directories alone, and written after every cell.
   tuned.py        what a search chose, as text                            drawn.py      differences as a figure
 """
 
-from fedjax_core.commands.tables.cells import Cell, cells, choose
+from fedjax_core.commands.tables.cells import Cell, cells, choose, names
 from fedjax_core.commands.tables.definition import changed, read
 from fedjax_core.commands.tables.results import Contents, Result
 from fedjax_core.commands.tables.running import Outcome, run
 from fedjax_core.commands.tables.search import plan
 from fedjax_core.commands.tables.written import markdown, write
 
-__all__ = ["Cell", "Contents", "Outcome", "Result", "cells", "changed", "choose", "markdown", "plan", "read", "run", "write"]
+__all__ = [
+    "Cell",
+    "Contents",
+    "Outcome",
+    "Result",
+    "cells",
+    "changed",
+    "choose",
+    "markdown",
+    "names",
+    "plan",
+    "read",
+    "run",
+    "write",
+]

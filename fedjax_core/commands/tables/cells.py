@@ -184,11 +184,7 @@ def choose(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
         return list(all_cells)
     chosen = set()
     for text in only:
-        found = {
-            c.name
-            for c in all_cells
-            if text in _names(c.row) or text in {f"{r}/{k}" for r in _names(c.row) for k in _names(c.column)}
-        }
+        found = {c.name for c in all_cells if text in _named(c)}
         if not found:
             rows = [slug(row) for row in dict.fromkeys(c.row for c in all_cells)]
             columns = [slug(column) for column in dict.fromkeys(c.column for c in all_cells)]
@@ -199,5 +195,19 @@ def choose(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
     return [c for c in all_cells if c.name in chosen]
 
 
-def _names(label: str) -> set[str]:
-    return {label, slug(label)}
+def names(all_cells: Sequence[Cell], text: str) -> list[str]:
+    """The names in "ROW,ROW/COLUMN,...", for `choose`; a label may hold commas of its own: the longest that there is counts."""
+    known = set().union(*(_named(c) for c in all_cells))
+    parts, found = [part.strip() for part in text.split(",")], []
+    while parts:
+        joined = [", ".join(parts[:n]) for n in range(len(parts), 0, -1)]
+        name = next((name for name in joined if name in known), parts[0])
+        parts = parts[name.count(",") + 1 :]
+        found += [name] if name else []
+    return found
+
+
+def _named(cell: Cell) -> set[str]:
+    """What `choose` knows a cell by."""
+    rows, columns = ({label, slug(label)} for label in (cell.row, cell.column))
+    return rows | {f"{row}/{column}" for row in rows for column in columns}

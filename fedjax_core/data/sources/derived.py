@@ -98,9 +98,15 @@ def unseen_domain(load: Load, of: str, domain: str) -> Dataset:
     test = domains == left_out
     if test.all() or not test.any():
         raise ValueError(f"unseen_domain: domain={domain!r} has {test.sum()} of the {len(test)} rows: must have some, and not all.")
-    names = {"domain_names": dataset.domain_names, "name": f"{dataset.name}_unseen_{domain}"}
-    columns = {"train_domains": domains[~test], "test_domains": domains[test]}
-    return from_arrays(x[~test], y[~test], x[test], y[test], dataset.class_names, **columns, **names)
+    return dataset._replace(
+        name=f"{dataset.name}_unseen_{domain}",
+        train=Examples(x[~test], y[~test]),
+        test=Examples(x[test], y[test]),
+        train_domains=domains[~test],
+        test_domains=domains[test],
+        train_clients=None,
+        test_clients=None,
+    )
 
 
 def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
@@ -192,9 +198,14 @@ def rotated(load: Load, of: str, degrees: Sequence[float] = (0, 30, 60, 90)) -> 
                 turned[i, ..., c] = Image.fromarray(x[i, ..., c]).rotate(angles[domains[i]], Image.Resampling.BILINEAR)
         parts += [turned, y, domains]
     train_x, train_y, train_domains, test_x, test_y, test_domains = parts
-    names = {"domain_names": tuple(f"{angle:g}" for angle in angles), "name": f"{dataset.name}_rotated"}
-    held = {"train_domains": train_domains, "test_domains": test_domains}
-    return from_arrays(train_x, train_y, test_x, test_y, dataset.class_names, **held, **names)
+    return dataset._replace(
+        name=f"{dataset.name}_rotated",
+        train=Examples(train_x, train_y),
+        test=Examples(test_x, test_y),
+        train_domains=train_domains,
+        test_domains=test_domains,
+        domain_names=tuple(f"{angle:g}" for angle in angles),
+    )
 
 
 def _divided(dataset: Dataset, train: np.ndarray, test: np.ndarray, name: str) -> Dataset:

@@ -154,6 +154,14 @@ def test_only_and_seeds(tmp_path, fake):
             tables.choose(every, [only])
 
 
+def test_labels_may_hold_commas():
+    cell = tables.cells(definition(), "smoke")[0]
+    every = [cell._replace(row=row, column=column) for row in ("A", "A, b", "C") for column in ("IID, x", "y")]
+    assert tables.names(every, "A, b/IID, x, C ,a-b/y,,A") == ["A, b/IID, x", "C", "a-b/y", "A"]
+    assert tables.names(every, "A, c") == ["A", "c"]
+    assert tables.names(every, "") == []
+
+
 def test_the_time_left_is_told(tmp_path, fake, monkeypatch):
     times = iter(range(0, 10_000, 30))
     monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: float(next(times))))

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from fedjax_core.algorithm import targets_of
 from fedjax_core.data import federated, sources
-from fedjax_core.data.sources import cifar, made
+from fedjax_core.data.sources import cifar, derived, made
 from tests.fedjax_core.data.sources.written import assert_same, cifar_files, write_folder
 
 CIFAR100 = """
@@ -85,6 +86,17 @@ def test_an_unseen_domain_is_the_test_set():
         sources.load("unseen_domain", of="rotated(of='digits')", domain="45")
     with pytest.raises(ValueError, match="unseen_domain: of='digits' has no domains"):
         sources.load("unseen_domain", of="digits", domain="0")
+
+
+def test_turned_images_keep_their_labels_and_clients_and_so_does_an_unseen_domain():
+    images, truths = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4, 1), np.arange(18).reshape(6, 3) % 2
+    whole = sources.from_arrays(images, truths, images, truths, "abc", targets="labels", train_clients=[0, 0, 1, 1, 2, 2])
+    turned = derived.rotated(lambda _: whole, "given", (0, 180))
+    assert np.array_equal(turned.train_clients, whole.train_clients)
+    assert np.array_equal(turned.train.y, whole.train.y)
+    data = derived.unseen_domain(lambda _: turned, "given", "180")
+    assert targets_of(data.train.y) == targets_of(data.test.y) == "labels"
+    assert sorted([*map(tuple, data.train.y), *map(tuple, data.test.y)]) == sorted([*map(tuple, whole.train.y)] * 2)
 
 
 def test_an_unseen_domain_of_pacs_leaves_three_clients(shared_data):
