@@ -143,6 +143,11 @@ def get_config(variant: str = "small") -> Any:
     config.plan.data = placeholder(str)  # rows of data: "device", "host", "disk"; None: where they fit, which is said
     config.plan.hold = "device"  # client states: "device", or "host", "disk" for large populations
 
+    config.aggregation = ConfigDict()
+    # Instead of the mean of deltas, or of class means: "median", "mixing | krum(attackers=0.2)": fedjax_core/uplink/rules.py
+    config.aggregation.rule = placeholder(str)
+    config.aggregation.not_finite = placeholder(str)  # who sends NaN: "leave_out", "end" the run; None: left out where a rule is on
+
     config.callbacks = ()  # told what happens, may ask to stop: "wandb(project='x')", "my.module:Name(option=1)"
     config.profile = False  # True: a jax.profiler trace of one round, in profile/ of the work directory
 

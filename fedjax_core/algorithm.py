@@ -109,12 +109,14 @@ class ClientOutput(NamedTuple):
       uplink: what it sends: deltas, class logits with counts, prototypes ...
       metrics: dict of (sum, weight) pairs, merged over the cohort (`metrics.py`).
       local: `(sent, client)` as held right after training: what post-local scores read. `None`: `(sent, state)`.
+      wire: `(down, up)`, the packed arrays that travel, whose bytes are counted; `None`: what is sent, and the uplink.
     """
 
     state: PyTree
     uplink: PyTree
     metrics: PyTree
     local: tuple[PyTree, PyTree] | None = None
+    wire: tuple[PyTree, PyTree] | None = None
 
 
 def _keep(part, client):
@@ -130,11 +132,16 @@ class Reduce(NamedTuple):
       join: "add": a running sum, memory O(1) in C; "stack": [C, ...]; "group": a tuple of stacks, one per group of clients
         with one architecture.
       lower: once, after the loop: what `server_update` sees.
+      carries: what the part is, for what wraps a method (`uplink/`): "delta", a difference of which the server takes the mean with
+        weights `weigh`; "class means", (values [K, ...], counts [K]) of which it takes the mean of each class; "": neither.
+      weigh: of a delta: one client's Cohort entry -> its weight.
     """
 
     lift: Callable[[PyTree, Cohort], PyTree] = _keep
     join: str = "stack"
     lower: Callable[[PyTree], PyTree] = lambda joined: joined
+    carries: str = ""
+    weigh: Callable[[Cohort], Array] | None = None
 
 
 class Algorithm(NamedTuple):

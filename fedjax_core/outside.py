@@ -30,6 +30,7 @@ GROUPS = {  # where packages announce what they bring, by what it is
     "loss": "fedjax_core.losses",
     "score": "fedjax_core.scores",
     "callback": "fedjax_core.callbacks",
+    "rule": "fedjax_core.rules",
 }
 PLACE = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.\w+)*):(?P<name>[^\W\d]\w*)")
 

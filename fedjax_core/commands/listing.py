@@ -20,6 +20,7 @@ from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, lora
 from fedjax_core.nn.model import FIXED
 from fedjax_core.reporting import report
+from fedjax_core.uplink import rules
 
 OF_A_MODEL = {"resize": None, "frame": 0}  # options that every network of images has
 
@@ -61,6 +62,7 @@ KINDS = {
     "augmentations": Kind("augmentation", "augment", lambda: augment.OPS),
     "adapters": Kind("adapter", "adapter", lambda: lora.ADAPTERS),
     "losses": Kind("loss", "loss", lambda: experiment.LOSSES, ("logits", "y", "mask")),
+    "rules": Kind("rule", "aggregation.rule", lambda: rules.RULES),
     "tasks": Kind("task", "task", lambda: experiment.TASKS),
 }
 FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`

@@ -23,6 +23,11 @@ class Shape(NamedTuple):
     client: PyTree
     out: Any
 
+    @property
+    def travels(self) -> tuple[PyTree, PyTree]:
+        """What one client receives and sends, as it travels."""
+        return (self.sent, self.out.uplink) if self.out.wire is None else self.out.wire
+
 
 class Shapes(NamedTuple):
     """What is known without running. `down`, `up`: bytes that one client receives and sends per round, mean over the population."""
@@ -142,7 +147,7 @@ def shapes(fed: Federation, held: Held) -> Shapes:
             )
         found.append(Shape(server, sent, client, out))
     sizes = np.array([len(g.clients) for g in fed.groups], float)
-    down, up = ([metrics.nbytes(tree) for tree in trees] for trees in ([s.sent for s in found], [s.out.uplink for s in found]))
+    down, up = ([metrics.nbytes(tree) for tree in trees] for trees in zip(*(s.travels for s in found), strict=True))
     return Shapes(tuple(found), float(sizes @ down / sizes.sum()), float(sizes @ up / sizes.sum()))
 
 

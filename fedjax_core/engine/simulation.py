@@ -42,6 +42,7 @@ from fedjax_core.engine.rows import Resident, Streamed
 from fedjax_core.engine.view import View
 from fedjax_core.learning import scored
 from fedjax_core.learning.episodes import Episodes
+from fedjax_core.uplink import Link, wrapped
 
 __all__ = ["Build", "Diverged", "Evaluation", "Group", "Held", "Simulation", "State", "View", "first_to_reach", "one_group"]
 Result = TypeVar("Result")
@@ -75,6 +76,8 @@ class Simulation:
         episodes: Episodes | None = None,
         data_on: str | None = None,
         devices: Sequence[jax.Device] | None = None,
+        links: Sequence[Link] = (),
+        leave_out: bool = False,
     ):
         """Checks everything that can be checked without training.
 
@@ -90,6 +93,8 @@ class Simulation:
           episodes: how minibatches and tests are drawn, for networks made by `episodes.prototypical`; None: plain examples.
           data_on: "device", "host" or "disk": where the data lie; None: where they fit (`placement.py`).
           devices: of which the plan takes the first; None: those that jax sees. For a topology's, programs can be compiled.
+          links: what uplinks pass through: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
+          leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
 
         Raises:
           ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -125,10 +130,23 @@ class Simulation:
         self._on_host: states.OnHost | None = None
         self._exchange: Exchange | None = None
         self.shapes = check.shapes(self._of, self._held_on_host)
+        if links or leave_out:
+            self._pass_through(links, leave_out)
         self._supply: Resident | Streamed | None = None
         self._fits: set[str] = set()
         self._outliers: set[int] = set()
         self.use(plan)
+
+    def _pass_through(self, links: Sequence[Link], leave_out: bool) -> None:
+        """Passes the uplinks of every group's method through links."""
+        if any(group.build(group.task).pooled for group in self.groups):
+            raise ValueError(
+                "a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy"
+            )
+        shapes = zip(self.groups, self.shapes.groups, strict=True)
+        groups = [group._replace(build=wrapped(group.build, links, s.out.uplink, leave_out)) for group, s in shapes]
+        self._of = dataclasses.replace(self._of, groups=tuple(groups))
+        self.groups, self.shapes = self._of.groups, check.shapes(self._of, self._held_on_host)
 
     def use(self, plan: parallel.Plan) -> None:
         """Takes another plan: makes the jitted programs anew; the data go on its devices when they are first needed."""

@@ -9,6 +9,7 @@ from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.engine import scores, states
 from fedjax_core.engine.federation import Federation, Held, State, key
 from fedjax_core.task import Task
+from fedjax_core.uplink import bare
 
 
 class View(NamedTuple):
@@ -40,9 +41,13 @@ def holdings(
         sent, data = algorithm.broadcast(state.server, ids[0]), fed.rows_of(held, ids[0], held.size[ids[0]])
         draw = jax.random.fold_in(key(state.key, "client", state.round), ids[0])
         out = algorithm.client_update(sent, client, data, draw)
-        local = (sent, out.state) if out.local is None else out.local
+        sent, client = (sent, out.state) if out.local is None else out.local
+        local = bare(sent), bare(client)
         return local, local
-    return scores.holdings(fed, algorithm, (held, state.server, state.round, state.key), ids[0], client, held.size[ids[0]])
+    plain, personal = scores.holdings(
+        fed, algorithm, (held, state.server, state.round, state.key), ids[0], client, held.size[ids[0]]
+    )
+    return (bare(plain[0]), bare(plain[1])), (bare(personal[0]), bare(personal[1]))
 
 
 def predict(fed: Federation, g: int, held: Held, round: Array, name: str, holds: tuple[PyTree, PyTree], x: PyTree):  # noqa: A002

@@ -19,6 +19,7 @@ from fedjax_core.experiment import fields
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, episodes, lora, losses, training
 from fedjax_core.task import PARTS
+from fedjax_core.uplink import Link, order, rules
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
@@ -106,6 +107,8 @@ class Asked(NamedTuple):
       evaluation: what is scored.
       chunk, devices, hold: how a round is spread, see `parallel.choose`.
       data_on: where the data lie, see `placement.choose`.
+      links: what uplinks pass through, see `uplink`.
+      leave_out: whether clients that send something not finite are left out.
     """
 
     seed: int
@@ -129,6 +132,8 @@ class Asked(NamedTuple):
     devices: int | None
     hold: str
     data_on: str | None
+    links: tuple[Link, ...]
+    leave_out: bool
 
 
 class _Methods(Mapping[str, Callable]):
@@ -229,6 +234,9 @@ def resolve(config: Config) -> Asked:
         said["plan.devices"],
         said["plan.hold"],
         said["plan.data"],
+        _links(said),
+        said["aggregation.not_finite"] == "leave_out"
+        or (said["aggregation.not_finite"] is None and bool(said["aggregation.rule"])),
     )
     if asked.augment is not None:
         augment.parse(asked.augment)
@@ -339,6 +347,12 @@ def _loss(spec: str | None) -> Callable | None:
         return None
     found = by_name.find("loss", spec, LOSSES, given=("logits", "y", "mask"), field="loss")
     return None if found.function is losses.cross_entropy else _score(found)
+
+
+def _links(said: Mapping[str, Any]) -> tuple[Link, ...]:
+    """What uplinks pass through, in its order."""
+    links = [] if said["aggregation.rule"] is None else [rules.parse(said["aggregation.rule"])]
+    return order(links)
 
 
 def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:

@@ -100,6 +100,8 @@ def build(
         data_on=asked.data_on,
         episodes=asked.episodes,
         devices=devices,
+        links=asked.links,
+        leave_out=asked.leave_out,
     )
 
 

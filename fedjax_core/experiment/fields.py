@@ -70,6 +70,8 @@ FIELDS: dict[str, Any] = {
     "profile": bool,
     "checkpoint.seconds": values.NonNegative,
     "checkpoint.keep": AtLeastOne,
+    "aggregation.rule": str | None,
+    "aggregation.not_finite": or_none(Annotated[str, one_of("leave_out", "end")]),
     "method.name": str,
 }
 MAY_LACK: dict[str, Any] = {
@@ -83,6 +85,8 @@ MAY_LACK: dict[str, Any] = {
     "evaluation.select": None,
     "evaluation.patience": None,
     "evaluation.until": None,
+    "aggregation.rule": None,
+    "aggregation.not_finite": None,
 }  # in configs that were written before there was such a field
 
 
@@ -98,7 +102,7 @@ def check(config: Any) -> dict[str, Any]:
         *above, last = field.split(".")
         place = config
         for name in above:
-            place = getattr(place, name)
+            place = place.get(name, {}) if field in MAY_LACK else getattr(place, name)
         value = place.get(last, MAY_LACK[field]) if field in MAY_LACK else getattr(place, last)
         found[field] = values.check(field, value, wanted)
     return found

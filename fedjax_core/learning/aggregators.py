@@ -59,7 +59,10 @@ def mean(weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
         w = weigh(client)
         return jax.tree.map(lambda x: w.astype(x.dtype) * x, part), w
 
-    return Reduce(lift, "add", lambda total: jax.tree.map(lambda s: s / jnp.maximum(total[1], TINY).astype(s.dtype), total[0]))
+    def lower(total):
+        return jax.tree.map(lambda s: s / jnp.maximum(total[1], TINY).astype(s.dtype), total[0])
+
+    return Reduce(lift, "add", lower, "delta", weigh)
 
 
 def mean_by_form(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
@@ -116,7 +119,7 @@ def class_mean(weights: str = "uniform") -> Reduce:
         values, weight = total
         return values / _like(jnp.maximum(weight, 1), values), weight
 
-    return Reduce(lift, "add", lower)
+    return Reduce(lift, "add", lower, "class means")
 
 
 def weighted_logits(beta: ArrayLike) -> Reduce:

@@ -22,7 +22,7 @@ def communication(simulation: Simulation) -> list[dict[str, Any]]:
     """
     rows = []
     for group, shape in zip(simulation.groups, simulation.shapes.groups, strict=True):
-        for way, tree in (("down", shape.sent), ("up", shape.out.uplink)):
+        for way, tree in zip(("down", "up"), shape.travels, strict=True):
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
                 names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
                 rows.append(
@@ -65,8 +65,8 @@ def sizes(simulation: Simulation) -> list[dict[str, Any]]:
             "whole": _numbers(whole.params),
             "body": _numbers(body),
             "trained": _trained(simulation, g),
-            "down": _numbers(_parameters(shape.sent)),
-            "up": _numbers(_parameters(shape.out.uplink)),
+            "down": _numbers(_parameters(shape.travels[0])),
+            "up": _numbers(_parameters(shape.travels[1])),
             "statistics": _numbers(whole.stats),
         }
         rows.append({"group": group.name, "clients": len(group.clients), **numbers})

@@ -1,0 +1,30 @@
+"""Distances among the vectors of a cohort."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_core.algorithm import Array
+
+
+def squared(rows: Array, there: Array) -> Array:
+    """[C, C] squared distances of rows [C, D]; infinite from and to those that are not there, and where they overflow.
+
+    By one product of matrices, of the rows less that of the median length: an honest one's if most are, so that no attacker's
+    length decides over the rounding of the others' distances.
+    """
+    sizes = jnp.where(there, jnp.linalg.norm(rows, axis=1), jnp.inf)
+    middle = jnp.argsort(sizes)[jnp.maximum(jnp.sum(there) - 1, 0) // 2]
+    away = rows - rows[middle][None]
+    gram = jnp.matmul(away, away.T, precision=jax.lax.Precision.HIGHEST)
+    own = jnp.diagonal(gram)
+    apart = jnp.maximum(own[:, None] + own[None] - 2 * gram, 0)
+    apart = jnp.where(jnp.eye(len(rows), dtype=bool), 0, apart)
+    return jnp.where(there[:, None] & there[None] & jnp.isfinite(apart), apart, jnp.inf)
+
+
+def nearest(apart: Array, there: Array, number: Array) -> Array:
+    """[C, C] 1 for each of the `number` rows nearest to a row, itself first; 0 for the others, and of rows that are not there."""
+    own = jnp.where(jnp.eye(len(apart), dtype=bool), -1, apart)
+    rank = jnp.argsort(jnp.argsort(own, 1, stable=True), 1, stable=True)
+    near = (rank < number) & there[:, None] & there[None]
+    return near.astype(jnp.float32)

@@ -1,0 +1,286 @@
+"""Robust rules: one vector out of a cohort's, of which some may be an attacker's.
+
+    config.aggregation.rule = "trimmed_mean(attackers=0.2)"
+    config.aggregation.rule = "mixing(attackers=0.2) | krum(attackers=0.2)"        nearest-neighbour mixing before a rule
+
+A rule sees each client's deltas as one vector [D], so that SCAFFOLD's two parts have one verdict; class means it sees class by
+class, of those clients that hold the class. `attackers` is the fraction of the clients present that may attack: f of n, rounded
+down. Every rule counts each client once, whatever the method's weights; only "mean" and "norm_bound" weigh as the method does, and
+these stream: the others need the cohort's vectors together, C * D numbers.
+
+A rule from outside is a function in a module or file of its own, `path/to/file.py:name(option=...)`, or an entry point of the group
+`fedjax_core.rules`: it takes options and returns (rows [C, D], there [C]) -> vector [D], in JAX; rows that are not there are zeros.
+Returning rows [C, D] makes it one to be put before another. It may also return a `Link` of kind "rule".
+
+  n, f   clients that are there, and of them attackers at most
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_core import by_name, values
+from fedjax_core.algorithm import Array
+from fedjax_core.uplink.distances import nearest, squared
+from fedjax_core.uplink.link import Link, Reduction
+from fedjax_core.uplink.vectors import length
+from fedjax_core.values import AtLeastOne, Positive
+
+Rule = Callable[[Array, Array], Array]
+Attackers = Annotated[float, values.Limit("a fraction in [0, 0.5)", lambda v: 0 <= v < 0.5)]
+
+
+def counts(there: Array, attackers: float) -> tuple[Array, Array]:
+    """(n, f)."""
+    n = jnp.sum(there)
+    return n, jnp.floor(attackers * n + 1e-4).astype(n.dtype)  # 0.3 of 10 are 3, in float32 too
+
+
+def _mean(rows: Array, chosen: Array) -> Array:
+    """Of the chosen rows [C]; zeros if there are none."""
+    total = jnp.sum(jnp.where(chosen[:, None], rows, 0), 0)
+    return total / jnp.maximum(jnp.sum(chosen), 1)
+
+
+def _sorted(rows: Array, there: Array) -> Array:
+    """Each coordinate's values in order, those that are not there last."""
+    return jnp.sort(jnp.where(there[:, None], rows, jnp.inf), 0)
+
+
+def mean() -> Link:
+    """The method's own weighted mean; with it, as with every rule, a client that sends something not finite is left out."""
+    return Link("rule", "mean")
+
+
+def median() -> Rule:
+    """Median of each coordinate: Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018, Def. 1."""
+
+    def rule(rows, there):
+        n, ordered = jnp.sum(there), _sorted(rows, there)
+        low, high = ordered[jnp.maximum(n - 1, 0) // 2], ordered[n // 2]
+        return jnp.where(n > 0, low / 2 + high / 2, 0)
+
+    return rule
+
+
+def trimmed_mean(attackers: Attackers = 0.2) -> Rule:
+    """Mean of each coordinate without its f largest and f smallest values: Yin et al., ICML 2018, Definition 2."""
+
+    def rule(rows, there):
+        n, f = counts(there, attackers)
+        rank = jnp.arange(len(rows))
+        return _mean(_sorted(rows, there), (rank >= f) & (rank < n - f))
+
+    return rule
+
+
+def krum(attackers: Attackers = 0.2) -> Rule:
+    """The one vector that is closest to its n - f - 2 nearest others, by the sum of squared distances.
+
+    Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries. NeurIPS 2017."""
+
+    def rule(rows, there):
+        scores = krum_scores(squared(rows, there), there, counts(there, attackers)[1])
+        return jnp.where(jnp.any(there), rows[jnp.argmin(scores)], 0)
+
+    return rule
+
+
+def multi_krum(attackers: Attackers = 0.2) -> Rule:
+    """Mean of the n - f vectors with the lowest scores of Krum: Blanchard et al., NeurIPS 2017."""
+
+    def rule(rows, there):
+        n, f = counts(there, attackers)
+        scores = krum_scores(squared(rows, there), there, f)
+        return _mean(rows, there & (_rank(scores) < n - f))
+
+    return rule
+
+
+def krum_scores(apart: Array, there: Array, f: Array) -> Array:
+    """[C] sums over the n - f - 2 nearest others, at least one, of squared distances [C, C]; infinite where nobody is."""
+    n = jnp.sum(there)
+    others = jnp.sort(jnp.where(jnp.eye(len(apart), dtype=bool), jnp.inf, apart), 1)
+    near = jnp.arange(len(apart))[None] < jnp.maximum(n - f - 2, 1)
+    scores = jnp.sum(jnp.where(near & (n > 1), others, 0), 1)
+    return jnp.where(there, scores, jnp.inf)
+
+
+def _rank(scores: Array) -> Array:
+    """[C] the place of each in ascending order."""
+    return jnp.argsort(jnp.argsort(scores, stable=True), stable=True)
+
+
+def bulyan(attackers: Attackers = 0.2) -> Rule:
+    """Of n - 2f vectors, chosen by Krum one after another, each coordinate's mean of the n - 4f values closest to their median.
+
+    El Mhamdi, Guerraoui, Rouault. The Hidden Vulnerability of Distributed Learning in Byzantium. ICML 2018. Its guarantee needs
+    n >= 4f + 3; f is taken as (n - 3) / 4 where it is more."""
+
+    def rule(rows, there):
+        n, f = counts(there, attackers)
+        f = jnp.minimum(f, jnp.maximum(n - 3, 0) // 4)
+        apart, take = squared(rows, there), n - 2 * f
+
+        def choose(i, chosen):
+            left = there & ~chosen
+            among = jnp.where(left[:, None] & left[None], apart, jnp.inf)
+            best = jnp.argmin(krum_scores(among, left, f))
+            return chosen.at[best].set(chosen[best] | (i < take))
+
+        chosen = jax.lax.fori_loop(0, len(rows), choose, jnp.zeros(len(rows), bool))
+        away = jnp.where(chosen[:, None], jnp.abs(rows - median()(rows, chosen)[None]), jnp.inf)
+        order = jnp.argsort(away, 0, stable=True)
+        close = jnp.take_along_axis(rows, order, 0)
+        return _mean(close, jnp.arange(len(rows)) < take - 2 * f)
+
+    return rule
+
+
+def geometric_median(iterations: AtLeastOne = 8, smoothing: Positive = 1e-6) -> Rule:
+    """The point with the least sum of distances, by smoothed Weiszfeld steps from the median of each coordinate.
+
+    Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. IEEE TSP 2022, Algorithm 2. `smoothing` is the least
+    distance nu."""
+
+    def rule(rows, there):
+        def step(_, z):
+            w = jnp.where(there, 1 / jnp.maximum(jnp.linalg.norm(rows - z[None], axis=1), smoothing), 0)
+            return w @ rows / jnp.maximum(jnp.sum(w), jnp.finfo(rows.dtype).tiny)
+
+        return jax.lax.fori_loop(0, iterations, step, median()(rows, there))
+
+    return rule
+
+
+def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> Link:
+    """A centre, plus the mean of the differences to it, each clipped to length `radius`.
+
+    Karimireddy, He, Jaggi. Learning from History for Byzantine Robust Optimization. ICML 2021, Algorithm 2. The centre is what the
+    round before has given, zero at first; of class means it is the median of each coordinate."""
+
+    def combine(joined, memory, key):
+        del key
+        rows, there = joined[0], joined[1] > 0
+
+        def step(_, v):
+            away = rows - v[None]
+            shrink = jnp.minimum(1, radius / jnp.maximum(jnp.linalg.norm(away, axis=1), 1e-30))
+            return v + _mean(away * shrink[:, None], there)
+
+        begin = median()(rows, there) if isinstance(memory, tuple) else memory
+        centre = jax.lax.fori_loop(0, iterations, step, begin)
+        return centre, memory if isinstance(memory, tuple) else centre, {}
+
+    reduction = Reduction(_together, "stack", combine)
+    return Link("rule", "centred_clipping", reduction=reduction, memory=lambda like: jnp.zeros(length(like.deltas)))
+
+
+def norm_bound(bound: Positive = 1.0) -> Link:
+    """The method's weighted mean of vectors scaled down to length `bound`, streamed; the record says how many were.
+
+    Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor Federated Learning? 2019."""
+
+    def lift(row, weight, sender):
+        del sender
+        size = jnp.linalg.norm(row)
+        held = row * jnp.minimum(1, bound / jnp.maximum(size, 1e-30))
+        there = (weight > 0).astype(jnp.float32)
+        return weight * held, weight, there * (size > bound), there
+
+    def combine(joined, memory, key):
+        del key
+        total, weight, clipped, number = joined
+        return total / jnp.maximum(weight, jnp.finfo(total.dtype).tiny), memory, {"norm_bound/clipped": (clipped, number)}
+
+    return Link("rule", "norm_bound", reduction=Reduction(lift, "add", combine))
+
+
+def mixing(attackers: Attackers = 0.2) -> Rule:
+    """Stands before a rule: each vector becomes the mean of its n - f nearest, itself among them.
+
+    Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan. Fixing by Mixing. AISTATS 2023."""
+
+    def before(rows, there):
+        n, f = counts(there, attackers)
+        w = nearest(squared(rows, there), there, n - f)
+        mixed = jnp.matmul(w, rows, precision=jax.lax.Precision.HIGHEST) / jnp.maximum(jnp.sum(w, 1), 1)[:, None]
+        return jnp.where(there[:, None], mixed, 0)
+
+    return before
+
+
+def _together(row, weight, sender):
+    del sender
+    return row, weight
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "mean": mean,
+    "median": median,
+    "trimmed_mean": trimmed_mean,
+    "krum": krum,
+    "multi_krum": multi_krum,
+    "bulyan": bulyan,
+    "geometric_median": geometric_median,
+    "centred_clipping": centred_clipping,
+    "norm_bound": norm_bound,
+    "mixing": mixing,
+}
+BEFORE = ("mixing",)  # those built in that give rows, for another rule
+
+
+def parse(text: str) -> Link:
+    """A rule by name, with what stands before it.
+
+    Args:
+      text: "rule(option=literal, ...)" or "mixing(...) | rule(...)", names and options those of the functions in `RULES`.
+
+    Raises:
+      ValueError, TypeError: an unknown name, option or value; "mixing" stands last, or before a rule that streams.
+
+    Example:
+      >>> rule = parse("median")
+      >>> rule.kind, rule.name
+      ('rule', 'median')
+    """
+    found = [by_name.find("rule", part.strip(), RULES, field="aggregation.rule") for part in text.split("|")]
+    *before, last = found
+    if last.name in BEFORE:
+        raise ValueError(f"aggregation.rule={text!r}: {last.name} gives every client's vector; put a rule behind it, '| krum'")
+    made = last()
+    link = made if isinstance(made, Link) else Link("rule", last.name, reduction=of_rows(made))
+    mixers = [one() for one in before]
+    if not mixers:
+        return link
+    if any(isinstance(one, Link) for one in mixers):
+        name = next(one.name for one, made in zip(before, mixers, strict=True) if isinstance(made, Link))
+        raise ValueError(f"aggregation.rule={text!r}: {name} cannot stand before another rule; {', '.join(BEFORE)} can")
+    if link.reduction is None or link.reduction.join != "stack":
+        raise ValueError(f"aggregation.rule={text!r}: {last.name} streams, so that nothing can stand before it")
+    return link._replace(reduction=after(mixers, link.reduction))
+
+
+def of_rows(rule: Rule) -> Reduction:
+    """The reduction by a function of all rows."""
+
+    def combine(joined, memory, key):
+        del key
+        rows, weights = joined
+        return rule(rows, weights > 0), memory, {}
+
+    return Reduction(_together, "stack", combine)
+
+
+def after(before: list[Rule], reduction: Reduction) -> Reduction:
+    """A reduction by the rows that others have changed."""
+
+    def combine(joined, memory, key):
+        rows, weights = joined
+        rows = functools.reduce(lambda rows, change: change(rows, weights > 0), before, rows)
+        return reduction.combine((rows, weights), memory, key)
+
+    return reduction._replace(combine=combine)

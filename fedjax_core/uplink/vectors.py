@@ -1,0 +1,33 @@
+"""Trees of deltas as vectors, and back."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.algorithm import Array, PyTree
+
+
+def vector(tree: PyTree) -> Array:
+    """All leaves behind one another, [D] float32."""
+    return jnp.concatenate([jnp.zeros(0), *(x.reshape(-1).astype(jnp.float32) for x in jax.tree.leaves(tree))])
+
+
+def length(like: PyTree) -> int:
+    """D of `vector`."""
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(like))
+
+
+def of_vector(row: Array, like: PyTree) -> PyTree:
+    """The inverse of `vector`: a tree of the shapes and types of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([math.prod(x.shape) for x in leaves])
+    pieces = jnp.split(row, ends[:-1]) if leaves else []
+    return structure.unflatten([p.reshape(x.shape).astype(x.dtype) for p, x in zip(pieces, leaves, strict=True)])
+
+
+def joined(stacked: PyTree, there: Array) -> PyTree:
+    """The sum over the leading axis [C], of those that are `there` [C]."""
+    only = lambda x: jnp.where(there.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
+    return jax.tree.map(lambda x: jnp.sum(only(x), 0), stacked)

@@ -1,0 +1,156 @@
+"""Robust rules against their definitions written naively in NumPy, with clients that are not there."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.uplink import rules
+from fedjax_core.uplink.distances import squared
+from tests import toy
+
+C, D = 13, 4
+
+
+def naive_median(x, f):
+    return np.median(x, 0)
+
+
+def naive_trimmed_mean(x, f):
+    return np.array([np.mean(sorted(column)[f : len(column) - f]) for column in x.T])
+
+
+def krum_score(x, i, f):
+    apart = sorted(np.sum((x[i] - x[j]) ** 2) for j in range(len(x)) if j != i)
+    return sum(apart[: max(len(x) - f - 2, 1)])
+
+
+def naive_krum(x, f):
+    return x[np.argmin([krum_score(x, i, f) for i in range(len(x))])]
+
+
+def naive_multi_krum(x, f):
+    best = np.argsort([krum_score(x, i, f) for i in range(len(x))])[: len(x) - f]
+    return x[best].mean(0)
+
+
+def naive_bulyan(x, f):
+    f = min(f, (len(x) - 3) // 4)
+    left, chosen = list(x), []
+    for _ in range(len(x) - 2 * f):
+        best = np.argmin([krum_score(np.array(left), i, f) for i in range(len(left))])
+        chosen.append(left.pop(best))
+    found = []
+    for column in np.array(chosen).T:
+        middle = np.median(column)
+        found.append(np.mean(sorted(column, key=lambda v: abs(v - middle))[: len(column) - 2 * f]))
+    return np.array(found)
+
+
+def naive_geometric_median(x, f):
+    z = np.median(x, 0)
+    for _ in range(8):
+        w = [1 / max(np.linalg.norm(row - z), 1e-6) for row in x]
+        z = sum(wi * row for wi, row in zip(w, x, strict=True)) / sum(w)
+    return z
+
+
+NAIVE = {name.removeprefix("naive_"): function for name, function in globals().items() if name.startswith("naive_")}
+
+
+def cohort(seed, absent):
+    """(rows [C, D] float32 with two far ones, there [C])."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(C, D)).astype(np.float32)
+    rows[:2] += 30
+    there = np.ones(C, bool)
+    there[list(absent)] = False
+    return np.where(there[:, None], rows, 0), there
+
+
+def applied(text, rows, there, memory=()):
+    """What a rule of a config makes of a cohort."""
+    reduction = rules.parse(text).reduction
+    weights = there.astype(np.float32)
+    contributions = jax.vmap(lambda row, w: reduction.lift(row, w, None))(rows, weights)
+    if reduction.join == "add":
+        contributions = jax.tree.map(lambda x: jnp.sum(x, 0), contributions)
+    return np.asarray(jax.jit(lambda c: reduction.combine(c, memory, None)[0])(contributions))
+
+
+@pytest.mark.parametrize("name", NAIVE)
+def test_a_rule_is_its_definition_over_those_that_are_there(name):
+    takes = "" if name in ("median", "geometric_median") else "(attackers=0.25)"
+    for seed, absent in enumerate([(), (1, 7), (3, 4, 5)]):
+        rows, there = cohort(seed, absent)
+        f = int(0.25 * there.sum())
+        found = applied(f"{name}{takes}", rows, there)
+        np.testing.assert_allclose(found, NAIVE[name](rows[there].astype(np.float64), f), atol=2e-5)
+        assert np.abs(found).max() < 3, "far ones do not draw it away"
+
+
+def test_clipping_and_bounding():
+    rows, there = cohort(0, (5,))
+    x, v = rows[there].astype(np.float64), np.full(D, 0.5)
+    shrunk = [(row - v) * min(1, 2 / np.linalg.norm(row - v)) for row in x]
+    found = applied("centred_clipping(radius=2.0)", rows, there, jnp.asarray(v, jnp.float32))
+    np.testing.assert_allclose(found, v + np.mean(shrunk, 0), atol=1e-5)
+    bounded = [row * min(1, 2 / np.linalg.norm(row)) for row in x]
+    np.testing.assert_allclose(applied("norm_bound(bound=2.0)", rows, there), np.mean(bounded, 0), atol=1e-5)
+
+
+def test_mixing_stands_before_a_rule():
+    rows, there = cohort(1, (2, 9))
+    x = rows[there].astype(np.float64)
+    f = int(0.3 * len(x))
+    near = [sorted(range(len(x)), key=lambda j, i=i: np.sum((x[i] - x[j]) ** 2))[: len(x) - f] for i in range(len(x))]
+    mixed = np.array([x[chosen].mean(0) for chosen in near])
+    np.testing.assert_allclose(applied("mixing(attackers=0.3) | median", rows, there), np.median(mixed, 0), atol=1e-5)
+
+
+def test_distances_of_honest_ones_do_not_feel_a_far_attacker():
+    rows, there = cohort(2, ())
+    rows = rows * np.float32(1e-3)
+    rows[0], rows[1] = 1e6, 3e19  # the square of the second is not finite in float32
+    found = np.asarray(squared(rows, there))
+    for i, j in itertools.combinations(range(3, C), 2):
+        np.testing.assert_allclose(found[i, j], np.sum((rows[i].astype(float) - rows[j]) ** 2), rtol=1e-4)
+    assert np.isinf(found[1, 2:]).all()
+    assert np.abs(applied("krum", rows, there)).max() < 1
+
+
+def test_nobody_gives_zero():
+    rows, there = np.zeros((C, D), np.float32), np.zeros(C, bool)
+    for name in ("median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound", "mixing | median"):
+        np.testing.assert_array_equal(applied(name, rows, there), np.zeros(D), name)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mixing", "mixing gives every client's vector; put a rule behind it"),
+        ("mixing | norm_bound", "norm_bound streams, so that nothing can stand before it"),
+        ("norm_bound | median", "norm_bound cannot stand before another rule; mixing can"),
+        ("krum(attackers=0.5)", "attackers"),
+        ("krm", "Did you mean 'krum'"),
+    ],
+)
+def test_a_senseless_rule_is_refused_in_a_line(text, says):
+    with pytest.raises(ValueError, match=says):
+        rules.parse(text)
+
+
+def test_an_own_rule_from_a_file_and_a_rule_over_classes(tmp_path):
+    """FedProto's class means, of which each class has its own holders: the median of these."""
+    file = tmp_path / "own.py"
+    file.write_text("import jax.numpy as jnp\n\ndef third(scale: float = 1.0):\n    return lambda rows, there: scale * rows[2]\n")
+    rows, there = cohort(3, ())
+    np.testing.assert_allclose(applied(f"{file}:third(scale=2.0)", rows, there), 2 * rows[2], rtol=1e-6)
+    sim = toy.simulate("fedproto", links=[rules.parse("median")], leave_out=True, cohort=8)
+    plain = toy.simulate("fedproto", cohort=8)
+    found, wanted = (jax.device_get(s.rounds(s.init(0), 1)[0].server) for s in (sim, plain))
+    np.testing.assert_array_equal(found.inner.known, wanted.known)
+    apart = np.abs(found.inner.means - wanted.means).max(1)
+    assert np.all((apart > 1e-5) & (apart < 1)), "another mean of the same classes"

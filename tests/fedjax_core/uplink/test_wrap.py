@@ -1,0 +1,111 @@
+"""Uplinks that pass through links: what changes nothing, who is left out, who is refused."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.engine import faults
+from fedjax_core.uplink import Link, Passed, Reduction, bare, order
+from tests import toy
+
+SAME = Link("attack", "same", send=lambda value, sender, kept: Passed(value))
+STREAMED = Link("rule", "streamed", reduction=Reduction())
+CRAFTED = Link("attack", "crafted", craft=lambda rows, there, ids, key: rows)
+
+
+def _stacked(joined, memory, key):
+    rows, weights = joined
+    return weights @ rows / jnp.maximum(jnp.sum(weights), 1e-30), memory, {"stacked": (jnp.sum(weights > 0), 1)}
+
+
+STACKED = Link("rule", "stacked", reduction=Reduction(lambda row, weight, sender: (row, weight), "stack", _stacked))
+
+
+def round_of(name, links=(), **settings):
+    """(the method's server state, record, simulation) after one round."""
+    sim = toy.simulate(name, links=links, **settings)
+    state, (record,) = sim.rounds(sim.init(0), 1)
+    return bare(jax.device_get(state.server)), record, sim
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fednh"])  # two deltas; a delta and class means
+def test_links_that_change_nothing_leave_the_round_as_it_was(name):
+    server, _, plain = round_of(name)
+    for links in ([SAME], [STREAMED], [CRAFTED, STACKED]):
+        found, record, sim = round_of(name, links, leave_out=True)
+        chex.assert_trees_all_close(found, server, atol=1e-6, rtol=1e-5)
+        assert record["server/left_out"] == 0
+        assert record.get("server/stacked", 5) == 5
+        assert (sim.shapes.down, sim.shapes.up) == (plain.shapes.down, plain.shapes.up), "what wraps a method is not sent"
+
+
+def sends(what, who=3):
+    """A link by which one client sends `what` in every place."""
+    at = lambda sender: jnp.where(sender.id == who, what, 0.0)
+    return Link("attack", "one", send=lambda value, sender, kept: Passed(jax.tree.map(lambda x: x + at(sender), value)))
+
+
+def test_who_sends_what_is_not_finite_is_left_out_and_counted():
+    gone = cohort("fedavg")[0]
+    found, record, _ = round_of("fedavg", [sends(jnp.nan, gone), STREAMED], leave_out=True)
+    assert (record["server/left_out"], record["cohort"]) == (1, 5)
+    of_others = lambda row, w, sender: (jnp.where(sender.id == gone, 0, w) * row, jnp.where(sender.id == gone, 0, w))
+    wanted, _, _ = round_of("fedavg", [Link("rule", "of the others", reduction=Reduction(of_others))])
+    chex.assert_trees_all_close(found, wanted, atol=1e-6)
+
+
+def test_without_leaving_out_the_run_ends_and_says_who():
+    gone = cohort("fedavg")[0]
+    with pytest.raises(faults.Diverged, match=f"uplink of client {gone} is not finite"):
+        round_of("fedavg", [sends(jnp.inf, gone)])
+
+
+def test_a_link_keeps_something_with_clients_and_at_the_server():
+    def send(value, sender, kept):
+        return Passed(value, kept + 1, {"before": (kept, jnp.float32(1))}, jnp.zeros(3, jnp.uint8))
+
+    def combine(joined, memory, key):
+        total, weight = joined
+        return total / weight, memory + 1, {"memory": (memory, 1)}
+
+    links = [
+        Link("compression", "counted", send=send, state=lambda like: jnp.float32(0)),
+        Link("rule", "counted", reduction=Reduction(combine=combine), memory=lambda like: jnp.float32(0)),
+    ]
+    sim = toy.simulate("fedavg", links=links, cohort=8)
+    state, records = sim.rounds(sim.init(0), 3)
+    assert [r["server/before"] for r in records] == [r["server/memory"] for r in records] == [0, 1, 2]
+    assert sim.shapes.up == 3
+    held = sim.view(state, 0).holds["global"]
+    np.testing.assert_array_equal(held[0].params["head"]["bias"], bare(state.server).net.params["head"]["bias"])
+    assert sim.evaluate(state)["test/global/accuracy"] > 0.3
+
+
+def cohort(name):
+    """Clients of the first round."""
+    sim = toy.simulate(name)
+    state = sim.init(0)
+    return sorted(np.asarray(sim._draw(sim.held, state.key, state.round)[0][0].ids).tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("fedamp", "attack 'same' is for deltas and class means; what fedamp's clients send is neither"),
+        ("fedskc", r"part \[0\] of what fedskc's clients send is neither: the server takes it client by client"),
+        ("local", "needs clients that send something; local's send nothing"),
+        ("centralized", "a pooled method has no clients that send"),
+    ],
+)
+def test_what_links_are_not_for_is_refused_by_name(name, says):
+    with pytest.raises(ValueError, match=says):
+        toy.simulate(name, links=[SAME])
+
+
+def test_links_have_one_order_and_one_reduction():
+    noise = Link("privacy", "gaussian", reduction=Reduction())
+    assert [link.name for link in order([STREAMED, SAME])] == ["same", "streamed"]
+    with pytest.raises(ValueError, match="rule 'streamed' and privacy 'gaussian' each say how uplinks become one"):
+        order([noise, STREAMED])
