@@ -159,6 +159,7 @@ SLOW_TESTS = {  # single ones of other files, by how their names begin
         "test_without_its_parts",
     ),
     "test_given": ("test_a_loss_is", "test_all_at_once"),
+    "test_plan": ("test_a_language_model", "test_streamed", "test_the_command_plans", "test_what_is_lowered"),
     "test_scaffold": ("test_frozen_controls", "test_one_full_batch"),
     "test_search": ("test_a_real_search",),
     "test_selection": ("test_a_run_that_is_resumed", "test_early_stopping"),

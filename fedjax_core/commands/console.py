@@ -17,6 +17,7 @@ COMMANDS = {
     "table": "runs what is missing of a table of methods over data, and writes it",
     "analyse": "draws figures and tables of finished runs",
     "predict": "classifies images with a saved model",
+    "plan": "says whether a run fits devices that need not be here, before they are rented",
     "export": "writes a run's model into one file",
     "list": "shows methods, models, data sources and what else a config may name, with their options",
 }

@@ -10,10 +10,7 @@ The same command again resumes an interrupted run. On several processes give eac
 else --coordinator, --processes and --process.
 """
 
-import ast
-import functools
 import logging
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,12 +19,9 @@ from absl import flags
 from ml_collections import config_flags
 
 from fedjax_core import experiment
-from fedjax_core.commands import ending, processes, shipped
+from fedjax_core.commands import config_line, ending, processes
+from fedjax_core.commands.config_line import HELP, MORE
 from fedjax_core.reporting import report
-
-MORE = "--help tells more"
-_METHOD = "--config.method."
-HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 
 
 def _flags(arguments: Sequence[str]) -> Any:
@@ -67,17 +61,14 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
-        asked, rest = _parted(arguments)
-        name, colon, variant = asked.partition(":")
-        line = ["run", f"--config={shipped.file('config', name)}{colon}{variant}", *rest]  # first: what follows changes it
-        line, other = _other_method(line)
+        line, other = config_line.line_of(arguments, "run")
         given = _flags(line)
         given(line)
         if given.workdir is None:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
         processes.check(given.distributed, given.coordinator, given.processes, given.process)
     except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
-        return report.fail(_misused(error, arguments), 2)
+        return report.fail(config_line.misused(error, arguments), 2)
     try:
         if other and (dropped := experiment.switch(given.config, other)):
             report.say(f"method {other['name']!r} has no options {', '.join(dropped)}: those of the config are dropped")
@@ -92,67 +83,6 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, TypeError, OSError, FloatingPointError) as error:
         return report.fail(error, 1)
     return 0
-
-
-def _parted(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The config that is named, by --config or without dashes, and the arguments but for it.
-
-    Raises:
-      ValueError: there is none, or more than one.
-    """
-    words, found, rest = list(arguments), [], []
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if name in ("--config", "-config"):
-            found.append(value if equals or not words else words.pop(0))
-        elif not word.startswith("-"):
-            found.append(word)
-        else:
-            rest.append(word)
-            if not equals and words and not words[0].startswith("-"):
-                rest.append(words.pop(0))
-    if len(found) != 1 or not found[0]:
-        named = f"found {', '.join(map(repr, found))}" if found else "found no config"
-        raise ValueError(f"give --config=configs/X.py, or a bare name such as fedavg, once, and --workdir=DIR; {named}; {MORE}")
-    return found[0], rest
-
-
-def _other_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """(the line without its flags of config.method, what they say) where they name a method, which may be another one than the
-    config's, with other options; else the line as it is."""
-    of = [word for word in line if word.startswith(_METHOD) and "=" in word]
-    said: dict[str, Any] = {}
-    for word in of:
-        *above, last = word.removeprefix(_METHOD).partition("=")[0].split(".")
-        place = functools.reduce(lambda at, key: at.setdefault(key, {}), above, said)
-        place[last] = _literal(word.partition("=")[2])
-    return ([word for word in line if word not in of], said) if "name" in said else (list(line), {})
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
-
-
-def _misused(error: Exception, arguments: Sequence[str]) -> Exception | str:
-    """What absl and ml_collections say about flags, as one would say it."""
-    text = str(error)
-    if isinstance(error, (AttributeError, KeyError)):
-        field = next(iter(re.findall(r"\w+", text)), "")
-        given = next((flag for flag in (a.partition("=")[0] for a in arguments) if field in flag.split(".")[1:]), None)
-        close = re.search(r"Did you mean \W*(\w+)", text)
-        return f"the config has no field {given}" + (f"; did you mean {close[1]}?" if close else "") if given else text
-    if "Traceback (most recent call last)" in text:  # raised inside the config file
-        flag, _, trace = text.partition(": ")
-        return f"{flag}: {trace.strip().splitlines()[-1].partition(': ')[2]}"
-    if number := re.fullmatch(
-        r"(flag --\S+?)=.*: (?:invalid literal for int|could not convert string to float).*: (.+)", text, re.S
-    ):
-        return f"{number[1]}={number[2]} must be a {'whole ' if 'literal' in text else ''}number"
-    return error
 
 
 if __name__ == "__main__":

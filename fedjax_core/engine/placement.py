@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from fedjax_core import by_name
 from fedjax_core.data import memory, readers
 from fedjax_core.data.federated import FederatedData
-from fedjax_core.engine import parallel, together
+from fedjax_core.engine import chips, parallel, together
 
 PLACES = ("device", "host", "disk")
 PART = 0.5  # of a device's memory, and of this machine's, that data may take without being asked for
@@ -44,12 +44,21 @@ def choose(asked: str | None, data: FederatedData, on: Mesh) -> Placed:
         return Placed(by_name.choose("plan.data", asked, PLACES), "")
     leaves = [leaf for leaf in jax.tree.leaves((data.train, data.test)) if isinstance(leaf, np.ndarray)]
     needed = sum(leaf.nbytes for leaf in leaves)
-    there = parallel.memory_limit(on) or memory.there()
+    there = _memory(on) or memory.there()
     where = "device" if needed <= PART * there else "host"
     if where == "host" and any(readers.in_file(leaf) for leaf in leaves):
         where = "disk"
     size = f"{memory.said(needed)} of rows, a device has {memory.said(there)}"
     return Placed(*together.said([where, size]))
+
+
+def _memory(on: Mesh) -> int | None:
+    """Bytes of a device's memory; of one that is compiled for alone, as it is published."""
+    first = on.devices.flat[0]
+    if first in jax.devices():
+        return parallel.memory_limit(on)
+    chip = chips.of(first)
+    return None if chip is None else chip.memory
 
 
 def opened(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, readers.Reader]]:

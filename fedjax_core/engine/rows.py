@@ -5,6 +5,7 @@ are the same, so are the draws inside a client, and so is every number. Cohorts 
 rounds are packed, and brought to the devices, in a thread while the devices train.
 """
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -127,6 +128,26 @@ class Streamed:
                 held = held._replace(**placed)
         return held
 
+    def like(self, part: str) -> PyTree:
+        """All rows of a part, where they lie."""
+        return self._readers[part].like
+
+    def room(self, ids: np.ndarray, tables: Sequence[str]) -> dict[str, PyTree]:
+        """As `of_clients`, what of `Held` would be in place of what lies there, as shapes: nothing is read or put anywhere."""
+        found: dict[str, PyTree] = {}
+        for part in sorted(self.streamed):
+            mine = [name for name in tables if PART[name] == part]
+            if not mine:
+                continue
+            room = _Room([getattr(self._host, name) for name in mine])
+            there = ids[ids < len(room.tables[0].size)]
+            rows = 1 + sum(int(np.asarray(table.size, np.int64)[there].sum()) for table in room.tables)
+            slab = functools.partial(_rows_like, room.capacity(len(ids), rows))
+            found[part] = jax.tree.map(slab, self.like(part))
+            one = np.zeros(len(ids), np.int32)
+            found |= {name: SlabTable(one, one, one, table.most) for name, table in zip(mine, room.tables, strict=True)}
+        return found
+
     def of_blocks(self, held: Held, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[Held]:
         """`of_clients` of one block after another, each made while its predecessor is in use."""
         return ahead.each(lambda i: self.of_clients(held, blocks[i], tables), len(blocks))
@@ -141,6 +162,10 @@ class Streamed:
         """Ends the thread, and lets go of what it had put on the devices."""
         self._ahead.close()
         self._of = None
+
+
+def _rows_like(number: int, leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype)
 
 
 class Batches:

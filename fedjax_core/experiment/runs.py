@@ -94,7 +94,7 @@ def load(
       OSError: it holds no run, or it cannot be read.
     """
     folder = Path(workdir)
-    config: Config = given.into(ConfigDict(_tuples(read_json(folder / CONFIG))), **replaced)
+    config: Config = given.into(ConfigDict(tuples(read_json(folder / CONFIG))), **replaced)
     checkpoints, selected = Checkpoints(folder / CHECKPOINTS), Checkpoints(folder / SELECTED)
     chosen = selected.latest() if config.evaluation.get("select") else None
     if chosen is not None and done in (None, chosen):
@@ -114,11 +114,11 @@ def load(
     return config, simulation, restored(simulation, checkpoints, done)
 
 
-def _tuples(value: Any) -> Any:
+def tuples(value: Any) -> Any:
     """JSON's lists as the tuples that configs have."""
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+        return {key: tuples(item) for key, item in value.items()}
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def keep_programs(directory: str) -> None:

@@ -167,11 +167,11 @@ def _read(of: Source, root: Path) -> tuple[list[instructions.Instance], list[ins
     return found[0], found[1]
 
 
-def described(folder: Path, spec: Spec) -> Encoder | LanguageModel:
-    """The model that a folder's config.json describes."""
-    config = read_json(folder / pretrained.CONFIG)
-    family = by_name.choose(f"model_type in {folder / pretrained.CONFIG}", config.get("model_type"), pretrained.FAMILIES)
-    return pretrained.FAMILIES[family].build(config, spec.dtype, spec.remat)
+def described(folder: Path, spec: Spec, config: dict[str, Any] | None = None) -> Encoder | LanguageModel:
+    """The model that a folder's config.json describes, or one that is given in its place."""
+    said: Any = read_json(folder / pretrained.CONFIG) if config is None else config
+    family = by_name.choose(f"model_type in {folder / pretrained.CONFIG}", said.get("model_type"), pretrained.FAMILIES)
+    return pretrained.FAMILIES[family].build(said, spec.dtype, spec.remat)
 
 
 def _beside(data: federated.FederatedData, **more: np.ndarray) -> federated.FederatedData:

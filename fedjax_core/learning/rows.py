@@ -27,6 +27,15 @@ def take(arrays: PyTree, rows: Array, mask: Array) -> Batch:
     return Batch(x, y, mask)
 
 
+def batches(number: Array, size: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
+    """`lax.fori_loop` over minibatches of `size` of one client's rows, as many as there are.
+
+    The loop has a name in what is compiled, `batches_of_<size>`, by which a plan knows how often it runs: the program does not.
+    """
+    with jax.named_scope(f"batches_of_{size}"):
+        return jax.lax.fori_loop(0, number, body, carry)
+
+
 def steps(data: ClientData, batch: int) -> Array:
     """[] local steps in an epoch, as `fit` does them."""
     b = max(1, min(batch, data.index.shape[0]))
@@ -60,7 +69,7 @@ def accumulate(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -
     b, minibatch = in_order(data, batch)
     part = jax.jit(lambda i: of(minibatch(i)), inline=True)  # one trace for its shapes and its use
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(part, jnp.int32(0)))
-    return jax.lax.fori_loop(0, -(-data.size // b), lambda i, total: jax.tree.map(jnp.add, total, part(i)), zeros)
+    return batches(-(-data.size // b), b, lambda i, total: jax.tree.map(jnp.add, total, part(i)), zeros)
 
 
 def each(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
@@ -79,7 +88,7 @@ def each(of: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTr
     places = -(-rows // b) * b
     out = jax.tree.map(lambda s: jnp.zeros((places, *s.shape[1:]), s.dtype), jax.eval_shape(part, jnp.int32(0)))
     write = lambda i, out: jax.tree.map(lambda o, p: jax.lax.dynamic_update_slice_in_dim(o, p, i * b, 0), out, part(i))
-    out = jax.lax.fori_loop(0, -(-data.size // b), write, out)
+    out = batches(-(-data.size // b), b, write, out)
     return jax.tree.map(lambda o: o[:rows], out)
 
 

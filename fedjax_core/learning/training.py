@@ -20,7 +20,7 @@ from fedjax_core.algorithm import Array, ClientData, Net, PyTree, targets_of
 from fedjax_core.learning import losses, metrics
 from fedjax_core.learning.optimizers import Optimizer, adam, annealed, mean_gradient, proximal, sgd
 from fedjax_core.learning.parts import join, part, split, under
-from fedjax_core.learning.rows import Batch, accumulate, class_means, class_sums, each, in_order, received, steps, take
+from fedjax_core.learning.rows import Batch, accumulate, batches, class_means, class_sums, each, in_order, received, steps, take
 from fedjax_core.learning.trained import tell
 from fedjax_core.task import Model, Task
 
@@ -206,7 +206,7 @@ def fit(
             order = shuffled(shuffle) if data.draw is None else shuffle
             trained, stats, *_ = carry
             known = before(trained, stats, e)
-            return jax.lax.fori_loop(0, steps(data, batch), lambda i, carry: step(i, carry, e, order, draws, known), carry)
+            return batches(steps(data, batch), b, lambda i, carry: step(i, carry, e, order, draws, known), carry)
 
         first = jax.eval_shape(minibatch, places if data.draw is None else key, 0)
         known = jax.eval_shape(before, trained, net.stats, 0)
@@ -259,7 +259,7 @@ def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int
 
         shapes = jax.eval_shape(part, net.params, net.stats, jnp.int32(0))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1].sums))
-        stats, total, sums = jax.lax.fori_loop(0, -(-data.size // b), add, (net.stats, *zeros))
+        stats, total, sums = batches(-(-data.size // b), b, add, (net.stats, *zeros))
         grads = jax.tree.map(lambda g: g / jnp.maximum(weight(sums), 1).astype(g.dtype), total)
         stepped = optax.with_extra_args_support(optimizer)
         updates, state = stepped.update(grads, optimizer.init(net.params), net.params, progress=jnp.float32(0))

@@ -5,8 +5,10 @@ it is differentiated: inside a loop XLA:CPU runs fast convolutions only in their
 gradients are not; and under `vmap`, where each client has kernels of its own, it becomes a grouped convolution, slow everywhere.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -20,6 +22,17 @@ Size = tuple[int, ...]
 
 FORMS = ("auto", "native", "patches", "canonical")
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+_backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend", default=None)
+
+
+@contextlib.contextmanager
+def compiled_for(backend: str) -> Iterator[None]:
+    """What is traced inside will run on another backend than jax's default: "cpu", "gpu" or "tpu"."""
+    token = _backend.set(backend)
+    try:
+        yield
+    finally:
+        _backend.reset(token)
 
 
 def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
@@ -31,7 +44,7 @@ def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
 
     Args:
       form: one of `FORMS`.
-      backend: "cpu", "gpu" or "tpu"; None: jax's default.
+      backend: "cpu", "gpu" or "tpu"; None: that of `compiled_for`, else jax's default.
 
     Returns:
       {"form", "backend", "alone": form of a convolution by itself, "vmapped": form where a `vmap` has a kernel per entry}.
@@ -41,7 +54,7 @@ def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
     """
     if form not in FORMS:
         raise ValueError(f"unknown convolution form {form!r}; use one of {', '.join(FORMS)}")
-    backend = backend or jax.default_backend()
+    backend = backend or _backend.get() or jax.default_backend()
     if form != "auto":
         return {"form": form, "backend": backend, "alone": form, "vmapped": form}
     alone = "canonical" if backend == "cpu" else "native"

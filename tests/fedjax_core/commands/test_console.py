@@ -24,11 +24,11 @@ def ended(capsys, *arguments: str) -> tuple[int, str, str]:
 def test_the_commands_are_listed(capsys):
     status, out, err = ended(capsys, "--help")
     assert (status, err) == (0, "")
-    assert all(f"  {name} " in out for name in ("run", "table", "analyse", "predict", "export", "list"))
+    assert all(f"  {name} " in out for name in ("run", "table", "analyse", "predict", "plan", "export", "list"))
     assert ended(capsys, "--version")[1] == f"fedjax-core {fedjax_core.__version__}\n"
     status, out, err = ended(capsys, "tabel")
     assert (status, out) == (2, "")
-    assert err == "error: there is no command 'tabel'; there are run, table, analyse, predict, export, list\n"
+    assert err == "error: there is no command 'tabel'; there are run, table, analyse, predict, plan, export, list\n"
 
 
 def test_configs_and_tables_have_bare_names():

@@ -1,0 +1,142 @@
+"""One process of a plan: it compiles some programs for one target, and writes what it finds after each of them.
+
+The compiler can end the process, or take longer than it may: then what is done is there, and another process goes on.
+"""
+
+import json
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_core import experiment
+from fedjax_core.commands import shipped
+from fedjax_core.commands.plans import flops, hlo, loops, targets
+from fedjax_core.data import memory
+from fedjax_core.data.row_lists import RowLists
+from fedjax_core.engine import chips, lowering, parallel
+from fedjax_core.engine.simulation import Simulation
+from fedjax_core.experiment import building, stand_in
+from fedjax_core.experiment.runs import tuples
+from fedjax_core.nn import conv
+from fedjax_core.storage.json_files import write_json
+
+_GIB = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_OVER = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM|Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
+
+
+def simulation(config: Any, target: targets.Target, counts: stand_in.Counts) -> Simulation:
+    """A config's simulation on a target's devices, without its data and weights. Of several hosts' devices all are used, as a
+    run does."""
+    there = targets.devices(target)
+    if config.plan.devices is None and len({device.process_index for device in there}) > 1:
+        config.plan.devices = len(there)
+    return building.build(config, shapes_only=True, devices=there, kind=stand_in.kind(experiment.resolve(config), counts))
+
+
+def about(sim: Simulation) -> dict[str, Any]:
+    """What is known of a simulation without compiling."""
+    first = sim.mesh.devices.flat[0]
+    chip, sizes = chips.of(first), RowLists.of(sim.data.train_index).size
+    if chip is not None and first not in jax.devices():
+        limit = chip.memory
+    else:
+        limit = parallel.memory_limit(sim.mesh) or (chip.memory if chip else int(memory.there() / sim.mesh.devices.size))
+    return {
+        "device": first.device_kind,
+        "devices": int(sim.mesh.devices.size),
+        "limit": limit,
+        "plan": sim.plan._asdict(),
+        "data on": sim.placed.where,
+        "population": sim.population,
+        "cohort": sim.cohort,
+        "rows": {"all": int(sizes.sum()), "mean": float(sizes.mean()), "most": int(sizes.max())},
+        "chip": None if chip is None else {"flops": chip.flops, "bandwidth": chip.bandwidth, "source": chip.source},
+        "bytes": parts(sim),
+    }
+
+
+def parts(sim: Simulation) -> dict[str, float]:
+    """Bytes on a device of what lies there between rounds, as far as it is whole on each."""
+    held = sim.supply.rest
+    nbytes = lambda tree: float(sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)))
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    state = jax.eval_shape(sim._init, sim._held_on_host, key)
+    return {
+        "rows of data": nbytes((held.train, held.test)),
+        "frozen and public arrays": nbytes(held.tasks),
+        "client states": nbytes(state.clients),
+        "server state": nbytes(state.server),
+    }
+
+
+def analysed(traced: Any, sim: Simulation) -> dict[str, Any]:
+    """One program, compiled; "short" is by how many bytes it does not fit."""
+    clock = time.perf_counter()
+    lowered = lowering.lowered(traced)
+    before = time.perf_counter() - clock
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not parallel.out_of_memory(error):
+            raise
+        found = _OVER.search(str(error))
+        need = float(found[1] or found[3]) * _GIB[found[2] or found[4]] if found else None
+        return {"fits": False, "needs": need, "says": str(error).splitlines()[0], "seconds": time.perf_counter() - clock}
+    text, sizes = hlo.Program(compiled.as_text() or ""), compiled.memory_analysis()
+    if sizes is None:
+        raise ValueError("this jax's compiler does not tell how much memory its programs take")
+    clients = loops.Clients(RowLists.of(sim.data.train_index).size)
+    need = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return {
+        "fits": True,
+        "arguments": sizes.argument_size_in_bytes,
+        "temporary": sizes.temp_size_in_bytes,
+        "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+        "peak": max(need, getattr(sizes, "peak_memory_in_bytes", 0)),
+        "flops": flops.count(traced.jaxpr, clients.trips),
+        "traffic": text.traffic(clients.trips),
+        "collectives": [one._asdict() for one in text.collectives(clients.trips)],
+        "seconds": time.perf_counter() - clock,
+        "lowering": before,
+    }
+
+
+def main() -> None:
+    """Reads what is to be done from standard input, and writes what is found to a file."""
+    shipped.take_ours()
+    asked = json.load(sys.stdin)
+    out, counts = Path(asked["out"]), stand_in.Counts(**tuples(asked["counts"]))
+    target, config = targets.Target(*asked["target"]), ConfigDict(tuples(asked["config"]))
+    if asked["cores"]:
+        experiment.use_all_cores()
+    done: dict[str, Any] = {"programs": {}}
+    try:
+        backend = {"cpu": "cpu", "tpu": "tpu"}.get(targets.devices(target)[0].platform, "gpu")
+        with conv.compiled_for(backend):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it ends the process wherever it is, in the compiler too
+            signal.alarm(asked["seconds"])
+            sim = simulation(config, target, counts)
+            done["about"] = about(sim)
+            programs = lowering.programs(sim, tuple(asked["parts"]))
+            done["there"] = list(programs)
+            write_json(out, done)
+            for name in (name for name in programs if name not in asked["without"]):
+                signal.alarm(asked["seconds"])
+                done["programs"][name] = analysed(programs[name](), sim)
+                write_json(out, done)
+    except (ValueError, TypeError, OSError) as error:
+        done["error"] = " ".join(str(error).split())
+        write_json(out, done)
+    finally:
+        signal.alarm(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Compiling in other processes, one program at a time and within a time, and keeping what was found."""
+
+import hashlib
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_core import experiment
+from fedjax_core.by_name import BUILT_IN
+from fedjax_core.commands import shipped
+from fedjax_core.commands.plans import targets
+from fedjax_core.experiment.stand_in import Counts
+from fedjax_core.storage.json_files import plain, read_json, write_json
+
+KEPT = os.path.join("~", ".cache", "fedjax_core", "plan")
+_NOT_COMPILED = ("seed", "rounds", "checkpoint", "callbacks", "profile", "data.dir")  # fields of which no program depends
+_NOT_COMPILED += tuple(f"evaluation.{name}" for name in ("every", "last_k", "select", "patience", "until", "targets"))
+_OVERHEAD = 120  # seconds that a process may take beside compiling, to import and to end
+
+
+class Job(NamedTuple):
+    """What one process is asked for.
+
+    Attributes:
+      config: whole, as plain values.
+      target: to compile for.
+      parts: which of `lowering.PARTS`.
+      counts: of the data.
+      seconds: that one program may take.
+    """
+
+    config: dict[str, Any]
+    target: targets.Target
+    parts: tuple[str, ...]
+    counts: Counts
+    seconds: int
+
+
+def with_chunk(job: Job, chunk: int, parts: tuple[str, ...] | None = None) -> Job:
+    """The same with so many clients at once."""
+    config = {**job.config, "plan": {**job.config["plan"], "chunk": chunk}}
+    return job._replace(config=config, parts=job.parts if parts is None else parts)
+
+
+def compiled(job: Job, folder: str | os.PathLike | None, fresh: bool = False) -> dict[str, Any]:
+    """What is found: {"about": ..., "programs": {name: ...}}, see `compiling.py`; one that could not be compiled has "fits": None.
+
+    Args:
+      job: what is asked for.
+      folder: where results are kept; None: nowhere.
+      fresh: whether to compile what is there already.
+
+    Raises:
+      ValueError: the config cannot be built; one line.
+      OSError: results cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedjax-plan-") as temporary:
+        place = Path(temporary) / "found.json"
+        if folder is not None:
+            root = Path(folder).expanduser()
+            root.mkdir(parents=True, exist_ok=True)
+            place = root / f"{key(job)}.json"
+        found = {} if fresh or not place.is_file() else _worth(read_json(place), job.seconds)
+        while found.get("there") is None or set(found["there"]) - set(found["programs"]):
+            found = _further(job, found, Path(temporary) / "part.json")
+            write_json(place, found)
+        return found
+
+
+def _worth(found: dict[str, Any], seconds: int) -> dict[str, Any]:
+    """Without programs that now have more time than they had."""
+    programs = found.get("programs", {})
+    return found | {"programs": {name: one for name, one in programs.items() if one.get("limit_s", seconds) >= seconds}}
+
+
+def _further(job: Job, found: dict[str, Any], out: Path) -> dict[str, Any]:
+    """What is found, with at least one program more."""
+    done = dict(found.get("programs", {}))
+    asked = {"config": job.config, "counts": job.counts._asdict(), "target": list(job.target), "parts": list(job.parts)}
+    here = job.target.name == targets.HERE
+    asked |= {"without": list(done), "seconds": job.seconds, "out": str(out), "cores": here}
+    environment = dict(os.environ) | ({} if here else targets.ENVIRONMENT)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(shipped.HOME), os.environ.get("PYTHONPATH", "")]))
+    out.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "fedjax_core.commands.plans.compiling"]
+    text = json.dumps(plain(asked))
+    try:
+        ended = subprocess.run(
+            command, input=text, text=True, capture_output=True, env=environment, timeout=20 * job.seconds + _OVERHEAD, check=False
+        )
+        status, said = ended.returncode, ended.stderr
+    except subprocess.TimeoutExpired as error:
+        status, said = -signal.SIGALRM, str(error)
+    new = read_json(out) if out.is_file() else {"programs": {}}
+    if "error" in new:
+        raise ValueError(new["error"])
+    new["programs"] = done | new["programs"]
+    left = [name for name in new.get("there", []) if name not in new["programs"]]
+    if status and "there" not in new:
+        raise ValueError(f"{job.target.name}: {_why(status, said, job.seconds)}, before anything was compiled")
+    if left:
+        new["programs"][left[0]] = {"fits": None, "says": _why(status, said, job.seconds), "limit_s": job.seconds}
+    return new
+
+
+def _why(status: int, said: str, seconds: int) -> str:
+    if status == -signal.SIGALRM:
+        return f"not compiled in {seconds} s (--limit)"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return f"the compiler ended its process ({status}): {lines[-1][:200] if lines else 'it said nothing'}"
+
+
+def key(job: Job) -> str:
+    """A digest of all that a result depends on: what of the config is compiled, target, data's size, versions, and sources."""
+    config = json.loads(json.dumps(plain(job.config)))
+    for field in _NOT_COMPILED:
+        *above, last = field.split(".")
+        place = config
+        for name in above:
+            place = place.get(name, {})
+        place.pop(last, None)
+    versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")}
+    said = [config, job.target.name, list(job.parts), list(job.counts), versions]
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode())
+    for file in sources(job.config):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def sources(config: dict[str, Any]) -> Sequence[Path]:
+    """The files with what is compiled: the library's, the methods', and of what a config names from outside its file."""
+    from ml_collections import ConfigDict
+
+    from fedjax_core.experiment.runs import tuples
+
+    asked = experiment.resolve(ConfigDict(tuples(config)))
+    outside = [one for one in (asked.method, *(network.found for network in asked.networks)) if one.origin != BUILT_IN]
+    functions = [one.function for one in outside] + list(asked.scores.values()) + ([asked.loss] if asked.loss else [])
+    found = {Path(file) for file in (_file(function) for function in functions) if file}
+    for package in ("fedjax_core", "methods"):
+        found |= {file for file in (shipped.HOME / package).rglob("*.py") if "reporting" not in file.parts}
+    return sorted(found)
+
+
+def _file(function: Any) -> str | None:
+    try:
+        return inspect.getsourcefile(inspect.unwrap(getattr(function, "func", function)))
+    except TypeError:
+        return None

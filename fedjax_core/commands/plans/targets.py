@@ -1,0 +1,97 @@
+"""What a plan is made for: the devices that are here, or a TPU topology, whose compiler comes with the package libtpu."""
+
+import importlib.metadata
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+HERE = "here"
+TPU_CHIPS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
+TRIED = {("0.10", "0.0.52")}  # jax and libtpu that were seen to work, beside those that jax itself asks for
+_FORM = re.compile(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+){0,2})")
+MISSING = "TPU topologies need the package libtpu: pip install 'fedjax-core[plan]'"
+ENVIRONMENT = {  # of a process that compiles for a TPU without one
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no machine to ask what it is
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # processes compile side by side
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "",
+    "TPU_LOG_DIR": "disabled",
+}
+
+
+class Target(NamedTuple):
+    """What is compiled for.
+
+    Attributes:
+      name: "here", or a topology, "v5e:16x16", of several slices "2*v5e:16x16".
+      slices: how many.
+      topology: of each; "" here.
+    """
+
+    name: str
+    slices: int = 1
+    topology: str = ""
+
+
+def parse(text: str) -> list[Target]:
+    """Targets with commas between.
+
+    Raises:
+      ValueError: one is none; says what it may be.
+    """
+    found = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        form = _FORM.fullmatch(name)
+        if name == HERE:
+            found.append(Target(HERE))
+        elif form is None or form[2] not in TPU_CHIPS:
+            chips = ", ".join(TPU_CHIPS)
+            raise ValueError(
+                f"--topology={name!r} must be CHIP:SIZE such as v5e:16x16 or 2*v5e:16x16, with a chip of {chips}; or here"
+            )
+        elif form[2] in ("v5e", "v6e") and max(map(int, form[3].split("x"))) > 16:
+            raise ValueError(
+                f"--topology={name!r}: no side of a slice of {form[2]} is longer than 16; take slices, 2*{form[2]}:16x16"
+            )
+        else:
+            found.append(Target(name, int(form[1] or 1), f"{form[2]}:{form[3]}"))
+    if not found:
+        raise ValueError("--topology names no target")
+    return found
+
+
+def check(targets: Sequence[Target]) -> str | None:
+    """Why some of the targets cannot be compiled for here: in one line; None if they can."""
+    if all(target.name == HERE for target in targets):
+        return None
+    try:
+        version = importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        return MISSING
+    asked = [re.search(r"libtpu==([\d.]+)\.\*", line) for line in importlib.metadata.requires("jax") or ()]
+    wanted = next((found[1] for found in asked if found), None)
+    minor = ".".join(jax.__version__.split(".")[:2])
+    if wanted is None or f"{version}.".startswith(f"{wanted}.") or (minor, version) in TRIED:
+        return None
+    known = " or ".join([f"{wanted}.*", *sorted(libtpu for of, libtpu in TRIED if of == minor)])
+    return f"libtpu {version} is not known to fit jax {jax.__version__}, which wants {known}: pip install 'fedjax-core[plan]'"
+
+
+def devices(target: Target) -> Sequence[Any]:
+    """The target's, to compile for.
+
+    Raises:
+      ValueError: there is no such topology.
+    """
+    if target.name == HERE:
+        return jax.devices()
+    from jax.experimental import topologies
+
+    more = {"num_slices": target.slices} if target.slices > 1 else {}
+    try:
+        return topologies.get_topology_desc(topology_name=target.topology, platform="tpu", **more).devices
+    except Exception as error:  # the compiler's own kinds
+        raise ValueError(f"there is no topology {target.name!r}: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,124 @@
+"""A simulation's programs lowered for its devices, without data on them: to be compiled where nothing will run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.stages import Lowered, Traced
+
+from fedjax_core.algorithm import PyTree
+from fedjax_core.engine import parallel, unseen
+from fedjax_core.engine.federation import Held
+from fedjax_core.engine.rows import Streamed
+from fedjax_core.engine.simulation import Simulation
+
+START, ROUND, EVALUATION = PARTS = ("start", "round", "evaluation")
+
+
+def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str, Callable[[], Traced]]:
+    """What a run dispatches, by name ("round", "evaluation: server" ...), each traced when it is asked for.
+
+    Args:
+      simulation: on any devices, such as a topology's (`experiment.build(devices=...)`); nothing is put on them.
+      parts: which of `PARTS`.
+    """
+    sim: Any = simulation
+    whole, spread = parallel.replicated(sim.mesh), parallel.spread(sim.mesh)
+    put = lambda tree, sharding=whole: _abstract(tree, sharding)
+    number, key = put(np.int32(0)), put(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))))
+    held, on_host = _held(sim, whole), sim.hold != "device"
+    state = put(jax.eval_shape(sim._init, held, key))
+    initial = state.server if on_host else ()
+    found: dict[str, Callable[[], Traced]] = {}
+
+    def states(g: int, number: int) -> tuple[PyTree, Any]:
+        """States of so many clients of group g, and whether they were touched."""
+        rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((number, *s.shape), s.dtype), sim.shapes.groups[g].client)
+        return put(rows, spread if on_host else whole), put(np.zeros(number, bool))
+
+    def blocks(g: int, clients: np.ndarray) -> tuple[np.ndarray, Any]:
+        ids = sim._blocks(g, clients, sim.population)[0]
+        return ids, put(ids)
+
+    if START in parts:
+        found[START] = lambda: sim._init.trace(held, key)
+        for g, group in enumerate(sim.groups):
+            if sim._algorithm(g, sim._held_on_host, 0).prepare is not None:
+                ids, places = blocks(g, group.clients)
+                found[_named(f"{START}: prepare", sim, g)] = lambda g=g, ids=ids, places=places: sim._prepare[g].trace(
+                    _reads(sim, held, ids, ("index",), whole), state.server, key, places, states(g, len(ids))[0]
+                )
+    if ROUND in parts:
+        ids, drawn = np.arange(sim.cohort, dtype=np.int32), put(jax.eval_shape(sim._draw, held, key, number))
+        of_round = _reads(sim, held, ids, ("index",), whole)
+        if on_host:
+            cohort = [states(g, len(of_group.ids)) for g, (of_group, _) in enumerate(drawn)]
+            rows, touched = [rows for rows, _ in cohort], put([touched for _, touched in cohort], spread)
+            found[ROUND] = lambda: sim._host_round[False].trace(of_round, state, initial, drawn, rows, touched)
+        else:
+            found[ROUND] = lambda: sim._many.trace(of_round, state, number)
+    if EVALUATION in parts:
+        if "global" in sim.evaluation.scopes and "global" in sim._algorithm(0, sim._held_on_host, 0).predict:
+            if "test" not in sim.supply.streamed:
+                found[f"{EVALUATION}: server"] = lambda: sim._global.trace(held, state.server, number)
+            else:
+                batches = sim.supply.batches("test", None, sim.evaluation.batch, sim.plan.devices)
+                like = sim.supply.like("test")
+                slab = put(_rows(like, batches._at_once * batches.devices * batches.batch))
+                first = put(np.zeros(batches._at_once * batches.devices, np.int32))
+                found[f"{EVALUATION}: server"] = lambda: sim._batches.trace(held, state.server, number, slab, first, number)
+        if {"own", "all"} & set(sim.evaluation.scopes):
+            wanted = sim.scored_clients()
+            for g, group in enumerate(sim.groups):
+                mine = np.asarray(group.clients)[np.isin(group.clients, wanted)]
+                if not len(mine):
+                    continue
+                ids, places = blocks(g, mine)
+                tables = tuple(sim._scored_tables(g))
+                found[_named(f"{EVALUATION}: clients", sim, g)] = lambda g=g, ids=ids, places=places, tables=tables: sim._clients[
+                    g
+                ].trace(_reads(sim, held, ids, tables, whole), state, initial, places, *states(g, len(ids)))
+        if "unseen" in sim.evaluation.scopes:
+            for g in range(len(sim.groups)):
+                mine = unseen.members(sim._of, g, sim._newcomers)
+                if not len(mine):
+                    continue
+                ids = sim._blocks(g, mine, sim._newcomers)[0]
+                tables = ("unseen_index", "unseen_test_index")
+                found[_named(f"{EVALUATION}: unseen clients", sim, g)] = lambda g=g, ids=ids, tables=tables: sim._unseen[g].trace(
+                    _reads(sim, held, ids, tables, whole), state.server, number, key, put(ids)
+                )
+        if "post_local" in sim.evaluation.scopes and not on_host:
+            both = _reads(sim, held, np.arange(sim.cohort, dtype=np.int32), ("index", "test_index"), whole)
+            found[f"{EVALUATION}: scored round"] = lambda: sim._scored.trace(both, state, number)
+    return found
+
+
+def lowered(traced: Traced) -> Lowered:
+    """The program as its devices' compiler takes it."""
+    return traced.lower()
+
+
+def _named(what: str, sim: Any, g: int) -> str:
+    return what if len(sim.groups) == 1 else f"{what} with network {sim.groups[g].name}"
+
+
+def _abstract(tree: PyTree, sharding: Any) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding), tree)
+
+
+def _held(sim: Any, sharding: Any) -> Held:
+    return _abstract(sim.supply.rest, sharding)
+
+
+def _rows(like: PyTree, number: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype), like)
+
+
+def _reads(sim: Any, held: Held, ids: np.ndarray, tables: tuple[str, ...], sharding: Any) -> Held:
+    """What a program about these clients reads: with slabs, where data are streamed."""
+    if not isinstance(sim.supply, Streamed):
+        return held
+    slabs = sim.supply.room(ids, tables)
+    return held._replace(**{name: _abstract(tree, sharding) for name, tree in slabs.items()})

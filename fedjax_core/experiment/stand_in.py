@@ -1,0 +1,114 @@
+"""A config's simulation without its data and weights: sets of the same size in their place, to count, to trace and to compile.
+
+Published sets have a known size (`data/sources/known.py`), others are given one. Labels come in turn, so that partitions by class
+give each client about as many rows as they would of the real, nearly balanced set.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_core.algorithm import TARGETS, Examples
+from fedjax_core.by_name import Found, choose
+from fedjax_core.data import federated
+from fedjax_core.data.smaller import adapted
+from fedjax_core.data.sources import known
+from fedjax_core.experiment import building
+from fedjax_core.experiment.asked import Asked, Network
+from fedjax_core.language import prepare as language
+from fedjax_core.language import stand_in as texts
+
+WANTED = "--rows, --test_rows, --shape and --classes (and --users, the natural clients; --targets; --dtype)"
+READ = "the files are not read"
+
+
+class Counts(NamedTuple):
+    """What is given of a data set in place of what is known of it; None: nothing.
+
+    Attributes:
+      rows, test_rows: of the training set and of the test set.
+      shape: of a row.
+      classes: K.
+      users: natural clients.
+      targets: one of `algorithm.TARGETS`.
+      dtype: of a row.
+      answer: tokens of the longest answer, where a language model writes.
+    """
+
+    rows: int | None = None
+    test_rows: int | None = None
+    shape: tuple[int, ...] | None = None
+    classes: int | None = None
+    users: int | None = None
+    targets: str | None = None
+    dtype: str | None = None
+    answer: int | None = None
+
+
+def kind(asked: Asked, counts: Counts = Counts()) -> building.Kind:  # noqa: B008
+    """The way from a config's source to its task that reads no file; for `building.build`."""
+    if asked.data.source.function is language.Source:
+        made: list[language.Prepared] = []
+
+        def whole(asked: Asked) -> federated.FederatedData:
+            given = {"rows": counts.rows, "test_rows": counts.test_rows, "answer": counts.answer}
+            sizes = texts.Sizes(**{name: value for name, value in given.items() if value is not None})
+            made[:] = [texts.prepared(asked.data.source(), asked.data.clients, asked.networks[0].found(), sizes)]
+            return made[0].data
+
+        def answered(asked: Asked, one: Network, data: Any, everybodys: Any, shapes_only: bool):
+            del one, data, everybodys, shapes_only
+            return language.task(made[0], asked.adapter, shapes_only=True)
+
+        return building.Kind(whole, answered, lambda asked, like: ())
+    return building.Kind(lambda asked: _divided(asked, counts), building.ROWS.task, _public)
+
+
+def _divided(asked: Asked, counts: Counts) -> federated.FederatedData:
+    data = asked.data
+    if _made(data.source) and not any(value is not None for value in counts):
+        return building.ROWS.federated(asked)
+    of = known.smaller(_size(data.source, counts), data.size, data.examples)
+    domains = data.clients if data.partition.name == "by_domain" else 1
+    scheme = {"name": data.partition.name, **data.partition.options}
+    return federated.federate(known.stand_in(of, data.source.name, domains), scheme, data.clients, data.seed, **data.tests)
+
+
+def _made(source: Found) -> bool:
+    """Whether a source needs no file, nor does the one that it is made of."""
+    name, inner = source.name, source.options.get("of")
+    if isinstance(inner, str):
+        return inner.partition("(")[0] in known.MADE
+    return name in known.MADE and "path" not in source.options
+
+
+def _size(source: Found, counts: Counts) -> known.Size:
+    """Of a source's data set, as known and as given.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    if counts.targets is not None:
+        choose("--targets", counts.targets, TARGETS)
+    given = {name: value for name, value in counts._asdict().items() if value is not None and name != "answer"}
+    of = known.size(source.name, source.options)
+    if of is not None:
+        return of._replace(**given)
+    if missing := [name for name in ("rows", "shape", "classes") if name not in given]:
+        what = f"data.source={source.spec!r}: {READ}, and how large the set is is not known"
+        raise ValueError(f"{what}; give {WANTED}; --{missing[0]} is missing")
+    given.setdefault("test_rows", max(1, given["rows"] // 5))
+    return known.Size(**given)
+
+
+def _public(asked: Asked, like: Examples) -> Examples | tuple[()]:
+    if asked.public is None:
+        return ()
+    source, number = asked.public
+    if _made(source):
+        return building.ROWS.public(asked, like)
+    of = known.smaller(_size(source, Counts()), None, number)
+    examples = known.stand_in(of, source.name).train
+    if examples.x.dtype != like.x.dtype or len(of.shape) != like.x.ndim - 1:
+        return adapted(examples, like)
+    return Examples(np.broadcast_to(np.zeros((), like.x.dtype), (of.rows, *like.x.shape[1:])), examples.y)

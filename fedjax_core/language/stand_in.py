@@ -1,0 +1,77 @@
+"""Instructions and language models as shapes alone: nothing is read but a folder's config.json, of known models not even that."""
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import federated
+from fedjax_core.data.sources import Dataset
+from fedjax_core.language import instructions, pretrained
+from fedjax_core.language.prepare import Prepared, Source, Spec, check, described
+from fedjax_core.nn.transformer import Encoder
+
+_LLAMA = {"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 2048, "eos_token_id": 2}
+_SIZES = {  # width, inner width, layers, heads: Touvron et al. 2023, Table 2, and the inner widths of the published files
+    "llama-7b": (4096, 11_008, 32, 32),
+    "llama-13b": (5120, 13_824, 40, 40),
+    "llama-30b": (6656, 17_920, 60, 52),
+    "llama-65b": (8192, 22_016, 80, 64),
+}
+KNOWN = {
+    name: _LLAMA | dict(zip(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"), sizes, strict=True))
+    for name, sizes in _SIZES.items()
+}  # config.json of models by the names of their folders
+
+
+class Sizes(NamedTuple):
+    """What no config says of texts.
+
+    Attributes:
+      rows: training texts of all clients; None: a thousand each, as FedOA has them.
+      test_rows: of the task that is left out.
+      answer: tokens of the longest answer, or how many options a question has.
+    """
+
+    rows: int | None = None
+    test_rows: int = 400
+    answer: int = 16
+
+
+def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
+    """What `prepare` would make of texts that are all as long as the model reads.
+
+    Args:
+      of: where the texts would be.
+      clients: N, each with equally many.
+      own: the model. Its folder must have a config.json, or one of the names in `KNOWN`.
+      sizes: of the data.
+
+    Raises:
+      ValueError, OSError: as `prepare`.
+    """
+    check(own)
+    folder = Path(own.folder) if own.folder is not None else pretrained.installed(str(own.package))
+    model = described(folder, own, None if (folder / pretrained.CONFIG).is_file() else KNOWN.get(folder.name))
+    rows = sizes.rows or 1000 * clients
+    encoder = isinstance(model, Encoder)
+
+    def examples(number: int, test: bool) -> Examples:
+        blank = lambda kind, *shape: np.broadcast_to(np.zeros((), kind), (number, *shape))
+        x = {"tokens": blank(np.int32, own.limit), "mask": np.broadcast_to(np.ones((), bool), (number, own.limit))}
+        x["options" if encoder else "answer"] = blank(np.int32 if encoder else bool, sizes.answer)
+        if test:
+            x |= {"kind": blank(np.int32)} | ({"rouge1": blank(np.float32, sizes.answer)} if encoder else {})
+        return Examples(x, np.zeros(number, np.int32) if encoder else np.arange(number, dtype=np.int32) % clients)
+
+    names = tuple(f"option {i + 1}" for i in range(sizes.answer)) if encoder else tuple(f"set {i}" for i in range(clients))
+    train = [np.arange(i, rows, clients, dtype=np.int32) for i in range(clients)]
+    test = [np.arange(i, sizes.test_rows, clients, dtype=np.int32) for i in range(clients)]
+    data = federated.from_index(Dataset("texts", examples(rows, False), examples(sizes.test_rows, False), names), train, test)
+    data = dataclasses.replace(data, test=examples(sizes.test_rows, True))
+    tokens = np.broadcast_to(np.zeros((), np.int32), (sizes.answer, own.limit))
+    options = {"tokens": tokens, "mask": tokens == 0} if encoder else None
+    divided = instructions.Divided([], [], tuple(train), tuple(test), names)
+    return Prepared(data, model, options, own, folder, divided, (of.leave_out,), ())
