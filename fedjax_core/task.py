@@ -40,7 +40,7 @@ def width(model: Model) -> int:
     return jax.eval_shape(model.init, jax.random.key(0)).params["head"]["kernel"].shape[0]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Peers:
     """Clients with one architecture, as every method may know them.
 
@@ -50,7 +50,7 @@ class Peers:
     """
 
     network: Callable[[], Model]
-    clients: tuple[int, ...]
+    clients: Sequence[int] | np.ndarray
 
     @functools.cached_property
     def model(self) -> Model:
@@ -109,14 +109,14 @@ class Task:
     @property
     def peers(self) -> tuple[Peers, ...]:
         """`groups`, or outside of a simulation everybody with this network."""
-        return self.groups or (Peers(lambda: self.model, tuple(range(self.population))),)
+        return self.groups or (Peers(lambda: self.model, np.arange(self.population)),)
 
     @property
     def widths(self) -> np.ndarray:
         """[N] each client's number of features."""
         found = np.zeros(self.population, np.int32)
         for peers in self.peers:
-            found[list(peers.clients)] = peers.width
+            found[np.asarray(peers.clients)] = peers.width
         return found
 
     @property

@@ -5,11 +5,13 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.tensors import read_tensors
 from tests.launch import Ended, Launcher, Process
 from tests.test_resume import CONFIGS, assert_close, leaves, metrics
 
@@ -57,36 +59,43 @@ def told_by_open_mpi(port: int, number: int, of: int) -> tuple[tuple[str, ...], 
     return ("--distributed",), where | {f"OMPI_COMM_{name}": str(value) for name, value in variables.items()}
 
 
-def begin(launcher: Launcher, *flags: str, of_second: tuple[str, ...] = (), told=told_by_flags) -> list[Process]:
-    """The same command in two processes, which know each other as `told` has it. The second fails if it writes a byte to any file,
-    standard error included.
+def begin(
+    launcher: Launcher, *flags: str, of_second: tuple[str, ...] = (), told=told_by_flags, largest: int | None = 0
+) -> list[Process]:
+    """The same command in two processes, which know each other as `told` has it. The second fails if it writes more than `largest`
+    bytes to any file, standard error included.
     """
     port, started = free_port() if told is told_by_flags else cluster_port(), []
     for i in range(2):
         of_cluster, environment = told(port, i, 2)
         own = *flags, *(of_second if i else ()), *of_cluster
-        started.append(launcher.start(*own, largest_file=0 if i else None, environment={"XLA_FLAGS": "", **environment}))
+        started.append(launcher.start(*own, largest_file=largest if i else None, environment={"XLA_FLAGS": "", **environment}))
     return started
 
 
-def together(launcher: Launcher, *flags: str, of_second: tuple[str, ...] = (), told=told_by_flags) -> list[Ended]:
+def together(launcher: Launcher, *flags: str, **options: Any) -> list[Ended]:
     """`begin`, and how they ended."""
-    return [process.wait() for process in begin(launcher, *flags, of_second=of_second, told=told)]
+    return [process.wait() for process in begin(launcher, *flags, **options)]
 
 
 @pytest.mark.parametrize(
-    ("name", "stops", "told"),
-    [("fedavg", [ROUNDS // 2, ROUNDS], told_by_slurm), ("fedhe", [ROUNDS], told_by_open_mpi)],
-    ids=["fedavg", "fedhe"],
+    ("name", "stops", "told", "more"),
+    [
+        ("fedavg", [(2, ROUNDS // 2), (2, ROUNDS)], told_by_slurm, ()),
+        ("fedhe", [(2, 2), (1, 3), (2, ROUNDS)], told_by_open_mpi, ("--config.plan.hold=disk",)),
+    ],
+    ids=["fedavg", "fedhe on the disk"],
 )
-def test_two_processes_agree_with_one(launcher, place, name, stops, told):
-    """At once by one process; by two that a cluster has started, which stop in between and resume."""
+def test_two_processes_agree_with_one(launcher, place, name, stops, told, more):
+    """At once by one process; by two that a cluster has started, which stop in between and resume, also in one process.
+    Client states off the devices are kept, and written, by both, each its share; else the second writes nothing."""
     both, one = place / f"both_{name}", place / f"one_{name}"
-    flags = f"--config={place / name}.py", f"--config.rounds={ROUNDS}"
+    flags, largest = (f"--config={place / name}.py", f"--config.rounds={ROUNDS}", *more), None if more else 0
     assert launcher.run(*flags, f"--workdir={one}").status == 0
-    for before, rounds in itertools.pairwise([0, *stops]):
-        first, second = together(launcher, *flags, f"--workdir={both}", f"--config.rounds={rounds}", told=told)
-        assert (first.status, second.status) == (0, 0), first.err
+    for (_, before), (processes, rounds) in itertools.pairwise([(0, 0), *stops]):
+        mine = *flags, f"--workdir={both}", f"--config.rounds={rounds}"
+        first, *others = together(launcher, *mine, told=told, largest=largest) if processes > 1 else [launcher.run(*mine)]
+        assert [ended.status for ended in (first, *others)] == [0] * processes, first.err
         assert "mean of last" in first.err
         assert (f"after round {before}" in first.err) == (before > 0)
     assert read_json(both / "environment.json")["processes"] == 2
@@ -96,6 +105,11 @@ def test_two_processes_agree_with_one(launcher, place, name, stops, told):
         assert mine.keys() == theirs.keys()
         np.testing.assert_allclose(list(mine.values()), list(theirs.values()), atol=1e-4, rtol=1e-4)
     assert leaves(both, ROUNDS).keys() == leaves(one, ROUNDS).keys()
+    parts = sorted((both / "checkpoints").glob(f"{ROUNDS:08d}*/parts/*.safetensors"))
+    assert {file.stem.partition("-")[2] for file in parts} == ({"0000", "0001", ""} if more else set())
+    for file in [file for file in parts if "-" in file.stem]:
+        (places,) = [rows for part, rows in read_tensors(file)[0].items() if part.endswith("places")]
+        assert set((places % 2).tolist()) == {int(file.stem.partition("-")[2])}
 
 
 def test_a_cold_process_beside_a_warm_one(launcher, place):

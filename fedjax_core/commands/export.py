@@ -73,7 +73,7 @@ def export(
             raise
     number = view.client % len(config.models)
     spec, file = config.models[number], experiment.weight_files(config)[number]
-    mean, std = experiment.scaling(config, seen_rows(data), file) or (None, None)
+    mean, std = experiment.scaling(config, data.train, file, seen_rows(data)) or (None, None)
     outputs = data.classes if net is None else net.params["head"]["kernel"].shape[-1]
     names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # FedMD's tells those apart too
     description = {

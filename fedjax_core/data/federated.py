@@ -133,7 +133,7 @@ def federate(
     elif test_split == "matched":
         test_index = own_tests.matched(dataset, train_index, test_examples or 0, seed)
     elif test_split == "all":
-        test_index = [np.arange(len(dataset.test.y), dtype=np.int32)] * clients
+        test_index = RowLists.same(np.arange(len(dataset.test.y), dtype=np.int32), clients)
     else:
         test_index = own_tests.proportional(dataset, train_index, seed)
     return _build(dataset, train_index, test_index, _none(clients))
@@ -154,7 +154,7 @@ def from_index(
 
     Args:
       dataset: what the lists index.
-      train_index: N lists of row numbers into `dataset.train`; lists may overlap.
+      train_index: N lists of row numbers into `dataset.train`; lists may overlap. Millions of them are quickest as `RowLists`.
       test_index: N lists into `dataset.test`; None: divided in proportion to the training rows (`federate`).
       seed: data seed of that division.
 
@@ -162,13 +162,13 @@ def from_index(
       ValueError: lists that are not integers, out of range, or not equally many for training and testing.
     """
     _check_labels(dataset)
-    train = [index_list(f"train_index[{i}]", rows, len(dataset.train.y)) for i, rows in enumerate(train_index)]
-    if not train:
+    train = _given("train_index", train_index, len(dataset.train.y))
+    if not len(train):
         raise ValueError("train_index has no lists: must have one per client.")
     if test_index is None:
         test = own_tests.proportional(dataset, train, seed)
     else:
-        test = [index_list(f"test_index[{i}]", rows, len(dataset.test.y)) for i, rows in enumerate(test_index)]
+        test = _given("test_index", test_index, len(dataset.test.y))
     if len(test) != len(train):
         raise ValueError(f"train_index has {len(train)} lists and test_index {len(test)}: must have one per client each.")
     return _build(dataset, train, test, _none(len(train)))
@@ -271,11 +271,31 @@ def _divide(dataset: Dataset, name: str, options: dict, clients: int, seed: int,
         columns = {key: None if values is None else values[kept] for key, values in columns.items()}
     columns |= {"test_labels": strata(dataset.test.y), "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
     train, test = partition.make(name, columns, clients, seed, **options)
-    return (train if kept is None else [kept[rows] for rows in train]), test
+    if kept is None:
+        return train, test
+    train = RowLists.of(train)
+    return RowLists(kept[train.rows], train.start, train.size), test
 
 
-def _none(clients: int) -> list[np.ndarray]:
-    return [np.zeros(0, np.int32)] * clients
+def _given(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
+    """Index lists, checked and sorted.
+
+    Raises:
+      ValueError: one is not integers, or out of range.
+    """
+    if not isinstance(lists, RowLists):
+        return [index_list(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
+    once, back = lists.distinct()
+    rows = once.joined()
+    if len(rows) and not 0 <= rows.min() <= rows.max() < limit:
+        raise ValueError(f"{what} has row numbers from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
+    ascending, ends = np.diff(rows) >= 0, np.cumsum(once.size)
+    ascending[ends[(ends > 0) & (ends < len(rows))] - 1] = True  # from one list to the next
+    return lists if ascending.all() else RowLists.cut(rows, once.size).chosen(back)
+
+
+def _none(clients: int) -> RowLists:
+    return RowLists.same(np.zeros(0, np.int32), clients)
 
 
 def _union(index: Sequence[np.ndarray]) -> np.ndarray:
@@ -290,8 +310,8 @@ def _hash(*parts: Sequence[np.ndarray]) -> str:
         if index.total <= len(index.rows):
             digest.update(np.ascontiguousarray(index.joined(), "<i4").data)
         else:  # shared lists are not written out for everybody at once
-            for rows in index:
-                digest.update(np.asarray(rows, "<i4").tobytes())
+            for block in index.blocks():
+                digest.update(np.ascontiguousarray(index.joined(block), "<i4").data)
     return digest.hexdigest()
 
 

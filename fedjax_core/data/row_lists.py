@@ -1,6 +1,6 @@
 """Clients' lists of rows by offsets: one array of row numbers, and where each client's part of it begins and how long it is."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -45,6 +45,17 @@ class RowLists(Sequence[np.ndarray]):
         parts = [np.asarray(each, np.int32) for each, its in zip(given, own, strict=True) if its and len(each)]
         return cls(np.concatenate([np.zeros(0, np.int32), *parts]), start, size)
 
+    @classmethod
+    def cut(cls, rows: np.ndarray, sizes: np.ndarray) -> "RowLists":
+        """The rows divided into lists of these sizes, in their order; each list is sorted."""
+        whose = np.repeat(np.arange(len(sizes)), sizes)
+        return cls(rows[np.lexsort((rows, whose))], np.cumsum(sizes) - sizes, sizes)
+
+    @classmethod
+    def same(cls, rows: np.ndarray, clients: int) -> "RowLists":
+        """The same list for everybody."""
+        return cls(rows, np.zeros(clients, np.int32), np.full(clients, len(rows), np.int32))
+
     def __len__(self) -> int:
         return len(self.size)
 
@@ -77,21 +88,30 @@ class RowLists(Sequence[np.ndarray]):
             return self.rows[start[0] : start[0] + ends[-1]]
         return self.rows[np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - ends + size, size)]
 
+    def distinct(self) -> tuple["RowLists", np.ndarray]:
+        """Lists that several clients share once, and which of them [N] each client has."""
+        _, first, back = np.unique(self.start * np.int64(2**31) + self.size, return_index=True, return_inverse=True)
+        return self.chosen(first), back
+
+    def blocks(self, most: int = _BLOCK) -> Iterator[slice]:
+        """The clients in blocks with at most so many rows, or of one client."""
+        begin, ends = 0, np.cumsum(self.size, dtype=np.int64)
+        while begin < len(self):
+            before = int(ends[begin - 1]) if begin else 0
+            end = max(begin + 1, min(int(np.searchsorted(ends, before + most, "right")), begin + most))
+            yield slice(begin, end)
+            begin = end
+
     def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """[N, K] int64, rows of each class; `labels` [rows] are those of all rows."""
         if self.total > len(self.rows):  # lists that several clients share are counted once
-            _, first, back = np.unique(self.start * np.int64(2**31) + self.size, return_index=True, return_inverse=True)
-            if len(first) < len(self):
-                return RowLists(self.rows, self.start[first], self.size[first]).counts(labels, classes)[back]
+            once, back = self.distinct()
+            if len(once) < len(self):
+                return once.counts(labels, classes)[back]
         labels = np.asarray(labels)
         out = np.zeros((len(self), classes), np.int64)
-        begin = 0
-        ends = np.cumsum(self.size, dtype=np.int64)
-        while begin < len(self):
-            before = int(ends[begin - 1]) if begin else 0
-            end = max(begin + 1, int(np.searchsorted(ends, before + _BLOCK, "right")))
-            whose = np.repeat(np.arange(end - begin), self.size[begin:end])
-            cells = whose * classes + labels[self.joined(slice(begin, end))]
-            out[begin:end] = np.bincount(cells, minlength=(end - begin) * classes).reshape(-1, classes)
-            begin = end
+        for block in self.blocks():
+            sizes = self.size[block]
+            cells = np.repeat(np.arange(len(sizes)), sizes) * classes + labels[self.joined(block)]
+            out[block] = np.bincount(cells, minlength=len(sizes) * classes).reshape(-1, classes)
         return out

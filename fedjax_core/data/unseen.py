@@ -1,9 +1,7 @@
 """Unseen clients: they have training and test rows, and never train. What a method does for a newcomer is scored on them."""
 
-import jax
 import numpy as np
 
-from fedjax_core.algorithm import Examples
 from fedjax_core.data import draws
 from fedjax_core.data.federated import FederatedData, Newcomers, divided_anew
 from fedjax_core.data.row_lists import RowLists
@@ -31,19 +29,30 @@ def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedDat
     number = int(part) if whole else min(max(1, round(part * data.clients)), data.clients - 1)
     ids = np.sort(draws.generator(seed, "unseen").permutation(data.clients)[:number]).astype(np.int32)
     others = np.setdiff1d(np.arange(data.clients), ids)
-    theirs = RowLists.of(np.union1d(data.train_index[i], data.validation_index[i]) for i in ids)
     train, test, validation = map(RowLists.of, (data.train_index, data.test_index, data.validation_index))
+    theirs = _united(train.chosen(ids), validation.chosen(ids))
     table = label_table(data.train.y, theirs, data.classes)
     unseen = Newcomers(ids, theirs, test.chosen(ids), table, data.test_label_table[ids])
     train, test, validation = (each.chosen(others) for each in (train, test, validation))
     return divided_anew(data, train, test, validation, unseen)
 
 
-def seen_rows(data: FederatedData) -> Examples:
-    """Training rows without those of unseen clients alone: what a network's inputs may be scaled by."""
+def seen_rows(data: FederatedData) -> np.ndarray | None:
+    """Training rows without those of unseen clients alone: what a network's inputs may be scaled by. None: all."""
     if data.unseen is None:
-        return data.train
+        return None
     theirs = RowLists.of(data.unseen.train_index).joined()
     others = np.concatenate([RowLists.of(index).joined() for index in (data.train_index, data.validation_index)])
-    kept = np.setdiff1d(np.arange(len(data.train.y)), np.setdiff1d(theirs, others))
-    return jax.tree.map(lambda leaf: leaf[kept], data.train)
+    return np.setdiff1d(np.arange(len(data.train.y)), np.setdiff1d(theirs, others))
+
+
+def _united(one: RowLists, other: RowLists) -> RowLists:
+    """The rows that each client has in either list, each once, ascending."""
+    rows = np.concatenate([one.joined(), other.joined()])
+    whose = np.concatenate([np.repeat(np.arange(len(of)), of.size) for of in (one, other)])
+    order = np.lexsort((rows, whose))
+    rows, whose = rows[order], whose[order]
+    new = np.ones(len(rows), bool)
+    new[1:] = (np.diff(rows) != 0) | (np.diff(whose) != 0)
+    size = np.bincount(whose[new], minlength=len(one))
+    return RowLists(rows[new], np.cumsum(size) - size, size)

@@ -10,19 +10,19 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine.states import HostStore
+from fedjax_core.engine.states import HostStore, Keeps
 
 
 class DiskStore(HostStore):
     """As `HostStore`, in files that have no names and go with the process: a checkpoint is what outlives it."""
 
-    def __init__(self, n: int, like: PyTree):
+    def __init__(self, n: int, like: PyTree, keeps: Keeps | None = None):
         """Makes the files.
 
         Raises:
           OSError: they cannot be made; one line.
         """
-        self.touched, self.changed = np.zeros(n, bool), np.zeros(n, bool)
+        self.touched, self.changed, self.keeps = np.zeros(n, bool), np.zeros(n, bool), keeps
         leaves, self._structure = jax.tree.flatten(like)
         self._columns = [_Column(n, leaf) for leaf in leaves]
 
@@ -35,11 +35,9 @@ class DiskStore(HostStore):
         places = np.minimum(places, len(self.touched) - 1)
         return self._read(places), self.touched[places]
 
-    def write(self, places: np.ndarray, rows: PyTree, there: np.ndarray) -> None:
-        chosen = places[there]
+    def put(self, places: np.ndarray, rows: PyTree) -> None:
         for column, new in zip(self._columns, jax.tree.leaves(rows), strict=True):
-            column.write(chosen, np.asarray(new)[there])
-        self.touched[chosen] = self.changed[chosen] = True
+            column.write(places, new)
 
     def packed(self) -> PyTree:
         places = np.flatnonzero(self.touched).astype(np.int32)

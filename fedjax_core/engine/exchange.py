@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
+from fedjax_core.engine.shares import Route
 from fedjax_core.engine.states import HostStore
 
 
@@ -26,6 +27,7 @@ class Coming(NamedTuple):
       there: per group, [C] which of them are real clients that come back.
       rows: per group, states [C, ...], on the devices.
       touched: per group, [C] on the host, which states were ever written.
+      routes: per group, how its states travel between processes; none on one process.
     """
 
     number: int
@@ -34,10 +36,11 @@ class Coming(NamedTuple):
     there: list[np.ndarray]
     rows: list[PyTree]
     touched: list[np.ndarray]
+    routes: Sequence[Route] = ()
 
 
 class Exchange:
-    """Between stores and devices. On several processes nothing overlaps: all of them must start programs in the same order."""
+    """Between stores and devices."""
 
     def __init__(
         self, stores: Sequence[HostStore], draw: Callable[[Any, int], Any], put: Callable[[PyTree], PyTree], sharding: Any
@@ -65,31 +68,27 @@ class Exchange:
         """
         if self._next is None or self._next[0] != (key.tobytes(), number):
             self.close()
-            return self._read(key, number)
+            return self._newest(self._read(key, number))
         found = self._next[1].result()
         self._next = None
         for write in self._writes:
             if write.done():  # all but the last are, for they came before what was read
                 write.result()
         self._writes = self._writes[-1:]
-        return found if self._last is None else self._newest(found, *self._last)
+        return self._newest(found)
 
     def drawn(self, key: np.ndarray, number: int) -> Any:
-        """The draw of the round after `number`, begun; None on several processes."""
-        return self._draw(key, number) if jax.process_count() == 1 else None
+        """The draw of the round after `number`, begun."""
+        return self._draw(key, number)
 
     def begin(self, key: np.ndarray, number: int, drawn: Any) -> None:
-        """Begins to read for the round after `number`, while the one before it trains. `drawn`: its draw, or None."""
-        if drawn is not None:
-            self._next = (key.tobytes(), number), self._begun().submit(self._read, key, number, drawn)
+        """Begins to read for the round after `number`, while the one before it trains. `drawn`: its draw."""
+        self._next = (key.tobytes(), number), self._begun().submit(self._read, key, number, drawn)
 
     def give(self, of: Coming, rows: list[PyTree]) -> None:
         """Begins to write what a round left, whose reading successor has begun."""
-        if jax.process_count() > 1:
-            self._write(of, rows)
-        else:
-            self._last = of, rows
-            self._writes.append(self._begun().submit(self._write, of, rows))
+        self._last = of, rows
+        self._writes.append(self._begun().submit(self._write, of, rows))
 
     def settle(self) -> None:
         """Waits until all is written.
@@ -117,27 +116,41 @@ class Exchange:
         return self._thread
 
     def _read(self, key: np.ndarray, number: int, drawn: Any = None) -> Coming:
-        drawn = self._draw(key, number) if drawn is None else drawn
+        coming = self._known(number, self._draw(key, number) if drawn is None else drawn)
+        read = [store.read(p) for store, p in zip(self._stores, coming.places, strict=True)]
+        return coming._replace(rows=self._put([rows for rows, _ in read]), touched=[touched for _, touched in read])
+
+    def _known(self, number: int, drawn: Any) -> Coming:
+        """What a draw says, without states."""
         on_host = jax.device_get(drawn)
         places = [np.asarray(places) for _, places in on_host]
-        there = [np.asarray(cohort.examples) > 0 for cohort, _ in on_host]
-        read = [store.read(p) for store, p in zip(self._stores, places, strict=True)]
-        return Coming(number, drawn, places, there, self._put([rows for rows, _ in read]), [touched for _, touched in read])
+        return Coming(number, drawn, places, [np.asarray(cohort.examples) > 0 for cohort, _ in on_host], [], [])
 
     def _write(self, of: Coming, rows: list[PyTree]) -> None:
         for store, places, there, new in zip(self._stores, of.places, of.there, jax.device_get(rows), strict=True):
             store.write(places, new, there)
 
-    def _newest(self, found: Coming, last: Coming, left: list[PyTree]) -> Coming:
+    def _newest(self, found: Coming) -> Coming:
+        """What was read, but of clients of the last round what it has left."""
+        if self._last is None:
+            return found
+        last, left = self._last
         rows, touched = list(found.rows), list(found.touched)
-        for g, (places, before) in enumerate(zip(found.places, last.places, strict=True)):
-            order = np.argsort(before)
-            at = order[np.minimum(np.searchsorted(before, places, sorter=order), len(before) - 1)]
-            both = (before[at] == places) & last.there[g][at]
+        for g, (at, both) in enumerate(again(found, last)):
             if both.any():
                 rows[g] = self._patch(rows[g], left[g], at.astype(np.int32), both)
                 touched[g] = touched[g] | both
         return found._replace(rows=rows, touched=touched)
+
+
+def again(found: Coming, last: Coming) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Per group: (positions [C] in the last cohort, [C] whether that is the same client, and it was there)."""
+    found_again = []
+    for g, (places, before) in enumerate(zip(found.places, last.places, strict=True)):
+        order = np.argsort(before)
+        at = order[np.minimum(np.searchsorted(before, places, sorter=order), len(before) - 1)]
+        found_again.append((at, (before[at] == places) & last.there[g][at]))
+    return found_again
 
 
 def _patched(rows: PyTree, left: PyTree, at: jax.Array, both: jax.Array) -> PyTree:

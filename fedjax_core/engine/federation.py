@@ -133,6 +133,7 @@ class Federation:
       dispatch: the most rounds that run in one dispatch.
       plan: the client loop's plan.
       mesh: the plan's devices.
+      center: where targets are numbers, [D] the mean of the training rows'.
     """
 
     groups: tuple[Group, ...]
@@ -145,6 +146,7 @@ class Federation:
     dispatch: int
     plan: parallel.Plan
     mesh: Mesh
+    center: np.ndarray | float = 0.0
 
     def algorithm(self, g: int, held: Held, round: Array | int) -> Algorithm:  # noqa: A002
         """Group g's method at a round."""
@@ -172,7 +174,7 @@ def one_group(build: Build, task: Task, population: int) -> list[Group]:
 
 def acquainted(groups: Sequence[Group]) -> list[Group]:
     """The groups, whose tasks know them all."""
-    peers = tuple(Peers(lambda task=group.task: task.model, tuple(np.asarray(group.clients).tolist())) for group in groups)
+    peers = tuple(Peers(lambda task=group.task: task.model, np.asarray(group.clients)) for group in groups)
     return [group._replace(task=dataclasses.replace(group.task, groups=peers, group=g)) for g, group in enumerate(groups)]
 
 

@@ -76,8 +76,8 @@ def replicated(on: Mesh) -> NamedSharding:
 
 
 def spread(on: Mesh) -> NamedSharding:
-    """The sharding of rows [n, ...] of clients: each device has its own; in several processes, all have all."""
-    return NamedSharding(on, PartitionSpec(AXIS)) if jax.process_count() == 1 else replicated(on)
+    """The sharding of rows [n, ...] of clients: each device has its own."""
+    return NamedSharding(on, PartitionSpec(AXIS))
 
 
 def place(tree: PyTree, on: Mesh) -> PyTree:

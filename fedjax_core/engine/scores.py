@@ -42,7 +42,7 @@ def of_server(fed: Federation, held: Held, server: PyTree, round: Array, rows: s
         algorithm = fed.algorithm(0, held, round)
         x, y, mask, _ = whole(held)[1](jnp.minimum(i, number - 1))
         outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
-        return _pairs(outputs, x, y, mask & (i < number), own), ()
+        return _pairs(outputs, x, y, mask & (i < number), own, fed.center), ()
 
     shared = held, server, round
     return parallel.map_clients(one, shared, jnp.arange(parallel.slots(number, plan)), plan=plan, on=fed.mesh)[0]
@@ -58,7 +58,7 @@ def of_batches(fed: Federation, held: Held, server: PyTree, round: Array, rows: 
         places = jnp.arange(b)
         x, y, mask, _ = training.take(rows, at * b + places, first + places < number)
         outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
-        return (), _pairs(outputs, x, y, mask, own)
+        return (), _pairs(outputs, x, y, mask, own, fed.center)
 
     shared, plan = (held, server, round, rows, number), fed.plan._replace(chunk=1)
     return parallel.map_clients(one, shared, (jnp.arange(len(first)), first), plan=plan, on=fed.mesh)[1]
@@ -207,7 +207,7 @@ def _score(fed: Federation, g: int, models: dict[str, Callable], batches: Batche
 
     def found(i):
         x, y, mask, _ = batch(i)
-        return {name: _pairs(predict(x), x, y, mask, own) for name, predict in models.items()}
+        return {name: _pairs(predict(x), x, y, mask, own, fed.center) for name, predict in models.items()}
 
     def add(i, sums):
         return jax.tree.map(jnp.add, sums, found(i))
@@ -221,8 +221,13 @@ def _score(fed: Federation, g: int, models: dict[str, Callable], batches: Batche
 
 
 def _pairs(
-    outputs: dict[str, Array], x: PyTree, y: Array, mask: Array, own: Mapping[str, Callable[..., metrics.Pair]]
+    outputs: dict[str, Array],
+    x: PyTree,
+    y: Array,
+    mask: Array,
+    own: Mapping[str, Callable[..., metrics.Pair]],
+    center: np.ndarray | float,
 ) -> dict[str, metrics.Pair]:
     """The scores of the targets' kind, such as accuracy and loss, and a task's own."""
     more = {name: score(outputs, x, y, mask) for name, score in own.items()}
-    return scored.sums(outputs["logits"], outputs.get("targets", y), mask) | more
+    return scored.sums(outputs["logits"], outputs.get("targets", y), mask, center) | more

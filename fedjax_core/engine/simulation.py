@@ -21,6 +21,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree, targets_of
 from fedjax_core.data.federated import FederatedData, pooled
+from fedjax_core.data.row_lists import RowLists
 from fedjax_core.engine import check, faults, parallel, placement, rounds, scores, states, together, unseen, view
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine.disk_states import DiskStore
@@ -39,6 +40,8 @@ from fedjax_core.engine.federation import (
 )
 from fedjax_core.engine.record import flat
 from fedjax_core.engine.rows import Resident, Streamed
+from fedjax_core.engine.shared_exchange import between
+from fedjax_core.engine.shares import of_processes
 from fedjax_core.engine.view import View
 from fedjax_core.learning import scored
 from fedjax_core.learning.episodes import Episodes
@@ -117,10 +120,9 @@ class Simulation:
         size = cohorts.number(cohort, population)
         self._devices = devices
         plan = parallel.choose(size, among=devices, **({} if plan is None else plan._asdict()))
-        mesh = parallel.mesh(plan, devices)
-        self._of = Federation(
-            tuple(groups), population, size, dropout, evaluation, episodes, hold != "device", dispatch, plan, mesh
-        )
+        mesh, off = parallel.mesh(plan, devices), hold != "device"
+        center = np.asarray(data.train.y).mean(0, dtype=np.float64) if self.targets == "numbers" else 0.0
+        self._of = Federation(tuple(groups), population, size, dropout, evaluation, episodes, off, dispatch, plan, mesh, center)
         self.placed = placement.choose(data_on, data, mesh)
         data, self._readers = placement.opened(self.placed, data)
         self.groups, self.data, self.population, self.cohort = self._of.groups, data, population, size
@@ -251,10 +253,9 @@ class Simulation:
         return state
 
     def _nothing_kept(self, initial: PyTree) -> states.OnHost:
-        store = {"host": states.HostStore, "disk": DiskStore}[self.hold]
-        return states.OnHost(
-            initial, [store(len(g.clients), s.client) for g, s in zip(self.groups, self.shapes.groups, strict=True)]
-        )
+        store, shares = {"host": states.HostStore, "disk": DiskStore}[self.hold], of_processes(self.mesh)
+        each, keeps = zip(self.groups, self.shapes.groups, strict=True), None if shares is None else shares.keeps
+        return states.OnHost(initial, [store(len(g.clients), s.client, keeps) for g, s in each], shares)
 
     def rounds(self, state: State, n: int, scored: bool = False) -> tuple[State, list[dict[str, float]]]:
         """Runs n rounds; the given state is consumed.
@@ -334,10 +335,9 @@ class Simulation:
         kept = self._on_host
         assert kept is not None
         if self._exchange is None:
-            sharding, rest = parallel.spread(self.mesh), self.held
-            draw, put = self._draw, functools.partial(parallel.place, on=self.mesh)
+            rest, draw, put = self.held, self._draw, functools.partial(parallel.place, on=self.mesh)
             drawn = lambda key, number: draw(rest, put(key), put(np.int32(number)))
-            self._exchange = Exchange(kept.stores, drawn, lambda rows: jax.device_put(rows, sharding), sharding)
+            self._exchange = between(kept, drawn, parallel.spread(self.mesh))
         key, number = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
         coming = self._exchange.take(key, number)
         touched = jax.device_put(coming.touched, parallel.spread(self.mesh))
@@ -364,7 +364,11 @@ class Simulation:
         places = self._held_on_host.places[g][ids]
         if self._kept is None:
             return places, states.gather(state.clients[g], self.put(places)), self.put(np.zeros(len(ids), bool)), state.server
-        rows, touched = self.put(self._kept.stores[g].read(places))
+        store, shares = self._kept.stores[g], self._kept.shares
+        if shares is not None:
+            rows = shares.brought(store.read, places, len(store.touched))
+            return places, rows, self.put(store.known(places)), self._kept.initial
+        rows, touched = self.put(store.read(places))
         return places, rows, touched, self._kept.initial
 
     def _write(self, state: State, g: int, places: np.ndarray, rows: PyTree) -> State:
@@ -482,7 +486,7 @@ class Simulation:
                 raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {faults.ADVICE}")
         if {"own", "all"} & set(self.evaluation.scopes):
             ids = self.scored_clients()
-            by_client = scores.ByClient(ids, np.array([len(self.data.test_index[i]) for i in ids]), {})
+            by_client = scores.ByClient(ids, RowLists.of(self.data.test_index).size[ids], {})
             for scope, models in self.client_scores(state).items():
                 faults.scores(models, ids, ROWS[scope], number)
                 for model, score in models.items():
@@ -497,7 +501,7 @@ class Simulation:
             for model, score in models.items():
                 found |= scores.statistics(f"test/{model}/unseen", score)
                 own |= {f"test/{model}/unseen/{metric}": values for metric, values in scores.each(score).items()}
-            rows = np.array([len(index) for index in self.data.unseen.test_index])
+            rows = RowLists.of(self.data.unseen.test_index).size
             theirs = scores.ByClient(self.population + np.arange(len(rows)), rows, own)
             by_client = theirs if by_client is None else scores.joined(by_client, theirs)
             found |= unseen.gaps(found, list(models), scored.NAMES[self.targets][0])

@@ -3,7 +3,7 @@
 import math
 import mmap
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,9 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree
 from fedjax_core.engine.federation import Federation, Held, key
+from fedjax_core.engine.shares import Shares
 
+Keeps = Callable[[np.ndarray], np.ndarray]
 PART = 2**28  # bytes of client states in one file of a checkpoint
 
 
@@ -50,23 +52,37 @@ class HostStore:
       rows: leaves [n, ...], NumPy; a row counts only if it is touched.
       touched: [n] bool.
       changed: [n] bool, which were written since they were last saved.
+      keeps: places [C] -> [C] bool, whether the rows are kept here; None: all are. All processes know of all clients what was
+        touched and has changed.
     """
 
-    def __init__(self, n: int, like: PyTree):
+    def __init__(self, n: int, like: PyTree, keeps: Keeps | None = None):
         self.rows = jax.tree.map(lambda s: _zeros((n, *s.shape), s.dtype), like)
-        self.touched, self.changed = np.zeros(n, bool), np.zeros(n, bool)
+        self.touched, self.changed, self.keeps = np.zeros(n, bool), np.zeros(n, bool), keeps
 
     def read(self, places: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """(rows, touched) at the given places; those beyond n read the last row."""
         places = np.minimum(places, len(self.touched) - 1)
         return jax.tree.map(lambda x: x[places], self.rows), self.touched[places]
 
+    def known(self, places: np.ndarray) -> np.ndarray:
+        """Which of these places were touched, in any process."""
+        return self.touched[np.minimum(places, len(self.touched) - 1)]
+
     def write(self, places: np.ndarray, rows: PyTree, there: np.ndarray) -> None:
-        """Writes the rows [C, ...] of the clients that were there [C]."""
-        chosen = places[there]
+        """Writes the rows [C, ...] of the clients that were there [C], as far as they are kept here."""
+        mine = there if self.keeps is None else there & self.keeps(places)
+        self.put(places[mine], jax.tree.map(lambda new: np.asarray(new)[mine], rows))
+        self.touch(places[there])
+
+    def put(self, places: np.ndarray, rows: PyTree) -> None:
+        """Writes rows [n, ...]."""
         for x, new in zip(jax.tree.leaves(self.rows), jax.tree.leaves(rows), strict=True):
-            x[chosen] = new[there]
-        self.touched[chosen] = self.changed[chosen] = True
+            x[places] = new
+
+    def touch(self, places: np.ndarray) -> None:
+        """These have been written, here or in the process that keeps them."""
+        self.touched[places] = self.changed[places] = True
 
     def packed(self) -> PyTree:
         """What a checkpoint keeps: the touched rows and their places."""
@@ -81,22 +97,29 @@ class HostStore:
 
 
 class OnHost:
-    """All client states of a simulation, on the host or on the disk.
+    """All client states of a simulation, on the host or on the disk; of several processes each keeps its share.
 
     Attributes:
       initial: the server's state before round 1, from which untouched clients begin.
       stores: per group.
+      shares: who keeps whose; None on one process.
     """
 
-    def __init__(self, initial: PyTree, stores: Sequence[HostStore]):
-        self.initial, self.stores = initial, list(stores)
+    def __init__(self, initial: PyTree, stores: Sequence[HostStore], shares: Shares | None = None):
+        self.initial, self.stores, self.shares = initial, list(stores), shares
 
     def touched(self) -> list[int]:
         """Per group, how many clients were touched."""
         return [int(store.touched.sum()) for store in self.stores]
 
     def packed(self) -> PyTree:
-        """What a checkpoint keeps."""
+        """What a checkpoint keeps.
+
+        Raises:
+          ValueError: several processes keep them: `parts` gives the share of each.
+        """
+        if self.shares is not None:
+            raise ValueError("client states of several processes are in no one's snapshot; their checkpoints have all of them")
         return {"initial": jax.device_get(self.initial), "stores": [store.packed() for store in self.stores]}
 
     def unpack(self, packed: PyTree) -> None:
@@ -106,9 +129,11 @@ class OnHost:
 
     def parts(self, whole: bool) -> Iterator[dict[str, np.ndarray]]:
         """The rows that changed since they were last saved, or all that were touched, as named arrays of at most `PART` bytes, or
-        one row: what `take` takes."""
+        one row: what `take` takes. Of several processes each gives its share."""
         for g, store in enumerate(self.stores):
             places = np.flatnonzero(store.touched if whole else store.changed).astype(np.int32)
+            if self.shares is not None:
+                places = places[self.shares.writes(places)]
             row = sum(leaf.nbytes for leaf in jax.tree.leaves(store.read(places[:1])[0]))
             each = max(1, PART // max(1, row))
             for begin in range(0, len(places), each):
@@ -124,12 +149,14 @@ class OnHost:
         """
         (name,) = [name for name in part if name.endswith("/places")]
         store = self.stores[int(name.partition("/")[0])]
-        leaves, structure = jax.tree.flatten(store.read(part[name])[0])
+        number = len(part[name])
+        leaves, structure = jax.tree.flatten(store.read(part[name][:0])[0])
         found = [part.get(f"{name.partition('/')[0]}/{at:05d}") for at in range(len(leaves))]
         for mine, theirs in zip(leaves, found, strict=True):
-            if theirs is None or (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype) or len(part) != len(leaves) + 1:
+            wanted = (number, *mine.shape[1:]), mine.dtype
+            if theirs is None or wanted != (theirs.shape, theirs.dtype) or len(part) != len(leaves) + 1:
                 raise ValueError("a checkpoint's client states are of another method or model than this run's")
-        store.write(np.asarray(part[name]), structure.unflatten(found), np.ones(len(part[name]), bool))
+        store.write(np.asarray(part[name]), structure.unflatten(found), np.ones(number, bool))
 
     def saved(self) -> None:
         """Nothing has changed since this moment."""

@@ -3,13 +3,16 @@
 On several processes each of these functions must be called by all, in the same order; on one they do nothing.
 """
 
+import errno
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+Result = TypeVar("Result")
 
 
 def said(value: Any) -> Any:
@@ -43,6 +46,29 @@ def alike(what: str, digest: str) -> None:
     every = seen([int(digest[i : i + 7], 16) for i in range(0, 28, 7)])
     if len(others := np.flatnonzero((every != every[0]).any(1))):
         raise ValueError(f"{what} of process {others[0]} are not those of process 0; all processes need the same config and files")
+
+
+def all_or_none(what: str, step: Callable[[], Result]) -> Result:
+    """Does a step in all processes; where it fails in one it fails in all.
+
+    Args:
+      what: for the others' message, such as "write their parts of a checkpoint".
+      step: what to do.
+
+    Raises:
+      Whatever the step raised; OSError where it did so in another process.
+    """
+    result: Any = None
+    try:
+        result, failed = step(), None
+    except BaseException as error:
+        failed = error
+    where = np.flatnonzero(seen([failed is not None]))
+    if failed is not None:
+        raise failed
+    if len(where):
+        raise OSError(errno.EIO, f"process {where[0]} could not {what}")
+    return result
 
 
 def wait(where: str) -> None:

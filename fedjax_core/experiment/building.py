@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from fedjax_core.algorithm import TARGETS, Examples, Net, targets_of
 from fedjax_core.by_name import BUILT_IN, Found
 from fedjax_core.data import federated, sources
 from fedjax_core.data.readers import in_file
+from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.smaller import adapted, smaller
 from fedjax_core.data.unseen import seen_rows, set_apart
 from fedjax_core.data.validation import hold_out
@@ -134,7 +136,7 @@ def _set_apart(asked: Asked, data: federated.FederatedData) -> federated.Federat
     if asked.data.unseen is not None and data.unseen is None:
         data = set_apart(data, asked.data.unseen, asked.data.seed)
     part = asked.data.validation
-    if part is None or any(len(rows) for rows in data.validation_index):
+    if part is None or RowLists.of(data.validation_index).total:
         return data
     return hold_out(data, part, asked.data.seed)
 
@@ -195,7 +197,7 @@ def _classified(
 
     outputs = data.classes + (int(everybodys.y.max()) + 1 if isinstance(everybodys, Examples) else 0)
     outputs = 1 if asked.episodes is not None else outputs
-    model = _model(one, data, asked.statistics, outputs, _scaling(asked.normalise, seen_rows(data), one.file))
+    model = _model(one, data, asked.statistics, outputs, _scaling(asked.normalise, data.train, one.file, seen_rows(data)))
     shape = tuple(data.train.x.shape[1:])
     settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": everybodys}
     if one.file is None and asked.adapter is None and asked.train == "all":
@@ -236,7 +238,7 @@ def network_of(
       statistics: as in configs.
       classes: outputs of the head; None: as many as the data have.
     """
-    return _model(network(spec), data, statistics, classes or data.classes, _scaling("data", seen_rows(data), None))
+    return _model(network(spec), data, statistics, classes or data.classes, _scaling("data", data.train, None, seen_rows(data)))
 
 
 def weight_files(config: Config) -> tuple[str | None, ...]:
@@ -258,22 +260,22 @@ def spelled(spec: str, file: str | None) -> str:
     return f"{one.found.name}({', '.join(f'{option}={value!r}' for option, value in options.items())})"
 
 
-def scaling(config: Config, examples: Examples, file: str | None = None) -> Scaling | None:
+def scaling(config: Config, examples: Examples, file: str | None = None, rows: np.ndarray | None = None) -> Scaling | None:
     """Mean and deviation by which a network's inputs are normalised: its file's, if it says so; else as `config.normalise` asks;
     None for whole numbers that are no pixels, such as tokens.
 
     Raises:
       ValueError: an unknown normalisation, or one for other channels.
     """
-    return _scaling(resolve(config).normalise, examples, file)
+    return _scaling(resolve(config).normalise, examples, file, rows)
 
 
-def _scaling(normalise: str, examples: Examples, file: str | None) -> Scaling | None:
+def _scaling(normalise: str, examples: Examples, file: str | None, rows: np.ndarray | None = None) -> Scaling | None:
     own = None if file is None else weights.scaling(file)
     dtype = np.asarray(examples.x).dtype
     if own is None and np.issubdtype(dtype, np.integer) and dtype != np.uint8:
         return None
-    found = own or NORMALISATIONS[normalise] or scale(examples)
+    found = own or NORMALISATIONS[normalise] or scale(examples, rows)
     channels = examples.x.shape[-1] if examples.x.ndim > 1 else 1
     if len(found[0]) not in (1, channels):
         origin = f"weights={file!r}" if own else f"normalise={normalise!r}"
@@ -304,33 +306,37 @@ def beginning(
     return net._replace(params={name: entry for name, entry in net.params.items() if name not in (PARTS[train] or ())})
 
 
-def scale(examples: Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel (the last axis), of uint8 pixels in units of 255."""
+def scale(examples: Examples, rows: np.ndarray | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel (the last axis) over some rows, or all, of uint8 pixels in units of 255."""
     x = np.asarray(examples.x)
-    x = x[:1] if x.strides[0] == 0 else x  # one row many times, as in `stand_in.py`
-    axes = tuple(range(x.ndim - 1))
+    if x.strides[0] == 0:  # one row many times, as in `stand_in.py`
+        x, rows = x[:1], None
+    axes, number = tuple(range(x.ndim - 1)), len(x) if rows is None else len(rows)
+    block_of = lambda start, size: x[start : start + size] if rows is None else x[rows[start : start + size]]
     if x.dtype == np.uint8:  # sums of whole numbers, block by block: several times faster, and exact
-        rows = x.reshape(len(x), -1)
-        sums = np.zeros((2, rows.shape[1]), np.uint64)
-        for start in range(0, len(rows), 64):
-            wide = rows[start : start + 64].astype(np.uint32)
+        sums = np.zeros((2, math.prod(x.shape[1:])), np.uint64)
+        for start in range(0, number, 64):
+            wide = block_of(start, 64).reshape(-1, sums.shape[1]).astype(np.uint32)
             sums += np.stack([wide.sum(0, dtype=np.uint32), (wide * wide).sum(0, dtype=np.uint32)])
         total, squares = sums.reshape(2, -1, x.shape[-1]).sum(1).tolist()
-        number = x.size // x.shape[-1]
+        number = number * math.prod(x.shape[1:-1])
         mean = np.array(total) / number / 255
         std = np.array([(q * number - s * s) ** 0.5 for s, q in zip(total, squares, strict=True)]) / number / 255
+    elif in_file(x):
+        mean, std = _of_file_blocks(x.shape, number, block_of)
     else:
-        mean, std = _of_file_blocks(x) if in_file(x) else (x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64))
+        x = x if rows is None else x[rows]
+        mean, std = x.mean(axes, dtype=np.float64), x.std(axes, dtype=np.float64)
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
-def _of_file_blocks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation [C] of an array in a file, a thousand rows in memory at a time."""
-    sums = np.zeros((2, x.shape[-1]))
-    for start in range(0, len(x), 1000):
-        block = x[start : start + 1000].reshape(-1, x.shape[-1]).astype(np.float64)
+def _of_file_blocks(shape: tuple[int, ...], number: int, block_of: Callable) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation [C] of so many rows of an array in a file, a thousand rows in memory at a time."""
+    sums = np.zeros((2, shape[-1]))
+    for start in range(0, number, 1000):
+        block = block_of(start, 1000).reshape(-1, shape[-1]).astype(np.float64)
         sums += np.stack([block.sum(0), (block * block).sum(0)])
-    mean, square = sums * x.shape[-1] / x.size
+    mean, square = sums * shape[-1] / (number * math.prod(shape[1:]))
     return mean, np.sqrt(np.maximum(square - mean**2, 0))
 
 

@@ -10,7 +10,7 @@ A program adds up what these are made of over batches, clients and devices (`sum
 Average precision is sum_n (R_n - R_{n-1}) P_n over thresholds n, as scikit-learn has it, of rows counted by their logit in BINS
 steps from -REACH to REACH: scores of one step are one threshold. FLAIR's benchmark has 200 thresholds, even in the probability.
 A label that no row has counts for nothing. R2 is the mean over the D numbers of 1 - sum (y - f)^2 / sum (y - mean)^2, without
-those that do not vary; its sums are float32's, so that targets far from 0 should be centred.
+those that do not vary; its sums are float32's, of y less a centre that all batches have: their mean may lie far from 0.
 """
 
 from collections.abc import Mapping
@@ -32,13 +32,14 @@ BINS, REACH = 512, 16.0
 CONSTANT = 1e-5  # of the mean square: a smaller variance is rounding
 
 
-def sums(outputs: Array, y: Array, mask: Array) -> dict[str, Pair]:
+def sums(outputs: Array, y: Array, mask: Array, center: np.ndarray | float = 0.0) -> dict[str, Pair]:
     """What the scores of a batch are made of: pairs whose sums may have axes of their own.
 
     Args:
       outputs: of the network, [B, K]; of tokens [B, T, V].
       y: targets.
       mask: [B] which rows are real; the others may hold anything.
+      center: of numbers, [D] near the mean of all targets; the same for all sums that are added up.
     """
     kind, wide = targets_of(y), outputs.astype(jnp.float32)
     if kind == "labels":
@@ -48,7 +49,8 @@ def sums(outputs: Array, y: Array, mask: Array) -> dict[str, Pair]:
     if kind == "numbers":
         rows = jnp.mean((wide - y) ** 2, -1)
         there = lambda values: jnp.sum(jnp.where(mask[:, None], values, 0), 0)
-        moments = jnp.stack([there(y), there(y * y), there((wide - y) ** 2)])
+        off = y - jnp.broadcast_to(jnp.asarray(center, y.dtype), y.shape)
+        moments = jnp.stack([there(off), there(off * off), there((wide - y) ** 2)])
         return {"r2": (moments, jnp.sum(mask, dtype=jnp.float32)), "loss": metrics.mean_of(rows, mask)}
     rows = losses.cross_entropy_rows(wide, jnp.maximum(y, 0))
     return {"accuracy": metrics.accuracy(outputs, y, mask), "loss": metrics.mean_of(rows, losses.counted(y, mask))}
@@ -102,7 +104,7 @@ def average_precision(counts: np.ndarray) -> np.ndarray:
 
 
 def _r2(moments: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """[..., 3, D] sums of y, y^2 and (y - f)^2 over the rows -> [..., D]; NaN of what does not vary."""
+    """[..., 3, D] sums of y, y^2 (less the centre) and (y - f)^2 over the rows -> [..., D]; NaN of what does not vary."""
     total, squares, errors = (moments[..., i, :] for i in range(3))
     spread = squares - total**2 / np.maximum(rows, 1)[..., None]
     varies = spread > CONSTANT * squares

@@ -9,19 +9,21 @@ A row per client and part. Unseen clients follow the population: N, N + 1, ...; 
 
 import csv
 import io
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_core.storage.files import explained, write_text
+from fedjax_core.storage.files import explained, write_blocks
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import RUN
 
 FILE = "label_table.csv"
 READABLE = 50  # clients; of more nothing has a line each but CSV files
+_BLOCK = 2**16  # lines that are made at once
 _HEADS = ["client", "of_partition", "part"]
 Tables = Mapping[str, np.ndarray]  # by part ("train", "test"), [N, K]
 
@@ -52,15 +54,47 @@ def write(folder: Path, class_names: Sequence[str], clients: Sequence[tuple[np.n
     Raises:
       OSError: it cannot be written.
     """
-    text, first = io.StringIO(newline=""), 0
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_HEADS, *class_names])
+    lines = itertools.chain([_line([*_HEADS, *class_names])], _blocks(clients))
+    write_blocks(folder / FILE, lines)
+
+
+def _line(cells: Sequence[str]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+def _blocks(clients: Sequence[tuple[np.ndarray, Tables]]) -> Iterator[bytes]:
+    first = 0
     for ids, tables in clients:
-        known = ids.tolist()
         for part, table in tables.items():
-            writer.writerows([first + at, known[at], part, *row] for at, row in enumerate(table.tolist()))
-        first += len(known)
-    write_text(folder / FILE, text.getvalue())
+            for begin in range(0, len(ids), _BLOCK):
+                block = slice(begin, begin + _BLOCK)
+                numbers = np.arange(begin, min(begin + _BLOCK, len(ids))) + first
+                yield _lines([_cells(np.stack([numbers, ids[block]], 1)), _same(part, len(numbers)), _cells(table[block])])
+        first += len(ids)
+
+
+def _cells(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers >= 0, [n, columns], each with a comma behind it: (characters [n, places], which of them count)."""
+    width = len(str(int(numbers.max(initial=0))))
+    powers = 10 ** np.arange(width - 1, -1, -1)
+    characters = np.full((*numbers.shape, width + 1), ord(","), np.uint8)
+    characters[..., :-1] = numbers[..., None] // powers % 10 + ord("0")
+    there = np.ones(characters.shape, bool)
+    there[..., : width - 1] = numbers[..., None] >= powers[:-1]
+    return characters.reshape(len(numbers), -1), there.reshape(len(numbers), -1)
+
+
+def _same(word: str, lines: int) -> tuple[np.ndarray, np.ndarray]:
+    characters = np.broadcast_to(np.frombuffer(f"{word},".encode(), np.uint8), (lines, len(word) + 1))
+    return characters, np.ones(characters.shape, bool)
+
+
+def _lines(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> bytes:
+    characters, there = (np.concatenate(parts, 1) for parts in zip(*columns, strict=True))
+    characters[:, -1] = ord("\n")
+    return characters[there].tobytes()
 
 
 def partition_of(folder: str | os.PathLike) -> dict[str, Any]:

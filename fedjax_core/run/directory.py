@@ -15,7 +15,7 @@ from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CONFIG, RUN, WorkDir
 
-MOST_CHECKPOINTS = 100  # that may go on from one another before all client states are written anew
+MOST_CHECKPOINTS = 5  # each so many all client states are written anew, in files that no checkpoint before has
 MAY_DIFFER = (
     "rounds",
     "plan",
@@ -116,27 +116,30 @@ def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> Sta
 
 def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
     """Writes the checkpoint of the round `done`; of client states off the devices what changed since the one of the round `before`,
-    where the parts do not add up to more than twice what there is.
+    where the parts do not add up to more than twice what there is. Each `MOST_CHECKPOINTS` it writes all of them anew: damage to a
+    file is damage to all checkpoints that share it. Of several processes each writes what it keeps.
     """
     kept = simulation.kept
     record: dict[str, Any] = {"touched": simulation.touched()}
-    if kept is None or not checkpoints.writer:
+    if kept is None:
         checkpoints.save(done, simulation.without_clients(state), record)
         return
-    earlier = None if checkpoints.number_of_parts(before) is None else checkpoints.record(before)
+    earlier = None
+    if checkpoints.writer and checkpoints.number_of_parts(before) is not None:
+        earlier = checkpoints.record(before)
+    earlier = together.said(earlier)
     rows = sum(int(store.changed.sum()) for store in kept.stores) + (0 if earlier is None else earlier["rows_in_parts"])
     after_whole = 0 if earlier is None else earlier.get("after_whole", 0) + 1
     whole = earlier is None or after_whole >= MOST_CHECKPOINTS or rows > 2 * sum(record["touched"])
     record |= {"rows_in_parts": sum(record["touched"]) if whole else rows, "after_whole": 0 if whole else after_whole}
-    after = None if whole else before
-    checkpoints.save(done, simulation.without_clients(state), record, kept.parts(whole), after)
+    checkpoints.save(done, simulation.without_clients(state), record, kept.parts(whole), None if whole else before)
     kept.saved()
 
 
 def save_whole(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int) -> None:
     """Writes a checkpoint of the round `done` that goes on from no other; client states off the devices part by part."""
     kept = simulation.kept
-    parts = kept.parts(True) if kept is not None and checkpoints.writer else None
+    parts = None if kept is None else kept.parts(True)
     checkpoints.save(done, simulation.without_clients(state), {"touched": simulation.touched()}, parts)
 
 

@@ -20,21 +20,21 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
+from fedjax_core.engine import together
 from fedjax_core.storage import digests
+from fedjax_core.storage import parts as of_parts
 from fedjax_core.storage.arrays import read_arrays, write_arrays
 from fedjax_core.storage.files import explained, sync_directory, write_text
 from fedjax_core.storage.json_files import json_text, plain, read_json, write_json
 from fedjax_core.storage.leaves import ENTRY, check_leaves, from_host, named_leaves, to_host
-from fedjax_core.storage.parts import read as read_parts
-from fedjax_core.storage.parts import write as write_parts
 
 _log = logging.getLogger("fedjax_core")
 
@@ -46,9 +46,9 @@ _UNFINISHED = ".unfinished-"  # prefix of what is being written or deleted
 class Checkpoints:
     """The checkpoints of one run.
 
-    With several processes each calls `save` and `restore` with its own view of the same state. Process 0 writes; all read, so
-    the directory must be one that all of them see. A leaf must be addressable as a whole by process 0: on the host, on its own
-    devices, or replicated.
+    With several processes each calls `save` and `restore` with its own view of the same state. Process 0 writes the state, each
+    process its own parts, if there are any; all read, so the directory must be one that all of them see. A leaf must be addressable
+    as a whole by process 0: on the host, on its own devices, or replicated.
     """
 
     def __init__(self, directory: str | os.PathLike, keep: int = 3, *, writer: bool | None = None) -> None:
@@ -56,7 +56,8 @@ class Checkpoints:
 
         Args:
           directory: where the checkpoints lie.
-          keep: how many to keep; older ones are deleted once a newer one is complete.
+          keep: how many to keep; older ones are deleted once a newer one is complete. Where all that are kept, two or more, share
+            parts with the newest, the last one that shares none is kept beside them.
           writer: whether this process writes. By default process 0 does.
 
         Raises:
@@ -92,18 +93,43 @@ class Checkpoints:
           round: the number of rounds that `state` has seen.
           state: pytree of jax arrays (typed keys too), numpy arrays and Python numbers. It is only read.
           record: JSON values to keep beside it.
-          parts: named arrays, which `parts` gives again; None: it has none.
+          parts: named arrays, which `parts` gives again; None: it has none. Of several processes each gives its own, and none
+            returns before the checkpoint is complete.
           after: the round of the checkpoint whose parts stand before these; None: none do.
 
         Raises:
-          OSError: if it cannot be written; one line that names the path. Earlier checkpoints are intact.
+          OSError: if it cannot be written, by any process where there are parts; one line that names the path. Earlier checkpoints
+            are intact.
           TypeError: if a leaf is not an array; if `record` has a value that JSON cannot hold.
           ValueError: if a leaf is spread over several processes, or the round is negative.
         """
         if round < 0:
             raise ValueError(f"round is {round}; rounds count from 0")
-        if not self.writer:
+        if not self.writer and (parts is None or jax.process_count() == 1):
             return
+        all_do = _alone if parts is None else together.all_or_none
+        begun = None
+        with explained(f"write the checkpoint of round {round} (earlier ones are intact) in", self.directory):
+            try:
+                beginning = lambda: self._begin(round, state, record, parts is not None, after) if self.writer else None
+                begun = all_do("begin a checkpoint", beginning)
+                if parts is not None:
+                    self._write_parts(begun, parts)
+                all_do("end a checkpoint", lambda: None if begun is None else self._end(begun))
+            except BaseException:
+                if begun is not None:
+                    shutil.rmtree(begun.temporary, ignore_errors=True)
+                raise
+
+    def _begin(
+        self,
+        round: int,  # noqa: A002
+        state: PyTree,
+        record: Mapping[str, Any] | None,
+        with_parts: bool,
+        after: int | None,
+    ) -> "_Begun":
+        """Everything of a checkpoint but its new parts, under another name."""
         leaves = [to_host(name, leaf) for name, leaf in named_leaves(state)]
         arrays = {_number(position): array for position, (_, array) in enumerate(leaves) if array is not None}
         texts = {_LEAVES: json_text([entry for entry, _ in leaves]), _RECORD: json_text(plain(record or {}, "record"))}
@@ -113,28 +139,55 @@ class Checkpoints:
         }
         before, earlier = self._complete().get(round), None if after is None else self._place(after)
         final = self.directory / f"{round:08d}{'' if before is None else f'-{_replaced(before) + 1}'}"
-        temporary = self.directory / f"{_UNFINISHED}{final.name}"
-        with explained(f"write the checkpoint of round {round} (earlier ones are intact) in", self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            try:
-                temporary.mkdir()
-                if arrays:
-                    write_arrays(temporary / _ARRAYS, arrays)
-                for file, text in texts.items():
-                    write_text(temporary / file, text)
-                names = {} if parts is None else {"parts": write_parts(temporary, parts, earlier)}
-                write_json(temporary / _DIGESTS, known | names)
-                _sync(temporary)
-                temporary.rename(final)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
-            sync_directory(self.directory)
-        if before is not None:
-            self._delete(before)
-        for old in self.rounds()[: -self.keep]:
-            self._delete(self._complete()[old])
+        begun = _Begun(self.directory / f"{_UNFINISHED}{final.name}", final, before, known, [] if with_parts else None)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        try:
+            begun.temporary.mkdir()
+            if arrays:
+                write_arrays(begun.temporary / _ARRAYS, arrays)
+            for file, text in texts.items():
+                write_text(begun.temporary / file, text)
+            if begun.parts is not None:
+                begun.parts.extend(of_parts.begin(begun.temporary, earlier))
+        except BaseException:
+            shutil.rmtree(begun.temporary, ignore_errors=True)
+            raise
+        return begun
+
+    def _write_parts(self, begun: "_Begun | None", parts: Iterable[Mapping[str, np.ndarray]]) -> None:
+        """The parts of every process."""
+        told = None if begun is None else [begun.temporary.name, of_parts.following(begun.parts or ())]
+        name, first = together.said(told)
+        processes = jax.process_count()
+        me = None if processes == 1 else jax.process_index()
+        number = together.all_or_none("write its parts", lambda: of_parts.write(self.directory / name, parts, first, me))
+        numbers = together.seen([number])[:, 0].tolist()
+        if begun is not None and begun.parts is not None:
+            each = [(first + at, process) for process, number in enumerate(numbers) for at in range(number)]
+            begun.parts.extend(of_parts.called(at, None if processes == 1 else process) for at, process in sorted(each))
+
+    def _end(self, begun: "_Begun") -> None:
+        """Gives a checkpoint its name, and deletes those that are not kept."""
+        names = {} if begun.parts is None else {"parts": begun.parts}
+        write_json(begun.temporary / _DIGESTS, begun.known | names)
+        _sync(begun.temporary)
+        begun.temporary.rename(begun.final)
+        sync_directory(self.directory)
+        if begun.replaces is not None:
+            self._delete(begun.replaces)
+        places = [self._complete()[kept] for kept in self.rounds()]
+        spared = self._independent(places)
+        for old in places[: -self.keep]:
+            if old != spared:
+                self._delete(old)
+
+    def _independent(self, places: list[Path]) -> Path | None:
+        """The last of the older checkpoints that shares no part with the newest, where all that are kept do."""
+        *kept, newest = places[-self.keep :]
+        if not kept or any(not of_parts.shares(newest, place) for place in kept):
+            return None
+        return next((place for place in reversed(places[: -self.keep]) if not of_parts.shares(newest, place)), None)
 
     def restore(self, round: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:  # noqa: A002
         """Reads a checkpoint back, bit for bit: everything is compared with the digests that were written with it.
@@ -176,7 +229,7 @@ class Checkpoints:
         """
         place = self._place(round)
         with self._older_named(round, place):
-            yield from read_parts(place, (_digests(place) or {}).get("parts", ()))
+            yield from of_parts.read(place, (_digests(place) or {}).get("parts", ()))
 
     def number_of_parts(self, round: int) -> int | None:  # noqa: A002
         """How many parts a checkpoint has; None if there is no such checkpoint, or it was saved without."""
@@ -201,17 +254,25 @@ class Checkpoints:
         try:
             yield
         except (ValueError, OSError) as error:
-            older = [other for other in self.rounds() if other < round]
-            if older:
-                rounds = ", ".join(map(str, older))
-                remedy = (
-                    f"older: round {rounds}; to go back to round {older[-1]} rename {place} to {place.name}.damaged and call again"
-                )
-            else:
-                remedy = "there is no older one; start anew in another directory"
+            remedy = self._remedy(round, place, error.name if isinstance(error, of_parts.Damaged) else None)
             reason = error.strerror if isinstance(error, OSError) else error
             text = f"the checkpoint of round {round} cannot be used ({reason}); {remedy}"
             raise (OSError(error.errno, text) if isinstance(error, OSError) else ValueError(text)) from error
+
+    def _remedy(self, round: int, place: Path, damaged: str | None) -> str:  # noqa: A002
+        """What to do where a checkpoint cannot be used; `damaged`: the part that is not what was written."""
+        complete, said = self._complete(), ""
+        others = sorted(other for other in complete if other != round)
+        spoilt = [other for other in others if damaged and of_parts.shares(place, complete[other], damaged)]
+        if spoilt:
+            said = f"round {', '.join(map(str, spoilt))} has the same file; "
+        older = [other for other in others if other < round and other not in spoilt]
+        if not older:
+            return f"{said}there is no older one{' without it' if spoilt else ''}; start anew in another directory"
+        away = [complete[other] for other in [*others, round] if other == round or (other in spoilt and other > older[-1])]
+        names = " and ".join(f"{path} to {path.name}.damaged" for path in sorted(away))
+        which = f"older{' without it' if spoilt else ''}: round {', '.join(map(str, older))}"
+        return f"{said}{which}; to go back to round {older[-1]} rename {names} and call again"
 
     def _place(self, round: int) -> Path:  # noqa: A002
         place = self._complete().get(round)
@@ -248,6 +309,30 @@ class Checkpoints:
                 shutil.rmtree(path)
             elif _COMPLETE.fullmatch(path.name) and path not in newest:
                 self._delete(path)
+
+
+class _Begun(NamedTuple):
+    """A checkpoint on its way.
+
+    Attributes:
+      temporary: its directory by now.
+      final: its place when it is complete.
+      replaces: the directory of the checkpoint of that round that there is already.
+      known: what digests.json says of files and arrays.
+      parts: names of its parts, in their order; None if it has none.
+    """
+
+    temporary: Path
+    final: Path
+    replaces: Path | None
+    known: dict[str, Any]
+    parts: list[str] | None
+
+
+def _alone(what: str, step: Callable[[], Any]) -> Any:
+    """`together.all_or_none` of one process."""
+    del what
+    return step()
 
 
 def _replaced(path: Path) -> int:

@@ -54,12 +54,17 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
     Raises:
       OSError: one line that names the path; the old file is intact.
     """
+    write_blocks(path, [data])
+
+
+def write_blocks(path: str | os.PathLike, blocks: Iterable[bytes]) -> None:
+    """`write_bytes` of one block after another, each made when it is wanted."""
     path = Path(path)
     temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{threading.get_ident()}-{path.name}")
     with explained("write", path):
         try:
             with open(temporary, "wb") as file:
-                file.write(data)
+                file.writelines(blocks)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

@@ -2,7 +2,9 @@
 
 A checkpoint's folder `parts/` has files 00000.safetensors, 00001.safetensors ... (`tensors.py`, with digests). The checkpoint that
 goes on from it has the same files, by hard links where the file system has such, and its own after them: it writes what changed, is
-whole by itself, and may be copied, moved or deleted like any other.
+whole by itself, and may be copied, moved or deleted like any other. Damage to a file is damage to all checkpoints that share it.
+
+Where several processes write, each has files of its own, 00002-0000.safetensors, 00002-0001.safetensors ...
 """
 
 import os
@@ -18,16 +20,27 @@ PARTS = "parts"
 Arrays = Mapping[str, np.ndarray]
 
 
-def write(place: Path, parts: Iterable[Arrays], after: Path | None) -> list[str]:
-    """Writes the parts of a checkpoint behind those of an earlier one.
+class Damaged(ValueError):
+    """A part is not what was written.
+
+    Attributes:
+      name: of the part.
+    """
+
+    def __init__(self, name: str, text: str):
+        super().__init__(text)
+        self.name = name
+
+
+def begin(place: Path, after: Path | None) -> list[str]:
+    """Makes the folder of a checkpoint's parts, with those of an earlier one.
 
     Args:
       place: of the checkpoint that is being written.
-      parts: named arrays, a file for each.
       after: the earlier checkpoint; None: there are no parts before these.
 
     Returns:
-      The names of all its files, in their order.
+      The names of the earlier parts, in their order.
 
     Raises:
       OSError: they cannot be written.
@@ -41,20 +54,68 @@ def write(place: Path, parts: Iterable[Arrays], after: Path | None) -> list[str]
             os.link(after / PARTS / name, folder / name)
         except OSError:  # a file system without hard links, or too many of this file
             shutil.copyfile(after / PARTS / name, folder / name)
-    for arrays in parts:
-        names.append(f"{len(names):05d}.safetensors")
-        write_tensors(folder / names[-1], arrays, {})
     return names
+
+
+def write(place: Path, parts: Iterable[Arrays], first: int, process: int | None = None) -> int:
+    """Writes the parts of a checkpoint behind those of an earlier one.
+
+    Args:
+      place: of the checkpoint that is being written.
+      parts: named arrays, a file for each.
+      first: the number of the first one.
+      process: which process this is, where several write parts that belong to different clients; None: there is one.
+
+    Returns:
+      How many they were.
+
+    Raises:
+      OSError: they cannot be written.
+    """
+    number = 0
+    for number, arrays in enumerate(parts, 1):
+        write_tensors(place / PARTS / called(first + number - 1, process), arrays, {})
+    return number
+
+
+def called(number: int, process: int | None) -> str:
+    """The name of a part."""
+    return f"{number:05d}{'' if process is None else f'-{process:04d}'}.safetensors"
+
+
+def following(names: Iterable[str]) -> int:
+    """The number of the first part behind these."""
+    return max((int(name.partition(".")[0].partition("-")[0]) + 1 for name in names), default=0)
 
 
 def read(place: Path, names: Iterable[str]) -> Iterator[dict[str, np.ndarray]]:
     """The parts of a checkpoint, in their order, compared with their digests.
 
     Raises:
-      ValueError: one is damaged, or is not there.
+      Damaged: one is not what was written, or is not there.
       OSError: one cannot be read.
     """
     for name in names:
         if not (place / PARTS / name).is_file():
-            raise ValueError(f"{place} is damaged: it lacks {PARTS}/{name}")
-        yield read_tensors(place / PARTS / name)[0]
+            raise Damaged(name, f"{place} is damaged: it lacks {PARTS}/{name}")
+        try:
+            arrays = read_tensors(place / PARTS / name)[0]
+        except ValueError as error:
+            raise Damaged(name, str(error)) from error
+        yield arrays
+
+
+def shares(one: Path, other: Path, name: str | None = None) -> bool:
+    """Whether two checkpoints have a part in common, or this part: one file, of two names."""
+    return any(_same(one / PARTS / part, other / PARTS / part) for part in ([name] if name else _names(one)))
+
+
+def _names(place: Path) -> list[str]:
+    return sorted(path.name for path in (place / PARTS).iterdir()) if (place / PARTS).is_dir() else []
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samestat(one.stat(), other.stat())
+    except FileNotFoundError:
+        return False

@@ -3,6 +3,7 @@
 python -m tests.benchmarks                                        # all workloads but b; peers that are there
 sh tests/benchmarks/peers/make.sh                                 # makes the peers' environments, under build/peers
 python -m tests.benchmarks --workloads=a,c --repeats=9 --json=build/benchmarks/ac.json
+python -m tests.benchmarks --scale=host,disk,rows --repeats=9      # what size costs, ours alone (scale.py)
 python -m tests.benchmarks --workloads=b --peers=torch --ours='(chunk=4)' --ours='(conv_form=native, dtype=bfloat16)'
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core import by_name
-from tests.benchmarks import equality, ours, report
+from tests.benchmarks import equality, ours, report, scale
 from tests.benchmarks.protocol import Contender, Failed
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
@@ -138,7 +139,13 @@ def main(arguments: Sequence[str]) -> None:
         "--equality", default=None, help="workloads to compare with torch's weights; default: a, c if torch is a peer"
     )
     parser.add_argument("--json", default=str(SCRATCH / "results.json"), help="where the numbers go")
+    parser.add_argument("--scale", default="", help=f"in place of workloads, some of {', '.join(scale.WHAT)}")
     chosen = parser.parse_args(arguments)
+    if chosen.scale:
+        ours.set_up()
+        for name in chosen.scale.split(","):
+            print(scale.WHAT[by_name.choose("scale", name, scale.WHAT)](chosen.repeats), end="\n\n", flush=True)  # noqa: T201
+        return
     peers = [peer for peer in chosen.peers.split(",") if peer]
     for peer in peers:
         by_name.choose("peer", peer, PEERS)

@@ -37,7 +37,7 @@ from fedjax_core.data.partition.tail import long_tail
 Lists = Sequence[np.ndarray]
 __all__ = ["GIVEN", "SCHEMES", "WITHOUT_CLASSES", "Index", "long_tail", "make"]
 
-SCHEMES: dict[str, Callable[..., Index | tuple[Lists, Lists | None]]] = {
+SCHEMES: dict[str, Callable[..., Lists | tuple[Lists, Lists | None]]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "quantity_skew": quantity_skew,

@@ -4,11 +4,12 @@ import numpy as np
 
 from fedjax_core.data.draws import apportion, generator
 from fedjax_core.data.partition.concentration import Alpha, concentrations, draw_until, log_dirichlet
-from fedjax_core.data.partition.rows import Index, check_labels, sorted_rows
+from fedjax_core.data.partition.rows import check_labels
+from fedjax_core.data.row_lists import RowLists
 from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
-def iid(labels: np.ndarray, clients: int, seed: int) -> Index:
+def iid(labels: np.ndarray, clients: int, seed: int) -> RowLists:
     """Shuffles all rows and cuts them into N parts of equal size (up to one row).
 
     Args:
@@ -23,12 +24,13 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> Index:
       ValueError: more clients than rows, or bad labels.
     """
     labels = check_labels(labels, clients)
-    return [sorted_rows(part) for part in np.array_split(generator(seed, "iid").permutation(len(labels)), clients)]
+    each, more = divmod(len(labels), clients)
+    return RowLists.cut(generator(seed, "iid").permutation(len(labels)), each + (np.arange(clients) < more))
 
 
 def quantity_skew(
     labels: np.ndarray, clients: int, seed: int, *, alpha: Alpha, min_size: AtLeastZero = 1, max_tries: AtLeastOne = 1000
-) -> Index:
+) -> RowLists:
     """Client sizes from a Dirichlet distribution, rows at random: label distributions agree, quantities do not.
 
     Small alpha means more skew: with 10 clients the largest holds 66 % of the rows on average at alpha 0.1, 15 % at alpha 10.
@@ -57,4 +59,4 @@ def quantity_skew(
 
     concentration = concentrations(alpha, clients, "client")
     sizes = draw_until(draw, "quantity_skew", concentration, min_size, len(labels), clients, max_tries)[0]
-    return [sorted_rows(part) for part in np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])]
+    return RowLists.cut(rng.permutation(len(labels)), sizes)

@@ -1,10 +1,13 @@
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated, partition, sources, validation
+from fedjax_core.data import draws, federated, partition, sources, validation
+from fedjax_core.data.row_lists import RowLists
 
 LIGHT = settings(max_examples=25, deadline=None)
 
@@ -89,10 +92,12 @@ def test_proportional_leaves_out_classes_that_nobody_trains_on():
     assert data.test_label_table.tolist() == [[0, 7, 0, 0], [0, 13, 0, 0], [0, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("many", [draws.MANY, 0], ids=["one by one", "together"])
 @LIGHT
 @given(st.integers(1, 8), st.integers(0, 10_000))
-def test_matched_test_rows_have_the_training_distribution(clients, seed):
-    data = divide({"name": "dirichlet", "alpha": 2.0}, clients, seed, test_split="matched", test_examples=15)
+def test_matched_test_rows_have_the_training_distribution(many, clients, seed):
+    with mock.patch.object(draws, "MANY", many):
+        data = divide({"name": "dirichlet", "alpha": 2.0}, clients, seed, test_split="matched", test_examples=15)
     assert {len(rows) for rows in data.test_index} == {15}
     shares = data.label_table / data.label_table.sum(1, keepdims=True)
     assert np.abs(data.test_label_table - 15 * shares).max() < 1
@@ -100,11 +105,24 @@ def test_matched_test_rows_have_the_training_distribution(clients, seed):
         assert len(np.unique(rows)) == 15
 
 
-def test_matched_says_how_many_rows_there_are():
+@pytest.mark.parametrize("many", [draws.MANY, 0], ids=["one by one", "together"])
+def test_matched_says_how_many_rows_there_are(monkeypatch, many):
+    monkeypatch.setattr(draws, "MANY", many)
     one_class = {"name": "pathological", "classes_per_client": 1}
     with pytest.raises(ValueError, match=r"wants 21 of the 20 test rows of class \d; test_examples=21 must be <= 20"):
         divide(one_class, 4, test_split="matched", test_examples=21)
     assert divide(one_class, 4, test_split="matched", test_examples=20).test_label_table.max(1).tolist() == [20] * 4
+
+
+def test_lists_by_offsets_are_lists():
+    """Shared ones too, sorted or not; what they are hashed to does not depend on how they lie."""
+    shared = RowLists(np.array([4, 5, 6, 9, 8]), np.array([0, 0, 1, 3, 5]), np.array([3, 3, 2, 2, 0]))
+    plain = [[4, 5, 6], [4, 5, 6], [5, 6], [8, 9], []]
+    mine, theirs = (federated.from_index(DATA, lists, [[0]] * 5) for lists in (shared, plain))
+    assert [rows.tolist() for rows in mine.train_index] == plain
+    assert mine.partition_hash == theirs.partition_hash
+    with pytest.raises(ValueError, match=r"train_index has row numbers from 4 to 9: must lie in \[0, 9\)"):
+        federated._given("train_index", shared, 9)
 
 
 def test_all_is_the_whole_test_set_for_everyone():

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedjax_core import experiment
 from fedjax_core.data import federated, unseen, validation
 from tests.fedjax_core.data.test_federated import LIGHT, divide
 
@@ -59,13 +60,15 @@ def test_validation_rows_and_a_pool_are_of_the_population():
 
 def test_inputs_are_scaled_by_rows_that_somebody_seen_has():
     whole = divide(clients=4)
-    assert unseen.seen_rows(whole) is whole.train
+    assert unseen.seen_rows(whole) is None
     data, new = apart(whole, 1, 0)
     theirs = new.train_index[0]
     kept = np.setdiff1d(np.arange(len(whole.train.y)), theirs)
-    np.testing.assert_array_equal(unseen.seen_rows(data).x, whole.train.x[kept])
+    np.testing.assert_array_equal(unseen.seen_rows(data), kept)
+    few, many = whole.train._replace(x=whole.train.x[kept]), whole.train
+    assert experiment.scale(many, unseen.seen_rows(data)) == experiment.scale(few) != experiment.scale(many)
     shared = dataclasses.replace(data, train_index=(np.union1d(data.train_index[0], theirs), *data.train_index[1:]))
-    assert len(unseen.seen_rows(shared).y) == len(whole.train.y)
+    assert len(unseen.seen_rows(shared)) == len(whole.train.y)
 
 
 @pytest.mark.parametrize("part", [0, 5, 1.0, True])

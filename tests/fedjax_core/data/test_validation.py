@@ -1,17 +1,25 @@
 """Rows that are held back of each client's training rows."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_core.data import validation
+from fedjax_core.data import draws, validation
 from tests.fedjax_core.data.test_federated import LIGHT, divide
 
 
+@pytest.mark.parametrize("many", [draws.MANY, 0], ids=["one by one", "together"])
 @LIGHT
 @given(st.integers(1, 8), st.integers(0, 10_000), st.floats(0.01, 0.95))
-def test_a_part_of_each_client_by_class(clients, seed, fraction):
+def test_a_part_of_each_client_by_class(many, clients, seed, fraction):
+    with mock.patch.object(draws, "MANY", many):
+        check_parts(clients, seed, fraction)
+
+
+def check_parts(clients, seed, fraction):
     whole = divide(clients=clients, seed=seed)
     data = validation.hold_out(whole, fraction, seed)
     for client, (everything, kept, held) in enumerate(zip(whole.train_index, data.train_index, data.validation_index, strict=True)):

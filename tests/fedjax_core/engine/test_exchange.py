@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithm import Cohort
+from fedjax_core.engine import parallel
 from fedjax_core.engine.disk_states import DiskStore
 from fedjax_core.engine.exchange import Exchange
-from fedjax_core.engine.states import HostStore
+from fedjax_core.engine.shared_exchange import between
+from fedjax_core.engine.shares import Shares
+from fedjax_core.engine.states import HostStore, OnHost
 from fedjax_core.run import directory
 from fedjax_core.storage.checkpoint import Checkpoints
 from tests import toy
@@ -38,11 +41,12 @@ def draw(key, number):
     return [(Cohort(jnp.asarray(places), jnp.asarray(there)), jnp.asarray(places))]
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("store", [HostStore, DiskStore])
-def test_rounds_see_what_the_rounds_before_have_left(store):
+def test_rounds_see_what_the_rounds_before_have_left(store, shared):
     kept, truth = store(N, LIKE), {}
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    exchange = Exchange([kept], draw, lambda rows: jax.device_put(rows, sharding), sharding)
+    mesh = parallel.mesh(parallel.Plan(1, 3 if shared else 1))
+    exchange = between(OnHost((), [kept], Shares(mesh) if shared else None), draw, parallel.spread(mesh))
     for number in range(5):
         coming = exchange.take(KEY, number)
         assert coming.places[0].tolist() == COHORTS[number][0]
@@ -55,7 +59,7 @@ def test_rounds_see_what_the_rounds_before_have_left(store):
         exchange.begin(KEY, number + 1, exchange.drawn(KEY, number + 1))
         new = jnp.arange(3, dtype=jnp.int32) + 10 * (number + 1)
         left = {"w": jnp.stack([new, -new], 1).astype(jnp.float32), "n": new, "none": jnp.zeros((3, 0), jnp.int8)}
-        exchange.give(coming, [left])
+        exchange.give(coming, [jax.device_put(left, parallel.spread(mesh))])
         truth |= {p: int(n) for p, n, there in zip(COHORTS[number][0], new, COHORTS[number][1], strict=True) if there}
     exchange.settle()
     assert {place: int(kept.rows["n"][place]) for place in np.flatnonzero(kept.touched)} == truth

@@ -67,6 +67,16 @@ def test_r2_and_squared_error_are_scikit_learns():
     assert found["mean_squared_error"] == found["loss"] == pytest.approx(mean_squared_error(y, f), rel=1e-5)
 
 
+def test_r2_of_numbers_far_from_zero():
+    rng = np.random.default_rng(3)
+    y = (rng.normal(size=(400, 2)) + (3000, -900)).astype(np.float32)
+    f = (y + rng.normal(size=y.shape) * 0.5).astype(np.float32)
+    parts = [slice(0, 150), slice(150, 400)]
+    each = [scored.sums(f[part], y[part], np.ones(len(y[part]), bool), y.mean(0)) for part in parts]
+    found = scored.finished("numbers", jax.device_get(jax.tree.map(jnp.add, *each)))["r2"]
+    assert found[0] / found[1] == pytest.approx(r2_score(y, f), abs=1e-4)
+
+
 def test_perplexity_is_of_the_tokens_that_count():
     rng = np.random.default_rng(2)
     logits, y = rng.normal(size=(9, 5, 6)).astype(np.float32), rng.integers(-1, 6, (9, 5)).astype(np.int32)

@@ -13,7 +13,8 @@ def test_of_few_clients_run_json_has_all():
     assert found == {"label_table": TRAIN[:50].tolist(), "test_label_table": TEST[:50].tolist()}
 
 
-def test_of_more_it_has_sums_and_the_csv_all(tmp_path):
+def test_of_more_it_has_sums_and_the_csv_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(label_tables, "_BLOCK", 7)
     found = label_tables.of_run({"train": TRAIN, "test": TEST})
     assert "label_table" not in found
     assert found["train_rows"] == {

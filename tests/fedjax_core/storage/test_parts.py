@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from fedjax_core.storage import parts
 from fedjax_core.storage.checkpoint import Checkpoints
 
 STATE = {"w": np.arange(3.0)}
@@ -71,6 +72,45 @@ def test_damage_is_found(tmp_path):
     with pytest.raises(ValueError, match=r"it lacks parts/00002\.safetensors"):
         list(store.parts(5))
     assert len(list(store.parts(4))) == 3
+
+
+def test_of_a_damaged_file_that_others_share_only_what_lacks_it_is_a_way_back(tmp_path):
+    store = Checkpoints(tmp_path, keep=5)
+    store.save(1, STATE, {}, [part(1)])
+    for done in (2, 4, 5):
+        store.save(done, STATE, {}, [part(done)], after={2: None, 4: 2, 5: 4}[done])
+    file = tmp_path / "00000004" / "parts" / "00000.safetensors"
+    with file.open("r+b") as opened:  # in its place: of all that link to it
+        opened.seek(-1, 2)
+        opened.write(b"!")
+    remedy = rf"rename {tmp_path}/00000002 to 00000002.damaged and {tmp_path}/00000004 to 0.*4.damaged and {tmp_path}/00000005 to"
+    with pytest.raises(
+        ValueError, match=rf"round 2, 4 has the same file; older without it: round 1; to go back to round 1 {remedy}"
+    ):
+        list(store.parts(5))
+    store._delete(tmp_path / "00000001")
+    with pytest.raises(ValueError, match="round 2, 4 has the same file; there is no older one without it; start anew"):
+        list(store.parts(5))
+
+
+def test_the_last_checkpoint_that_shares_nothing_is_kept(tmp_path):
+    store, kept = Checkpoints(tmp_path, keep=2), []
+    for done in range(1, 9):
+        store.save(done, STATE, {}, [part(done)], after=None if done in (1, 4, 7) else done - 1)
+        kept.append(store.rounds())
+    assert kept == [[1], [1, 2], [2, 3], [3, 4], [3, 4, 5], [3, 5, 6], [6, 7], [6, 7, 8]]
+    alone = Checkpoints(tmp_path / "alone", keep=1)
+    for done in (1, 2):
+        alone.save(done, STATE, {}, [part(done)])
+    assert alone.rounds() == [2]
+
+
+def test_parts_of_several_processes_stand_in_the_order_of_checkpoints(tmp_path):
+    assert parts.following(["00000.safetensors", "00001-0000.safetensors", "00001-0001.safetensors"]) == 2
+    assert parts.following([]) == 0
+    (tmp_path / "parts").mkdir()
+    assert parts.write(tmp_path, [part(7)], 3, process=1) == 1
+    assert os.listdir(tmp_path / "parts") == [parts.called(3, 1)]
 
 
 def test_a_part_that_cannot_be_written_leaves_what_there_was(tmp_path):

@@ -1,0 +1,61 @@
+"""`exchange.py` where several processes keep client states, each its share (`shares.py`).
+
+The thread of a process reads and writes what it keeps, and starts no program. What devices of several processes do together is
+started between the rounds, in the same order by all: what keepers have read goes to the devices that train it when a round begins,
+and what a round leaves goes back when it ends.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_core.algorithm import PyTree
+from fedjax_core.engine.exchange import Coming, Exchange, again
+from fedjax_core.engine.shares import Shares
+from fedjax_core.engine.states import HostStore, OnHost
+
+
+class SharedExchange(Exchange):
+    """Between the stores of several processes and their devices. All of them must call `take` and `give` in the same order."""
+
+    def __init__(self, stores: Sequence[HostStore], draw: Callable[[Any, int], Any], shares: Shares):
+        """Reads nothing yet. The arguments are `Exchange`'s, and who keeps whose states."""
+        super().__init__(stores, draw, lambda rows: rows, None)
+        self._shares = shares
+
+    def _read(self, key: np.ndarray, number: int, drawn: Any = None) -> Coming:
+        coming = self._known(number, self._draw(key, number) if drawn is None else drawn)
+        each = list(zip(self._stores, coming.places, strict=True))
+        routes = [self._shares.route(places, len(store.touched)) for store, places in each]
+        rows = [self._shares.read(store.read, route) for store, route in zip(self._stores, routes, strict=True)]
+        return coming._replace(rows=rows, touched=[store.known(places) for store, places in each], routes=routes)
+
+    def _newest(self, found: Coming) -> Coming:
+        sent, touched = [self._shares.sent(rows) for rows in found.rows], list(found.touched)
+        if self._last is not None:
+            last, left = self._last
+            for g, (at, both) in enumerate(again(found, last)):
+                if both.any():
+                    sent[g] = self._shares.newest(sent[g], found.routes[g], left[g], last.routes[g], at, both)
+                    touched[g] = touched[g] | both
+        rows = [self._shares.arrived(each, route) for each, route in zip(sent, found.routes, strict=True)]
+        return found._replace(rows=rows, touched=touched)
+
+    def give(self, of: Coming, rows: list[PyTree]) -> None:
+        super().give(of, [self._shares.returned(new, route) for new, route in zip(rows, of.routes, strict=True)])
+
+    def _write(self, of: Coming, rows: list[PyTree]) -> None:
+        for store, route, there, places, new in zip(self._stores, of.routes, of.there, of.places, rows, strict=True):
+            for position, mine in self._shares.of_here(new, route):
+                real = (position >= 0) & there[position]
+                store.put(places[position[real]], jax.tree.map(lambda x, real=real: x[real], mine))
+            store.touch(places[there])
+
+
+def between(kept: OnHost, draw: Callable[[Any, int], Any], sharding: Any) -> Exchange:
+    """The exchange of these states; `sharding` of rows of clients on the devices."""
+    if kept.shares is not None:
+        return SharedExchange(kept.stores, draw, kept.shares)
+    return Exchange(kept.stores, draw, lambda rows: jax.device_put(rows, sharding), sharding)

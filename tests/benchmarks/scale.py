@@ -1,0 +1,192 @@
+"""What size costs, in one process and in turns: populations of very many clients, and rows that are read beside resident ones.
+
+python -m tests.benchmarks --scale=host,disk,rows --repeats=9
+
+Each turn measures every contender once, in one order and in the reverse by turns, and compares it with the first one of that turn.
+"""
+
+import dataclasses
+import functools
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_core import experiment, nn
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import federated, sources
+from fedjax_core.data.row_lists import RowLists
+from fedjax_core.engine import ahead, parallel, simulation
+from fedjax_core.engine.rows import Streamed
+from fedjax_core.learning import training
+from fedjax_core.task import of_model
+from tests.benchmarks.report import number, row
+
+POPULATIONS = (1_000, 100_000, 10_000_000)
+SHAPE, CLASSES = (784,), 10
+CAP = 40_000_000  # bytes that streamed rows may take on a device; the data have ten times as much
+QUIET = 0.3  # seconds between contenders, for what a thread has begun
+
+
+@dataclasses.dataclass
+class Contender:
+    """A simulation that takes its turns.
+
+    Attributes:
+      name: for the table.
+      simulation: what runs.
+      rounds: in one turn.
+      before: done before a turn, unmeasured.
+      setting_up: seconds from index lists to the first round.
+    """
+
+    name: str
+    simulation: simulation.Simulation
+    rounds: int
+    before: Callable[[], None] = lambda: None
+    setting_up: float = 0.0
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    state: Any = None
+
+    def turn(self) -> None:
+        self.before()
+        time.sleep(QUIET)
+        start = time.perf_counter()
+        self.state, _ = self.simulation.rounds(self.state, self.rounds)
+        jax.block_until_ready(self.state)
+        self.seconds.append((time.perf_counter() - start) / self.rounds)
+
+
+def measure(contenders: Sequence[Contender], repeats: int) -> None:
+    """All of them in turns, after a warm-up."""
+    for contender in contenders:
+        contender.state = contender.simulation.init(0) if contender.state is None else contender.state
+        contender.turn()
+        contender.seconds.clear()
+    for turn in range(repeats):
+        for contender in contenders if turn % 2 == 0 else contenders[::-1]:
+            contender.turn()
+
+
+def table(title: str, contenders: Sequence[Contender], before: float) -> str:
+    """A table; ratios against the first contender, turn by turn."""
+    columns = ("", "ms a round, median (min-max)", "ratio, median (min-max)", "set up, s")
+    lines = [f"{title}. {len(contenders[0].seconds)} turns; load {before:.1f} before, {os.getloadavg()[0]:.1f} after.", ""]
+    lines += [row(*columns), "|---" * len(columns) + "|"]
+    for each in contenders:
+        ms = [1e3 * second for second in each.seconds]
+        ratios = [mine / first for mine, first in zip(each.seconds, contenders[0].seconds, strict=True)]
+        spread = [
+            f"{statistics.median(of):{form}} ({min(of):{form}}-{max(of):{form}})" for of, form in ((ms, ".1f"), (ratios, ".3f"))
+        ]
+        lines.append(row(each.name, *spread, number(each.setting_up)))
+    return "\n".join(lines)
+
+
+def _simulated(data: federated.FederatedData, widths: tuple[int, ...], cohort: int, method: str, epochs: int, **options: Any):
+    model = nn.build("mlp", CLASSES, SHAPE, None, None, widths=widths)
+    task = of_model(model, classes=CLASSES, population=data.clients)
+    make = functools.partial(experiment.method(method), optimizer=training.sgd(0.05), batch=20, epochs=epochs)
+    groups = simulation.one_group(make, task, data.clients)
+    evaluation = simulation.Evaluation(scopes=("global",))
+    return simulation.Simulation(groups, data, cohort=cohort, plan=parallel.choose(cohort), evaluation=evaluation, **options)
+
+
+def _dataset(x: np.ndarray, y: np.ndarray) -> sources.Dataset:
+    return sources.Dataset("made", Examples(x, y), Examples(np.zeros((20, *SHAPE), np.float32), y[:20]), tuple("0123456789"))
+
+
+def populations(hold: str, repeats: int) -> str:
+    """SCAFFOLD, whose states are kept for clients that were drawn; clients share the rows of one small data set."""
+    each, rows = 60, 6_000
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((rows, *SHAPE), np.float32), rng.integers(0, CLASSES, rows).astype(np.int32)
+    before, contenders = os.getloadavg()[0], []
+    for population in POPULATIONS:
+        start = time.perf_counter()
+        first = (np.arange(population) * each % rows).astype(np.int32)
+        lists = RowLists(np.arange(rows), first, np.full(population, each, np.int32))
+        data = federated.from_index(_dataset(x, y), lists, RowLists.same(np.zeros(0, np.int32), population))
+        sim = _simulated(data, (64, 64), 100, "scaffold", 2, hold=hold)
+        contenders.append(Contender(f"{population:,} clients", sim, 4, setting_up=time.perf_counter() - start))
+    measure(contenders, repeats)
+    title = f"**populations, hold={hold}** SCAFFOLD, 784-64-64-10, 100 clients a round x {each} rows x 2 epochs, batch 20; "
+    states = 4 * (784 * 64 + 64 + 64 * 64 + 64 + 640 + 10)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return table(title + f"{states / 1e3:.0f} kB of state each; this process's memory {memory:.1f} GiB at most", contenders, before)
+
+
+def rows(repeats: int) -> str:
+    """FedAvg on data on the disk that are ten times `CAP`, beside the same data resident; by how long a round computes."""
+    each, cohort, clients = 100, 20, 1_300
+    rng, tables = np.random.default_rng(0), []
+    with tempfile.TemporaryDirectory(prefix="fedjax-benchmark-") as folder:
+        file = Path(folder) / "train_features.npy"
+        np.save(file, rng.standard_normal((clients * each, *SHAPE), np.float32))
+        x, y = np.load(file, mmap_mode="r"), rng.integers(0, CLASSES, clients * each).astype(np.int32)
+        assert x.nbytes >= 10 * CAP
+        index = RowLists(np.arange(len(x)), np.arange(clients) * each, np.full(clients, each))
+        data = federated.from_index(_dataset(x, y), index, RowLists.same(np.zeros(0, np.int32), clients))
+        seconds = _reading(file, cohort * each * x[0].nbytes)
+        for widths, epochs, rounds in (((200, 200), 5, 6), ((200, 200), 1, 20), ((8,), 1, 60)):
+            before, contenders = os.getloadavg()[0], []
+            for name, place in (("resident", "device"), ("on the disk", "disk")):
+                start = time.perf_counter()
+                sim = _simulated(data, widths, cohort, "fedavg", epochs, data_on=place)
+                forget = functools.partial(_forget, file) if place == "disk" else lambda: None
+                contenders.append(Contender(name, sim, rounds, forget, time.perf_counter() - start))
+            measure(contenders, repeats)
+            taken = _taken(contenders[1].simulation.supply)
+            assert taken <= CAP, f"{taken} bytes of rows, {CAP} are allowed"
+            widths_said = "-".join(map(str, (SHAPE[0], *widths, CLASSES)))
+            work = f"{widths_said}, {cohort} clients a round x {each} rows x {epochs} epochs"
+            size = f"{x.nbytes / 1e6:.0f} MB of data, {taken / 1e6:.0f} MB of rows at most on a device"
+            title = f"**rows** FedAvg, {work}: {size}; a round's rows take {1e3 * seconds:.1f} ms to read alone"
+            tables.append(table(title, contenders, before))
+            for contender in contenders:
+                contender.simulation.release()
+    return "\n\n".join(tables)
+
+
+def _taken(supply: Any) -> int:
+    """Bytes of the slabs that there can be at once: those that are made ahead, and the one in use."""
+    assert isinstance(supply, Streamed)
+    most = max(room._capacity for room in supply._rooms.values())
+    return (ahead.DEPTH + 2) * most * supply._readers["train"].row_bytes
+
+
+def _forget(file: Path) -> None:
+    """Takes a file out of the system's cache: its rows come from the disk again."""
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+
+
+def _reading(file: Path, number: int) -> float:
+    """Seconds to read so many bytes of a file that is in no cache, median of five."""
+    found = []
+    for _ in range(5):
+        _forget(file)
+        handle = os.open(file, os.O_RDONLY)
+        start = time.perf_counter()
+        os.preadv(handle, [bytearray(number)], 4096)
+        found.append(time.perf_counter() - start)
+        os.close(handle)
+    return statistics.median(found)
+
+
+WHAT: dict[str, Callable[[int], str]] = {
+    "host": functools.partial(populations, "host"),
+    "disk": functools.partial(populations, "disk"),
+    "rows": rows,
+}

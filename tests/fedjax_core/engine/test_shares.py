@@ -1,0 +1,82 @@
+"""States of clients get from their keepers to the devices that train them, and back."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.engine import parallel
+from fedjax_core.engine.exchange import Coming, again
+from fedjax_core.engine.shares import Shares
+from fedjax_core.engine.states import HostStore
+
+D, N = 4, 60
+LIKE = {
+    "w": jax.ShapeDtypeStruct((3,), jnp.bfloat16),
+    "b": jax.ShapeDtypeStruct((), bool),
+    "no": jax.ShapeDtypeStruct((0,), jnp.int8),
+}
+
+
+@pytest.fixture(scope="module")
+def shares():
+    return Shares(parallel.mesh(parallel.Plan(1, D)))
+
+
+def rows(numbers) -> dict:
+    numbers = np.asarray(numbers)
+    w = np.stack([numbers, -numbers, numbers / 2], 1).astype(jnp.bfloat16)
+    return {"w": w, "b": numbers % 2 == 1, "no": np.zeros((len(numbers), 0), np.int8)}
+
+
+def full() -> HostStore:
+    store = HostStore(N, LIKE)
+    store.write(np.arange(N), rows(np.arange(N)), np.ones(N, bool))
+    return store
+
+
+COHORTS = {
+    "random": np.random.default_rng(0).permutation(N)[:16],
+    "all of one keeper": np.arange(16) * D % N,  # of 16 places 15 are different; the last is nobody's
+    "some are nobody": np.array([7, N, 3, N, N, 58, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", COHORTS)
+def test_there_and_back(shares, name):
+    places, store = COHORTS[name].copy(), full()
+    if name == "all of one keeper":
+        places[15] = N
+    route, real = shares.route(places, N), places < N
+    assert (route.keeper[real] == places[real] % D).all()
+    there = jax.device_get(shares.arrived(shares.sent(shares.read(store.read, route)), route))
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[real], there), rows(places[real]))
+    left = jax.device_put(rows(places + 100), parallel.spread(parallel.mesh(parallel.Plan(1, D))))
+    found = shares.of_here(shares.returned(left, route), route)
+    assert len(found) == D
+    for d, (position, mine) in enumerate(found):
+        kept = position >= 0
+        assert (places[position[kept]] % D == d).all()
+        chex.assert_trees_all_equal(jax.tree.map(lambda x, kept=kept: x[kept], mine), rows(places[position[kept]] + 100))
+    assert sorted(np.concatenate([position[position >= 0] for position, _ in found])) == np.flatnonzero(real).tolist()
+
+
+def test_what_the_round_before_has_left_is_newer(shares):
+    store, before, now = full(), np.array([5, 9, N, 2, 11, 30, 44, 7]), np.array([2, 5, 6, 44, N, 1, 30, 3])
+    there = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)  # 44 did not come back
+    routes = [shares.route(places, N) for places in (before, now)]
+    left = jax.device_put(rows(before + 100), parallel.spread(parallel.mesh(parallel.Plan(1, D))))
+    last = Coming(0, (), [before], [there], [], [])
+    ((at, both),) = again(Coming(1, (), [now], [], [], []), last)
+    sent = shares.sent(shares.read(store.read, routes[1]))
+    newest = shares.newest(sent, routes[1], shares.returned(left, routes[0]), routes[0], at, both)
+    found = jax.device_get(shares.arrived(newest, routes[1]))
+    wanted, real = np.where(np.isin(now, [5, 2, 30]), now + 100, now), now < N
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[real], found), rows(wanted[real]))
+
+
+def test_outside_of_rounds_any_number_is_brought(shares):
+    store = full()
+    found = shares.brought(store.read, np.array([17]), N)
+    chex.assert_trees_all_equal(jax.device_get(found), rows([17]))

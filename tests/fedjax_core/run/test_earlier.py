@@ -1,0 +1,40 @@
+"""The directory of a run that an earlier commit began can be gone on with.
+
+`tests/fixtures/earlier_run` was written at commit 896959d: three rounds of SCAFFOLD (`smoke`, models=("mlp(widths=(3,))",), two
+clients a round, plan.hold="host", a checkpoint each round, one kept), without its plots. Its environment says no place.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_core import experiment
+from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.json_files import read_jsonl
+
+EARLIER = Path(__file__).parents[2] / "fixtures" / "earlier_run"
+TIMES = {"seconds", "compile_seconds"}
+
+
+def test_a_run_of_an_earlier_commit_goes_on_as_if_it_were_of_this_one(tmp_path):
+    resumed, anew = Path(shutil.copytree(EARLIER, tmp_path / "resumed")), tmp_path / "anew"
+    config, _, state = experiment.load(resumed)
+    assert int(state.round) == 3
+    config.rounds = 4
+    for directory in (resumed, anew):
+        experiment.execute(config, str(directory), progress=False, console=lambda text: None)
+    mine, theirs = (read_jsonl(directory / "metrics.jsonl") for directory in (resumed, anew))
+    assert [record["round"] for record in mine] == [1, 2, 3, 4]
+    assert mine[:3] == read_jsonl(EARLIER / "metrics.jsonl")
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.keys() == other.keys()
+        names = sorted(one.keys() - TIMES)
+        np.testing.assert_allclose([one[name] for name in names], [other[name] for name in names], atol=1e-4, rtol=1e-4)
+    kept = [
+        {name: rows for part in Checkpoints(directory / "checkpoints").parts(4) for name, rows in part.items()}
+        for directory in (resumed, anew)
+    ]
+    assert kept[0].keys() == kept[1].keys()
+    for name, rows in kept[0].items():  # of the last part that has each of them
+        np.testing.assert_allclose(rows, kept[1][name], atol=1e-5, err_msg=name)
