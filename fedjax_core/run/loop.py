@@ -146,7 +146,7 @@ def run(
             before_this = read_jsonl(workdir.path / METRICS) if workdir.writer and going.done else []
             selection.take_up(before_this)
             goal.take_up(before_this)
-            if selection.missing and selection.best == going.done:  # it was killed between its checkpoint and this
+            if together.said(selection.missing and selection.best == going.done):  # it was killed between its checkpoint and this
                 selection.keep(state)
             try:
                 hooks.start(Started(workdir.path, dict(config), rounds, going.done))
