@@ -306,7 +306,7 @@ def _hash(*parts: Sequence[np.ndarray]) -> str:
     """sha256 over all lists, each with its length in front; the same on every machine."""
     digest = hashlib.sha256()
     for index in map(RowLists.of, parts):
-        digest.update(np.array([len(index), *index.size], "<i8").tobytes())
+        digest.update(np.concatenate([[len(index)], index.size]).astype("<i8").tobytes())
         if index.total <= len(index.rows):
             digest.update(np.ascontiguousarray(index.joined(), "<i4").data)
         else:  # shared lists are not written out for everybody at once

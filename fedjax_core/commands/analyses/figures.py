@@ -47,7 +47,8 @@ def partition(asked: Asked, loaded: Loaded) -> list[Path]:
     for run, name in named(asked):
         found = partition_of(run)
         for kind, draw in (("bubbles", plots.partition_bubbles), ("heatmap", plots.heatmap)):
-            files += drawn(asked, f"{name}partition_{kind}", draw, found["label_table"], class_names=found["class_names"])
+            more = {"class_names": found["class_names"], "clients": found.get("clients")}
+            files += drawn(asked, f"{name}partition_{kind}", draw, found["label_table"], **more)
     return files
 
 

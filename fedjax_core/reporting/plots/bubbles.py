@@ -13,13 +13,20 @@ from matplotlib.figure import Figure
 from fedjax_core.reporting.plots import style
 
 
-def partition_bubbles(label_table: Any, path: str | os.PathLike, class_names: Sequence[str] | None = None) -> Figure:
+def partition_bubbles(
+    label_table: Any,
+    path: str | os.PathLike,
+    class_names: Sequence[str] | None = None,
+    *,
+    clients: Sequence[int] | None = None,
+) -> Figure:
     """Draws who has how much of what: a circle per client and class, its area proportional to the number of examples.
 
     Args:
       label_table: [clients, classes] counts. Of more than `style.MOST_CLIENTS` clients so many are drawn, evenly spaced.
       path: where the figure goes; the suffix says the format. Its CSV has all clients, a column per class.
       class_names: one per class; by default their numbers.
+      clients: their ids; by default 0, 1, ...
 
     Returns:
       The figure.
@@ -31,12 +38,12 @@ def partition_bubbles(label_table: Any, path: str | os.PathLike, class_names: Se
     counts = np.asarray(label_table)
     if counts.ndim != 2 or not counts.size or counts.dtype.kind not in "iuf" or not (counts >= 0).all():
         raise ValueError(f"the label table must be counts [clients, classes], found {counts.dtype} of shape {counts.shape}")
-    clients = len(counts)
+    ids = np.arange(len(counts)) if clients is None else np.asarray(clients)
     names = style.class_names_of(counts.shape[1], class_names)
-    rows = [{"client": i, **dict(zip(names, row.tolist(), strict=True))} for i, row in enumerate(counts)]
-    shown = np.unique(np.linspace(0, clients - 1, min(clients, style.MOST_CLIENTS)).round().astype(int))
+    rows = [{"client": i, **dict(zip(names, row.tolist(), strict=True))} for i, row in zip(ids.tolist(), counts, strict=True)]
+    shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), style.MOST_CLIENTS)).round().astype(int))
     with matplotlib.rc_context(style.STYLE):
-        figure = _bubbles(counts[shown], shown, style.short(names), clients)
+        figure = _bubbles(counts[shown], ids[shown], style.short(names), int(ids[-1]) + 1)
         style.save(figure, path, rows)
     return figure
 

@@ -80,3 +80,11 @@ def test_outside_of_rounds_any_number_is_brought(shares):
     store = full()
     found = shares.brought(store.read, np.array([17]), N)
     chex.assert_trees_all_equal(jax.device_get(found), rows([17]))
+
+
+def test_methods_without_states(shares):
+    store, places = HostStore(N, ()), np.arange(8)
+    route = shares.route(places, N)
+    rows = shares.arrived(shares.sent(shares.read(store.read, route)), route)
+    assert rows == ()
+    assert [mine for _, mine in shares.of_here(shares.returned(rows, route), route)] == [()] * D

@@ -37,4 +37,7 @@ def test_of_more_it_has_sums_and_the_csv_all(tmp_path, monkeypatch):
     assert lines[61] == "0,0,test,1,1,1"
     assert lines[-1] == "60,9,train,0,1,2"
     assert label_tables.partition_of(run.path)["label_table"] == TRAIN.tolist()
+    monkeypatch.setattr(label_tables, "READ", 3)
+    some = label_tables.partition_of(run.path)
+    assert (some["clients"], some["label_table"]) == ([0, 30, 59], TRAIN[[0, 30, 59]].tolist())
     assert len((run.path / "run.json").read_text()) < 1500
