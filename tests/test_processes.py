@@ -102,8 +102,8 @@ def test_two_processes_agree_with_one(launcher, place, name, stops, told, more):
     assert read_json(both / "run.json")["plan"]["devices"] == 2
     assert_close(both, one, ROUNDS)
     for mine, theirs in zip(metrics(both), metrics(one), strict=True):
-        assert mine.keys() == theirs.keys()
-        np.testing.assert_allclose(list(mine.values()), list(theirs.values()), atol=1e-4, rtol=1e-4)
+        assert mine.keys() >= theirs.keys()  # the last round before a stop is evaluated
+        np.testing.assert_allclose([mine[name] for name in theirs], list(theirs.values()), atol=1e-4, rtol=1e-4)
     assert leaves(both, ROUNDS).keys() == leaves(one, ROUNDS).keys()
     parts = sorted((both / "checkpoints").glob(f"{ROUNDS:08d}*/parts/*.safetensors"))
     assert {file.stem.partition("-")[2] for file in parts} == ({"0000", "0001", ""} if more else set())
