@@ -75,7 +75,5 @@ def _together(
         chosen[order] = ((place + 1) * number[whose] + begin) // size[whose] > before
         kept.append(rows[~chosen])
         held.append(rows[chosen])
-    return tuple(
-        RowLists(np.concatenate(rows), np.cumsum(size) - size, size)
-        for rows, size in ((kept, lists.size - numbers), (held, numbers))
-    )
+    lists_of = lambda rows, size: RowLists(np.concatenate(rows), np.cumsum(size) - size, size)
+    return lists_of(kept, lists.size - numbers), lists_of(held, numbers)
