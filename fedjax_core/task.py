@@ -10,6 +10,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
 
+Axes = tuple[tuple[str, int], ...]  # (end of an array's path, axis from its end), such as ("mlp/up/kernel", -1)
+
 
 class Model(NamedTuple):
     """A network as pure functions over a `Net`.
@@ -25,6 +27,7 @@ class Model(NamedTuple):
       head: (net, features [B, D]) -> logits [B, K].
       name: what error messages and tables call it.
       whole: net -> the Net of the whole network, with what is frozen (`part_of`) beside it.
+      model_axes: which axis of which array is divided where several devices hold a network together (`plan.model`); `axis_of`.
     """
 
     init: Callable[[Array], Net]
@@ -33,6 +36,17 @@ class Model(NamedTuple):
     head: Callable[[Net, Array], Array]
     name: str = "model"
     whole: Callable[[Net], Net] = lambda net: net
+    model_axes: Axes = ()
+
+
+def axis_of(path: str, axes: Axes) -> int | None:
+    """The axis of an array, from its end, by the longest of `axes` that its path ends with; None: there is none, it stays whole.
+
+    >>> axis_of("params/layers/mlp/up/kernel", (("kernel", -1), ("mlp/up/kernel", -2)))
+    -2
+    """
+    found = [(len(end), axis) for end, axis in axes if f"/{path}".endswith(f"/{end}")]
+    return max(found)[1] if found else None
 
 
 def width(model: Model) -> int:
@@ -233,6 +247,7 @@ def part_of(
                 return model.features(net, x, key, train=train, mask=mask)
             return model.features(whole(net), x, key, mask=mask)[0], net.stats
 
-        return Model(init, apply, features, lambda net, z: model.head(whole(net), z), model.name, whole)
+        head = lambda net, z: model.head(whole(net), z)
+        return Model(init, apply, features, head, model.name, whole, model.model_axes)
 
     return Task(network, classes, population, arrays, public, shape)

@@ -29,9 +29,10 @@ ROOMS = {  # of fedjax_core, top to bottom: what each may import beside itself
     "outside": set(),
     "values": set(),
     "algorithm": set(),
+    "deferred": set(),
 }
-EVERYBODY = {"by_name", "outside", "values", "algorithm"}  # what all others may import too
-ALONE = {"values", "algorithm"}  # which import nothing of ours
+EVERYBODY = {"by_name", "outside", "values", "algorithm", "deferred"}  # what all others may import too
+ALONE = {"values", "algorithm", "deferred"}  # which import nothing of ours
 OF_METHODS = {"learning", "nn", "task"} | EVERYBODY
 
 
@@ -111,7 +112,7 @@ LEAVES = {  # what the bottom of a room may import of ours
     "fedjax_core/learning/losses.py": {"fedjax_core.algorithm", "fedjax_core.values"},
     "fedjax_core/learning/metrics.py": {"fedjax_core.algorithm"},
     "fedjax_core/task.py": {"fedjax_core.algorithm"},
-    "fedjax_core/engine/parallel.py": {"fedjax_core.algorithm"},
+    "fedjax_core/engine/parallel.py": {"fedjax_core.algorithm", "fedjax_core.deferred"},
     "fedjax_core/engine/cohort.py": {"fedjax_core.algorithm"},
     "fedjax_core/storage/files.py": set(),
     "fedjax_core/storage/forms.py": set(),

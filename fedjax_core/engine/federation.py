@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedjax_core import deferred
 from fedjax_core.algorithm import Algorithm, Array, ClientData, Examples, PyTree
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.data.row_lists import RowLists
@@ -154,7 +155,7 @@ class Federation:
 
     def plan_of(self, g: int) -> parallel.Plan:
         """The plan for one group: no larger a chunk than its part of the cohort can fill."""
-        most = -(-min(self.cohort, len(self.groups[g].clients)) // self.plan.devices)
+        most = -(-min(self.cohort, len(self.groups[g].clients)) // self.plan.parts)
         return self.plan._replace(chunk=min(self.plan.chunk, most))
 
     def rows_of(self, held: Held, i: Array | int, size: Array) -> ClientData:
@@ -176,6 +177,12 @@ def acquainted(groups: Sequence[Group]) -> list[Group]:
     """The groups, whose tasks know them all."""
     peers = tuple(Peers(lambda task=group.task: task.model, np.asarray(group.clients)) for group in groups)
     return [group._replace(task=dataclasses.replace(group.task, groups=peers, group=g)) for g, group in enumerate(groups)]
+
+
+def known_by_shape(groups: Sequence[Group]) -> list[Group]:
+    """The groups with zeros in place of frozen arrays that are deferred: programs take these as arguments."""
+    tasks = [dataclasses.replace(group.task, frozen=deferred.stand_ins(group.task.frozen)) for group in groups]
+    return [group._replace(task=task) for group, task in zip(groups, tasks, strict=True)]
 
 
 def held_arrays(groups: Sequence[Group], data: FederatedData, episodes: Episodes | None) -> Held:

@@ -9,7 +9,7 @@ from jax.stages import Lowered, Traced
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import parallel, unseen
-from fedjax_core.engine.federation import Held
+from fedjax_core.engine.federation import Held, State
 from fedjax_core.engine.rows import Streamed
 from fedjax_core.engine.simulation import Simulation
 
@@ -24,18 +24,17 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
       parts: which of `PARTS`.
     """
     sim: Any = simulation
-    whole, spread = parallel.replicated(sim.mesh), parallel.spread(sim.mesh)
+    whole, spread, lies = parallel.replicated(sim.mesh), parallel.spread(sim.mesh), sim._layout
     put = lambda tree, sharding=whole: _abstract(tree, sharding)
     number, key = put(np.int32(0)), put(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))))
-    held, on_host = _held(sim, whole), sim.hold != "device"
-    state = put(jax.eval_shape(sim._init, held, key))
+    (held, state), on_host = between_rounds(sim), sim.hold != "device"
     initial = state.server if on_host else ()
     found: dict[str, Callable[[], Traced]] = {}
 
     def states(g: int, number: int) -> tuple[PyTree, Any]:
         """States of so many clients of group g, and whether they were touched."""
         rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((number, *s.shape), s.dtype), sim.shapes.groups[g].client)
-        return put(rows, spread if on_host else whole), put(np.zeros(number, bool))
+        return put(rows, lies.blocks[g]), put(np.zeros(number, bool))
 
     def blocks(g: int, clients: np.ndarray) -> tuple[np.ndarray, Any]:
         ids = sim._blocks(g, clients, sim.population)[0]
@@ -54,7 +53,7 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
         of_round = _reads(sim, held, ids, ("index",), whole)
         if on_host:
             cohort = [states(g, len(of_group.ids)) for g, (of_group, _) in enumerate(drawn)]
-            rows, touched = [rows for rows, _ in cohort], put([touched for _, touched in cohort], spread)
+            rows, touched = put([rows for rows, _ in cohort], lies.rows), put([touched for _, touched in cohort], spread)
             found[ROUND] = lambda: sim._host_round[False].trace(of_round, state, initial, drawn, rows, touched)
         else:
             found[ROUND] = lambda: sim._many.trace(of_round, state, number)
@@ -63,7 +62,7 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
             if "test" not in sim.supply.streamed:
                 found[f"{EVALUATION}: server"] = lambda: sim._global.trace(held, state.server, number)
             else:
-                batches = sim.supply.batches("test", None, sim.evaluation.batch, sim.plan.devices)
+                batches = sim.supply.batches("test", None, sim.evaluation.batch, sim.plan.parts)
                 like = sim.supply.like("test")
                 slab = put(_rows(like, batches._at_once * batches.devices * batches.batch))
                 first = put(np.zeros(batches._at_once * batches.devices, np.int32))
@@ -95,6 +94,14 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
     return found
 
 
+def between_rounds(simulation: Simulation) -> tuple[Held, State]:
+    """What lies on the devices all the time, as shapes with their shardings."""
+    sim: Any = simulation
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    held = _abstract(sim.supply.rest, sim._layout.held)
+    return held, _abstract(jax.eval_shape(sim._init, held, key), sim._layout.state)
+
+
 def lowered(traced: Traced) -> Lowered:
     """The program as its devices' compiler takes it."""
     return traced.lower()
@@ -104,12 +111,10 @@ def _named(what: str, sim: Any, g: int) -> str:
     return what if len(sim.groups) == 1 else f"{what} with network {sim.groups[g].name}"
 
 
-def _abstract(tree: PyTree, sharding: Any) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding), tree)
-
-
-def _held(sim: Any, sharding: Any) -> Held:
-    return _abstract(sim.supply.rest, sharding)
+def _abstract(tree: PyTree, shardings: Any) -> PyTree:
+    """Shapes of a tree; `shardings` is a prefix of it."""
+    shape = lambda x, sharding: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding)
+    return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: shape(x, sharding), part), shardings, tree)
 
 
 def _rows(like: PyTree, number: int) -> PyTree:

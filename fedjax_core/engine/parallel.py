@@ -1,13 +1,14 @@
 """The client loop: one function maps a client's work over many clients by a plan. The only place that chooses how.
 
-A `Plan` says how many clients train at once on a device (`chunk`: 1 is one after another, the cohort's size is all at once)
-and over how many devices the clients are spread. What clients contribute to a sum is added up inside the loop, so memory does
-not grow with their number; everything else is stacked. All plans compute the same thing to rounding.
+A `Plan` says how many clients train at once on a device (`chunk`: 1 is one after another, the cohort's size is all at once),
+over how many devices the clients are spread, and how many of these hold a network together (`model`, see `division.py`). What
+clients contribute to a sum is added up inside the loop, so memory does not grow with their number; everything else is stacked. All
+plans compute the same thing to rounding.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.deferred import Deferred
 
-AXIS = "clients"
+AXIS, MODEL = "clients", "model"
 log = logging.getLogger("fedjax_core")
 Result = TypeVar("Result")
 
@@ -27,13 +29,27 @@ class Plan(NamedTuple):
     Attributes:
       chunk: clients that train at once on one device, as one vmap.
       devices: devices over which the clients are spread, in all processes together.
+      model: devices that hold a network together.
     """
 
     chunk: int
     devices: int
+    model: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the clients are divided."""
+        return self.devices // self.model
 
 
-def choose(cohort: int, *, chunk: int | None = None, devices: int | None = None, among: Sequence[jax.Device] | None = None) -> Plan:
+def choose(
+    cohort: int,
+    *,
+    chunk: int | None = None,
+    devices: int | None = None,
+    model: int = 1,
+    among: Sequence[Any] | None = None,
+) -> Plan:
     """The plan for a cohort; what is given is kept, the rest is chosen by backend.
 
     On CPU clients train one after another, each step at the speed of a plain one (vmapping convolutions over clients makes them
@@ -42,32 +58,42 @@ def choose(cohort: int, *, chunk: int | None = None, devices: int | None = None,
     Args:
       cohort: C.
       chunk: clients at once on one device; None: by backend.
-      devices: None: all that there are, but no more than the cohort has clients (one process only).
+      devices: None: all that there are, but no more than the cohort has clients, `model` for each (one process only).
+      model: devices that hold a network together.
       among: the devices that there are; None: those that jax sees. Others, such as those of a topology, can be compiled for.
 
     Returns:
       The plan.
 
     Raises:
-      ValueError: chunk or devices below 1, or more devices than there are.
+      ValueError: chunk, devices or model below 1, more devices than there are, or a number of them that model does not divide.
     """
-    there = jax.device_count() if among is None else len(among)
-    if devices is None:
-        devices = there if jax.process_count() > 1 else min(there, cohort)
-    if not 1 <= devices <= there:
+    there, processes = jax.device_count() if among is None else len(among), jax.process_count()
+    if devices is not None and not 1 <= devices <= there:
         raise ValueError(f"plan.devices={devices} is not between 1 and {there}, the devices that jax sees")
-    each = -(-cohort // devices)
+    most = there if devices is None else devices
+    if model < 1 or most % model:
+        fits = ", ".join(str(m) for m in range(1, most + 1) if most % m == 0)
+        raise ValueError(f"plan.model={model} does not divide the {most} devices; it may be {fits}")
+    if model > 1 and processes > 1:
+        raise ValueError(f"plan.model={model}: a network is divided over devices of one process, and there are {processes}")
+    if devices is None:
+        devices = there if processes > 1 else min(there // model, cohort) * model
+    each = -(-cohort // (devices // model))
     if chunk is None:
         chunk = 1 if (jax.default_backend() if among is None else among[0].platform) == "cpu" else each
     if chunk < 1:
         raise ValueError(f"plan.chunk={chunk} must be at least 1")
-    return Plan(min(chunk, each), devices)
+    return Plan(min(chunk, each), devices, model)
 
 
-def mesh(plan: Plan, among: Sequence[jax.Device] | None = None) -> Mesh:
-    """A one-dimensional mesh over the plan's devices, the first of those in `among`; None: of those that jax sees."""
-    devices = jax.devices() if among is None else among
-    return jax.make_mesh((plan.devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices[: plan.devices])
+def mesh(plan: Plan, among: Sequence[Any] | None = None) -> Mesh:
+    """A mesh over the plan's devices, the first of those in `among`, or of those that jax sees. One axis has clients, a second
+    one, where there is such, parts of networks."""
+    devices = (jax.devices() if among is None else among)[: plan.devices]
+    if plan.model == 1:
+        return jax.make_mesh((plan.devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    return jax.make_mesh((plan.parts, plan.model), (AXIS, MODEL), axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
 def replicated(on: Mesh) -> NamedSharding:
@@ -80,14 +106,23 @@ def spread(on: Mesh) -> NamedSharding:
     return NamedSharding(on, PartitionSpec(AXIS))
 
 
-def place(tree: PyTree, on: Mesh) -> PyTree:
-    """Puts host arrays whole on every device of the mesh; in several processes, each must hold the same."""
-    return jax.device_put(jax.tree.map(np.asarray, tree), replicated(on))
+def place(tree: PyTree, on: Mesh, at: PyTree = None) -> PyTree:
+    """Puts host arrays whole on every device of the mesh, or as the shardings `at`, a prefix of the tree, divide them; in several
+    processes, each must hold the same. What is deferred is read part by part."""
+    at, (leaves, structure) = replicated(on) if at is None else at, jax.tree.flatten(tree)
+    if not any(isinstance(leaf, Deferred) for leaf in leaves):
+        return jax.device_put(jax.tree.map(np.asarray, tree), at)
+    each = jax.tree.leaves(jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), at, tree))
+    found = [
+        leaf.placed(sharding) if isinstance(leaf, Deferred) else jax.device_put(np.asarray(leaf), sharding)
+        for leaf, sharding in zip(leaves, each, strict=True)
+    ]
+    return structure.unflatten(found)
 
 
 def slots(cohort: int, plan: Plan) -> int:
-    """Places that `arrange` makes for a cohort of C: the next multiple of chunk * devices."""
-    unit = plan.chunk * plan.devices
+    """Places that `arrange` makes for a cohort of C: the next multiple of chunk * parts."""
+    unit = plan.chunk * plan.parts
     return -(-cohort // unit) * unit
 
 
@@ -95,27 +130,27 @@ def arrange(examples: Array, plan: Plan) -> Array:
     """An order of the clients under which chunks hold clients of like size and devices equal work.
 
     Args:
-      examples: [n] work of each client, n a multiple of chunk * devices.
+      examples: [n] work of each client, n a multiple of chunk * parts.
       plan: the plan.
 
     Returns:
-      [n] indices: device d's part stands at [d * n / devices, (d + 1) * n / devices).
+      [n] indices: part d stands at [d * n / parts, (d + 1) * n / parts).
     """
-    if plan.devices == 1 and plan.chunk in (1, len(examples)):
+    if plan.parts == 1 and plan.chunk in (1, len(examples)):
         return jnp.arange(len(examples))
     order = jnp.argsort(-examples, stable=True)
-    return order.reshape(-1, plan.devices, plan.chunk).swapaxes(0, 1).reshape(-1)
+    return order.reshape(-1, plan.parts, plan.chunk).swapaxes(0, 1).reshape(-1)
 
 
 def map_clients(
     fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], shared: PyTree, mapped: PyTree, *, plan: Plan, on: Mesh
 ) -> tuple[PyTree, PyTree]:
-    """Maps `fn` over clients.
+    """Maps `fn` over clients. Where networks are divided, the compiler divides what is computed with them, by where they lie.
 
     Args:
       fn: (shared, one client's entry) -> (added, stacked).
       shared: what all clients read; never mapped.
-      mapped: leaves [n, ...], n a multiple of plan.chunk * plan.devices.
+      mapped: leaves [n, ...], n a multiple of plan.chunk * plan.parts.
       plan: how.
       on: the plan's mesh.
 
@@ -147,21 +182,26 @@ def map_clients(
 
             total, stacked = jax.lax.scan(body, zero, chunks)
             stacked = jax.tree.map(lambda x: x.reshape(n, *x.shape[2:]), stacked)
-        return (jax.lax.psum(total, AXIS) if plan.devices > 1 else total), stacked
+        return (jax.lax.psum(total, AXIS) if plan.parts > 1 else total), stacked
 
-    if plan.devices == 1:
+    if plan.parts == 1:
         return on_device(shared, mapped)
     everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
-    of_all = jax.shard_map(on_device, mesh=on, in_specs=(everywhere, sharded), out_specs=(everywhere, sharded), check_vma=False)
-    return of_all(shared, mapped)
+    return _over_clients(on_device, on, (everywhere, sharded), (everywhere, sharded))(shared, mapped)
 
 
 def summed(parts: PyTree, plan: Plan, on: Mesh) -> PyTree:
-    """Sums of leaves [devices], by the devices themselves: as `map_clients` adds up what each of them has."""
-    if plan.devices == 1:
+    """Sums of leaves [parts], by the devices themselves: as `map_clients` adds up what each of them has."""
+    if plan.parts == 1:
         return jax.tree.map(lambda x: x[0], parts)
     total = lambda parts: jax.lax.psum(jax.tree.map(lambda x: x[0], parts), AXIS)
-    return jax.shard_map(total, mesh=on, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False)(parts)
+    return _over_clients(total, on, PartitionSpec(AXIS), PartitionSpec())(parts)
+
+
+def _over_clients(fn: Callable[..., PyTree], on: Mesh, inputs: PyTree, outputs: PyTree) -> Callable[..., PyTree]:
+    """`fn` on each part of the clients; along other axes of the mesh the compiler divides."""
+    manual: dict[str, Any] = {} if on.axis_names == (AXIS,) else {"axis_names": {AXIS}}
+    return jax.shard_map(fn, mesh=on, in_specs=inputs, out_specs=outputs, check_vma=False, **manual)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -169,8 +169,8 @@ def _rows_like(number: int, leaf: np.ndarray) -> jax.ShapeDtypeStruct:
 
 
 class Batches:
-    """Rows of a test set in blocks of batches. Each device has the batches that it has where all rows are resident, in their order:
-    the sums are the same to the bit.
+    """Rows of a test set in blocks of batches. Each device (with `plan.model`, those that hold a network together) has the batches
+    that it has where all rows are resident, in their order: the sums are the same to the bit.
     """
 
     def __init__(self, reader: Reader, rows: np.ndarray, batch: int, devices: int, put: Callable[[PyTree], PyTree]):

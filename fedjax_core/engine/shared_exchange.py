@@ -55,7 +55,8 @@ class SharedExchange(Exchange):
 
 
 def between(kept: OnHost, draw: Callable[[Any, int], Any], sharding: Any) -> Exchange:
-    """The exchange of these states; `sharding` of rows of clients on the devices."""
+    """The exchange of these states; `sharding` of rows of clients on the devices, or for each group a tree of such in a list."""
     if kept.shares is not None:
         return SharedExchange(kept.stores, draw, kept.shares)
-    return Exchange(kept.stores, draw, lambda rows: jax.device_put(rows, sharding), sharding)
+    of_patched = None if isinstance(sharding, list) else sharding  # None: as those that are patched
+    return Exchange(kept.stores, draw, lambda rows: jax.device_put(rows, sharding), of_patched)

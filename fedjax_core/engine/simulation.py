@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, Array, PyTree, targets_of
 from fedjax_core.data.federated import FederatedData, pooled
 from fedjax_core.data.row_lists import RowLists
-from fedjax_core.engine import check, faults, parallel, placement, rounds, scores, states, together, unseen, view
+from fedjax_core.engine import check, division, faults, parallel, placement, rounds, scores, states, together, unseen, view
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine.disk_states import DiskStore
 from fedjax_core.engine.exchange import Exchange
@@ -36,6 +36,7 @@ from fedjax_core.engine.federation import (
     State,
     acquainted,
     held_arrays,
+    known_by_shape,
     one_group,
 )
 from fedjax_core.engine.record import flat
@@ -56,7 +57,6 @@ class Simulation:
     """One method on one federated data set.
 
     Attributes:
-      groups: clients by architecture.
       data: the federated data (pooled for a method that asks for it).
       cohort: C.
       targets: what its rows are labelled with, one of `algorithm.TARGETS`.
@@ -78,7 +78,7 @@ class Simulation:
         dispatch: int = 10,
         episodes: Episodes | None = None,
         data_on: str | None = None,
-        devices: Sequence[jax.Device] | None = None,
+        devices: Sequence[Any] | None = None,
         links: Sequence[Link] = (),
         leave_out: bool = False,
     ):
@@ -103,7 +103,8 @@ class Simulation:
           ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
             state; a client update does not keep its state's structure, shapes and dtypes.
         """
-        groups = acquainted(groups)
+        self._tasks = tuple(group.task.held for group in groups)
+        groups = acquainted(known_by_shape(groups))
         if any(group.build(group.task).pooled for group in groups):
             if len(groups) > 1:
                 raise ValueError("a pooled method trains one network; it cannot have groups")
@@ -125,7 +126,7 @@ class Simulation:
         self._of = Federation(tuple(groups), population, size, dropout, evaluation, episodes, off, dispatch, plan, mesh, center)
         self.placed = placement.choose(data_on, data, mesh)
         data, self._readers = placement.opened(self.placed, data)
-        self.groups, self.data, self.population, self.cohort = self._of.groups, data, population, size
+        self.data, self.population, self.cohort = data, population, size
         self.dropout, self.evaluation, self.episodes, self.hold = dropout, evaluation, episodes, hold
         self.dispatch = dispatch
         self._held_on_host = held_arrays(groups, data, episodes)
@@ -141,46 +142,53 @@ class Simulation:
 
     def _pass_through(self, links: Sequence[Link], leave_out: bool) -> None:
         """Passes the uplinks of every group's method through links."""
-        if any(group.build(group.task).pooled for group in self.groups):
+        if any(group.build(group.task).pooled for group in self._of.groups):
             raise ValueError(
                 "a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy"
             )
-        shapes = zip(self.groups, self.shapes.groups, strict=True)
+        shapes = zip(self._of.groups, self.shapes.groups, strict=True)
         groups = [group._replace(build=wrapped(group.build, links, s.out.uplink, leave_out)) for group, s in shapes]
         self._of = dataclasses.replace(self._of, groups=tuple(groups))
-        self.groups, self.shapes = self._of.groups, check.shapes(self._of, self._held_on_host)
+        self.shapes = check.shapes(self._of, self._held_on_host)
 
     def use(self, plan: parallel.Plan) -> None:
         """Takes another plan: makes the jitted programs anew; the data go on its devices when they are first needed."""
         self.close()
         self.plan, self.mesh, self._held, self._supply = plan, parallel.mesh(plan, self._devices), None, None
         self._of = of = dataclasses.replace(self._of, plan=plan, mesh=self.mesh)
-        everywhere, spread, each = parallel.replicated(self.mesh), parallel.spread(self.mesh), range(len(of.groups))
+        self._layout = lies = division.layout(of, self._held_on_host, self.shapes)
+        everywhere, each = parallel.replicated(self.mesh), range(len(of.groups))
 
         def program(function, *fixed, out: Any = everywhere, scored: bool | None = None, rows: str | None = None, **options):
             given = {name: value for name, value in (("scored", scored), ("rows", rows)) if value is not None}
             return jax.jit(functools.partial(function, of, *fixed, **given), out_shardings=out, **options)
 
-        self._init = program(rounds.init)
-        self._many, self._scored = (program(rounds.many, scored=s, donate_argnums=1) for s in (False, True))
+        of_round, off_devices = (everywhere if plan.model == 1 else (lies.state, everywhere)), (lies.state, lies.rows, everywhere)
+        self._init = program(rounds.init, out=lies.state)
+        self._many, self._scored = (program(rounds.many, scored=s, out=of_round, donate_argnums=1) for s in (False, True))
         self._draw = program(rounds.draw)
-        self._host_round = {s: program(rounds.on_host, scored=s, out=(everywhere, spread, everywhere)) for s in (False, True)}
-        self._prepare = [program(rounds.prepare, g) for g in each]
+        self._host_round = {s: program(rounds.on_host, scored=s, out=off_devices) for s in (False, True)}
+        self._prepare = [program(rounds.prepare, g, out=lies.blocks[g]) for g in each]
         self._global = program(scores.of_server)
         self._validation = program(scores.of_server, rows="validation")
         self._batches = program(scores.of_batches)
         self._summed = jax.jit(functools.partial(parallel.summed, plan=plan, on=self.mesh), out_shardings=everywhere)
         self._clients = [program(scores.of_clients, g) for g in each]
         self._unseen = [program(unseen.of_unseen, g) for g in each]
-        self._view = [program(view.holdings, g, static_argnums=6) for g in each]
+        self._view = [program(view.holdings, g, out=lies.view, static_argnums=6) for g in each]
         self._predict = [program(view.predict, g, static_argnums=2) for g in each]
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Clients by architecture."""
+        return tuple(group._replace(task=group.task.bind(own, 0)) for group, own in zip(self._of.groups, self._tasks, strict=True))
 
     @property
     def held(self) -> Held:
         """What lies on the plan's devices all the time: data, unless they are streamed, and what is frozen or public."""
-        held = parallel.place(self.supply.rest, self.mesh) if self._held is None else self._held
-        self._held = held
-        return held
+        if self._held is None:
+            self._held = parallel.place(self.supply.rest._replace(tasks=self._tasks), self.mesh, self._layout.held)
+        return self._held
 
     @property
     def supply(self) -> Resident | Streamed:
@@ -337,7 +345,7 @@ class Simulation:
         if self._exchange is None:
             rest, draw, put = self.held, self._draw, functools.partial(parallel.place, on=self.mesh)
             drawn = lambda key, number: draw(rest, put(key), put(np.int32(number)))
-            self._exchange = between(kept, drawn, parallel.spread(self.mesh))
+            self._exchange = between(kept, drawn, self._layout.rows)
         key, number = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
         coming = self._exchange.take(key, number)
         touched = jax.device_put(coming.touched, parallel.spread(self.mesh))
@@ -368,8 +376,8 @@ class Simulation:
         if shares is not None:
             rows = shares.brought(store.read, places, len(store.touched))
             return places, rows, self.put(store.known(places)), self._kept.initial
-        rows, touched = self.put(store.read(places))
-        return places, rows, touched, self._kept.initial
+        rows, touched = store.read(places)
+        return places, parallel.place(rows, self.mesh, self._layout.blocks[g]), self.put(touched), self._kept.initial
 
     def _write(self, state: State, g: int, places: np.ndarray, rows: PyTree) -> State:
         if self._kept is None:
@@ -515,7 +523,7 @@ class Simulation:
             return jax.device_get(program(self.held, state.server, state.round))
         assert isinstance(supply, Streamed)
         which = None if rows == "test" else self._held_on_host.validation_rows
-        batches = supply.batches(part, which, self.evaluation.batch, self.plan.devices)
+        batches = supply.batches(part, which, self.evaluation.batch, self.plan.parts)
         number = self.put(np.int32(batches.number))
         found = [jax.device_get(self._batches(self.held, state.server, state.round, *block, number)) for block in batches]
         totals = jax.device_put(batches.totals(found), parallel.spread(self.mesh))
@@ -582,14 +590,14 @@ class Simulation:
     def restore(self, saved: PyTree, parts: Iterable[Mapping[str, np.ndarray]] = ()) -> State:
         """The inverse of `snapshot`, or of `without_clients` and `kept.parts`, on this simulation's devices, whatever they were."""
         if self.hold != "device":
-            kept = self._nothing_kept(self.put(saved["initial"]))
+            kept = self._nothing_kept(parallel.place(saved["initial"], self.mesh, self._layout.server))
             if "stores" in saved:
                 kept.unpack(saved)
             for part in parts:
                 kept.take(part)
             kept.saved()
             self._keep(kept)
-        return self.put(saved["state"])
+        return parallel.place(saved["state"], self.mesh, self._layout.state)
 
 
 def first_to_reach(accuracies: Sequence[tuple[int, float]], target: float) -> int | None:

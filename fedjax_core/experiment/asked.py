@@ -105,7 +105,7 @@ class Asked(NamedTuple):
       cohort: how many clients take part, or their fraction; None: all.
       dropout: probability that a sampled client does not come back.
       evaluation: what is scored.
-      chunk, devices, hold: how a round is spread, see `parallel.choose`.
+      chunk, devices, model, hold: how a round is spread, see `parallel.choose`.
       data_on: where the data lie, see `placement.choose`.
       links: what uplinks pass through, see `uplink`.
       leave_out: whether clients that send something not finite are left out.
@@ -130,6 +130,7 @@ class Asked(NamedTuple):
     evaluation: Evaluation
     chunk: int | None
     devices: int | None
+    model: int
     hold: str
     data_on: str | None
     links: tuple[Link, ...]
@@ -232,6 +233,7 @@ def resolve(config: Config) -> Asked:
         ),
         said["plan.chunk"],
         said["plan.devices"],
+        said["plan.model"] or 1,
         said["plan.hold"],
         said["plan.data"],
         _links(said),

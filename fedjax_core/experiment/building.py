@@ -55,7 +55,7 @@ def build(
     loss: Callable | None = None,
     scores: given.Scores | None = None,
     shapes_only: bool = False,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
     kind: Kind | None = None,
 ) -> Simulation:
     """The simulation that a config describes.
@@ -157,11 +157,12 @@ def _kind(asked: Asked) -> Kind:
     return TEXTS if asked.data.source.function is language.Source else ROWS
 
 
-def _plan(asked: Asked, population: int, devices: Sequence[jax.Device] | None) -> parallel.Plan | None:
-    if asked.chunk is None and asked.devices is None:
+def _plan(asked: Asked, population: int, devices: Sequence[Any] | None) -> parallel.Plan | None:
+    if asked.chunk is None and asked.devices is None and asked.model == 1:
         return None
     cohort = population if asked.cohort is None else asked.cohort
-    return parallel.choose(cohorts.number(cohort, population), chunk=asked.chunk, devices=asked.devices, among=devices)
+    number = cohorts.number(cohort, population)
+    return parallel.choose(number, chunk=asked.chunk, devices=asked.devices, model=asked.model, among=devices)
 
 
 # ------------------------------------------------------------------------------------- rows of images, or of other arrays

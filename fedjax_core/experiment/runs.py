@@ -65,7 +65,7 @@ def execute(
             checkpoint_seconds=config.checkpoint.seconds,
             keep=config.checkpoint.keep,
             record={"convolution": nn.describe()},
-            chosen_plan=config.plan.chunk is not None or config.plan.devices is not None,
+            chosen_plan=any(config.plan.get(field) is not None for field in ("chunk", "devices", "model")),
             profile=config.profile,
             callbacks=(*config.get("callbacks", ()), *callbacks),
             progress=progress,
@@ -104,6 +104,8 @@ def load(
         raise ValueError(f"{folder} has no checkpoint yet; let the run go on until it has one")
     if (config.plan.devices or 1) > jax.device_count():
         config.plan.devices = None
+    if (config.plan.devices or jax.device_count()) % (config.plan.get("model") or 1):
+        config.plan.model = None
     try:
         simulation = build(config, data)
     except AttributeError as error:

@@ -209,25 +209,26 @@ _SHARED: dict[Hashable, tuple[Any, list[weakref.ref]]] = {}  # trees, and their 
 
 
 def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
-    """What `make` makes, as NumPy arrays; while somebody holds those made before for this key, the same ones."""
+    """What `make` makes; while somebody holds what was made before for this key, the same."""
     structure, leaves = _SHARED.get(key, (None, []))
     found = [leaf() for leaf in leaves]
     if structure is None or any(leaf is None for leaf in found):
-        found, structure = jax.tree.flatten(jax.device_get(make()))
+        found, structure = jax.tree.flatten(make())
         _SHARED[key] = structure, [weakref.ref(leaf) for leaf in found]
     return structure.unflatten(found)
 
 
 def _arrays(made: Prepared) -> Net:
-    """The weights, which all tasks on one folder share, and of an encoder the options' embeddings under them."""
+    """The weights, read later, which all tasks on one folder share, and of an encoder the options' embeddings under them."""
     key = made.folder.resolve(), made.spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(made.folder.iterdir()))
-    base, model = _shared(key, lambda: pretrained.load(made.folder, made.spec.dtype, made.spec.remat)[1]), made.model
+    base, model = _shared(key, lambda: pretrained.load(made.folder, made.spec.dtype, made.spec.remat, later=True)[1]), made.model
     if not isinstance(model, Encoder):
         return Net(base, {})
     assert made.options is not None
     tokens, mask = made.options["tokens"], made.options["mask"]
     of_options = (*key, tokens.shape, hashlib.sha256(tokens.tobytes() + mask.tobytes()).hexdigest())
-    head = _shared(of_options, lambda: text.with_options(model, jax.device_put(base), tokens, mask).params["head"])
+    embedded = lambda: text.with_options(model, jax.device_put(jax.device_get(base)), tokens, mask).params["head"]
+    head = _shared(of_options, lambda: jax.device_get(embedded()))
     return Net(base | {"head": head}, {})
 
 

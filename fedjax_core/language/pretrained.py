@@ -28,7 +28,7 @@ CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.
 
 
 def load(
-    folder: str | os.PathLike, dtype: str = "float32", remat: bool = False
+    folder: str | os.PathLike, dtype: str = "float32", remat: bool = False, later: bool = False
 ) -> tuple[LanguageModel, PyTree] | tuple[Encoder, PyTree]:
     """A model and its parameters.
 
@@ -36,6 +36,7 @@ def load(
       folder: with config.json and the weights.
       dtype: of parameters and computation, "float32" or "bfloat16"; the files may have another.
       remat: whether a backward pass computes each layer anew, to save memory.
+      later: True: parameters are `Deferred`, read when they are put on devices.
 
     Returns:
       (model, params): a `LanguageModel` (LLaMA) or an `Encoder` (BERT).
@@ -48,7 +49,7 @@ def load(
     where, nested = Path(folder), (dict, type(None))
     config = read_json(where / CONFIG, {"model_type": str, "rope_parameters?": nested, "rope_scaling?": nested})
     family = FAMILIES[by_name.choose(f"model_type in {where / CONFIG}", config.get("model_type"), FAMILIES)]
-    params = family.from_tensors(config, tensors(where), dtype)
+    params = family.from_tensors(config, tensors(where), dtype, later)
     return family.build(config, dtype, remat), params
 
 

@@ -124,7 +124,7 @@ def scoring(encoder: Encoder, options: int, temperature: float = TEMPERATURE) ->
         outputs: dict[str, Any] = {"logits": jnp.where(x["options"] >= 0, scores, MINUS), "features": found}
         return (outputs if layers is None else outputs | {"intermediates": _layers(layers)}), net.stats
 
-    return Model(init, apply, features, head, f"scoring {encoder.name}")
+    return Model(init, apply, features, head, f"scoring {encoder.name}", model_axes=encoder.model_axes)
 
 
 def with_options(encoder: Encoder, base: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64) -> Net:
@@ -184,8 +184,8 @@ def writing(model: LanguageModel) -> Model:
         del key, train
         return written(model, net.params, _real(x, mask)).features, net.stats
 
-    head = lambda net, features: model.logits(net.params, features)
-    return Model(lambda key: Net(model.init(key), {}), apply, features, head, f"writing {model.name}")
+    init, head = lambda key: Net(model.init(key), {}), lambda net, features: model.logits(net.params, features)
+    return Model(init, apply, features, head, f"writing {model.name}", model_axes=model.model_axes)
 
 
 def _real(x: PyTree, mask: Array | None) -> PyTree:

@@ -28,7 +28,7 @@ import numpy as np
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.task import PARTS, Model, Task
+from fedjax_core.task import PARTS, Axes, Model, Task, axis_of
 
 STACKED = ("layers", "blocks")  # entries of params whose leaves have one axis [depth] in front
 PACKED = {"qkv": ("query", "key", "value")}  # kernels [in, parts, ...], by name
@@ -240,6 +240,17 @@ def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
     return Adapter(init, wrap, merged)
 
 
+def _axes(where: Sequence[Site], shapes: PyTree, of_model: Axes) -> Axes:
+    """Which axes of an adapter's arrays are divided: beside a kernel that is by its inputs, those of "a"; by outputs, of "b"."""
+    found = []
+    for site in where:
+        axis, number = axis_of("/".join(site.path), of_model), len(_get(shapes, site.path).shape) - len(site.stack)
+        if axis is not None and -axis <= number:
+            inputs = number + axis < (JOINED.get(site.path[-2], 1) if number > 2 else 1)
+            found.append(("/".join((ENTRY, *site.place, "a" if inputs else "b")), -2 if inputs else -1))
+    return tuple(found)
+
+
 def mixed(one: PyTree, other: PyTree, weight: float) -> PyTree:
     """The adapter whose update is `weight` of one's and 1 - `weight` of another's; nested as they are, of both ranks together."""
     if one.keys() == {"a", "b"}:
@@ -296,7 +307,9 @@ def adapted(
         by_name.choose(f"entry to train of {model.name}", name, there.params)
     if missing := [name for name in there.params if name not in arrays.params and name not in entries]:
         raise ValueError(f"adapter: {model.name} needs frozen arrays for {', '.join(missing)}")
-    own = adapter(kind, {name: entry for name, entry in there.params.items() if name not in entries}, model.name)
+    frozen_shapes = {name: entry for name, entry in there.params.items() if name not in entries}
+    own = adapter(kind, frozen_shapes, model.name)
+    axes = model.model_axes + _axes(sites(frozen_shapes, kind.targets), frozen_shapes, model.model_axes)
 
     def network(frozen: Net) -> Model:
         def init(key):
@@ -319,7 +332,8 @@ def adapted(
         def whole(net):
             return Net(own.merged(around(net), net.params[ENTRY]), frozen.stats)
 
-        return Model(init, apply, features, lambda net, z: model.head(Net(around(net), {}), z), model.name, whole)
+        head = lambda net, z: model.head(Net(around(net), {}), z)
+        return Model(init, apply, features, head, model.name, whole, axes)
 
     task = Task(network, classes, population, arrays, public, shape)
     if shape is not None:

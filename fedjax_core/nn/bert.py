@@ -27,6 +27,7 @@ from flax import nnx
 
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.nn.transformer import (
+    AXES,
     Encoder,
     Linear,
     Tensor,
@@ -202,16 +203,19 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         found = layers.run(params["layers"], x, everyone, read=read)
         return found[0] if read is None else found
 
-    return Encoder(init, hidden, c.width, c.context, name)
+    return Encoder(init, hidden, c.width, c.context, name, AXES)
 
 
-def from_tensors(config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32") -> PyTree:
+def from_tensors(
+    config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
+) -> PyTree:
     """Parameters from published files.
 
     Args:
       config: what config.json has.
       tensors: by the names that `BertModel` gives them, or behind "bert.", as in models that contain it.
       dtype: "float32" or "bfloat16".
+      later: see `read_params`.
 
     Returns:
       What the model of that configuration takes as `params`.
@@ -240,4 +244,4 @@ def from_tensors(config: Mapping[str, Any] | Config, tensors: Mapping[str, np.nd
         },
     }
     like = jax.eval_shape(build(c).init, jax.random.key(0))
-    return read_params(like, where, named, IGNORED, dtype, f"bert of width {c.width}")
+    return read_params(like, where, named, IGNORED, dtype, f"bert of width {c.width}", later)

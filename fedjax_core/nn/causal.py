@@ -9,6 +9,8 @@ As there, embeddings are scaled by sqrt(width), positions are sines, and layers 
 Departure: the head has its own kernel, not the embedding's, so that methods which keep a head with their clients have one.
 """
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,16 @@ class Layer(nnx.Module):
 
 class Causal(nnx.Module):
     """Token ids [T], embedded; layers; a linear head at each place."""
+
+    # Three kernels side by side are divided by inputs: a part of their outputs is no part of each.
+    model_axes: ClassVar = {
+        "embedding": -1,
+        "qkv/kernel": -2,
+        "out/kernel": -2,
+        "mlp1/kernel": -1,
+        "mlp2/kernel": -2,
+        "head/kernel": -1,
+    }
 
     def __init__(
         self,

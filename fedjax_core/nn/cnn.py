@@ -1,7 +1,7 @@
 """A small convolutional network: convolutions, max-pool, a dense layer, a linear head (LEAF's, McMahan et al.'s and their kin)."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import jax
 from flax import nnx
@@ -15,6 +15,8 @@ Array = jax.Array
 
 class CNN(nnx.Module):
     """Convolutions with ReLU, a 2x2 max-pool after the last or after each, a dense layer with ReLU, a linear head."""
+
+    model_axes: ClassVar = {"kernel": -1}  # by output channels
 
     def __init__(
         self,

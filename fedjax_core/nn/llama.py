@@ -29,6 +29,7 @@ from flax import nnx
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.nn.beam import beam_search
 from fedjax_core.nn.transformer import (
+    AXES,
     LanguageModel,
     Linear,
     Tensor,
@@ -281,16 +282,19 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         search = greedy if beams == 1 else functools.partial(beam_search, beams=beams)
         return search(step, {"key": kept, "value": kept}, tokens, mask, limit=limit, stop=stop)
 
-    return LanguageModel(init, hidden, logits, generate, c.width, c.context, c.stop, name)
+    return LanguageModel(init, hidden, logits, generate, c.width, c.context, c.stop, name, AXES)
 
 
-def from_tensors(config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32") -> PyTree:
+def from_tensors(
+    config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
+) -> PyTree:
     """Parameters from published files.
 
     Args:
       config: what config.json has.
       tensors: by the names that `LlamaForCausalLM` gives them.
       dtype: "float32" or "bfloat16".
+      later: see `read_params`.
 
     Returns:
       What the model of that configuration takes as `params`.
@@ -314,4 +318,4 @@ def from_tensors(config: Mapping[str, Any] | Config, tensors: Mapping[str, np.nd
         where["head"] = linear("lm_head")
     like = jax.eval_shape(build(c).init, jax.random.key(0))
     ignored = IGNORED + (r"|lm_head\.weight" if c.tied else "")
-    return read_params(like, where, tensors, ignored, dtype, f"llama of width {c.width}")
+    return read_params(like, where, tensors, ignored, dtype, f"llama of width {c.width}", later)

@@ -8,6 +8,8 @@ the forget gate's bias starts at 1 (Jozefowicz, Zaremba, Sutskever 2015).
   StackOverflow (Reddi et al. 2021)     lstm(embedding=96, width=670, project=96)
 """
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -44,6 +46,8 @@ class Recurrence(nnx.Module):
 
 class LSTM(nnx.Module):
     """Token ids [T], embedded; recurrent layers; a linear head at each place."""
+
+    model_axes: ClassVar = {"embedding": -1, "head/kernel": -1}  # recurrences stay whole: devices would meet at each token
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 from flax import nnx
@@ -14,6 +15,8 @@ Array = jax.Array
 
 class MLP(nnx.Module):
     """Hidden layers with ReLU, and a linear head; whatever the input's shape, it is flattened."""
+
+    model_axes: ClassVar = {"kernel": -1}  # by outputs
 
     def __init__(
         self,

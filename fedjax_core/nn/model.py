@@ -38,7 +38,8 @@ def from_module(
 
     The module has a linear `head` and a method `body(x, key=, train=, batch=, mask=) -> (features [B, D], {name: array})`, of texts
     [B, T, D], where `batch` says whether batch normalisation uses (and moves by) the batch's statistics. Its variables are
-    `nnx.Param` and `nnx.BatchStat` and nothing else; it draws from `key` alone.
+    `nnx.Param` and `nnx.BatchStat` and nothing else; it draws from `key` alone. Its class may have `model_axes`, {end of a path:
+    axis}, see `task.axis_of`.
 
     Args:
       make: builds the module from the streams that initialise it.
@@ -100,7 +101,7 @@ def from_module(
         outputs: dict[str, Any] = {"logits": head(net, found), "features": found}
         return (outputs | {"intermediates": seen} if intermediates else outputs), stats
 
-    return Model(init, apply, features, head, name)
+    return Model(init, apply, features, head, name, model_axes=tuple(getattr(abstract, "model_axes", {}).items()))
 
 
 def normalise(x: Array, mean: Scale | None, std: Scale | None, dtype: jax.typing.DTypeLike | None) -> Array:

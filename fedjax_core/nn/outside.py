@@ -10,11 +10,12 @@ A module takes x [B, ...] and returns logits [B, K]. With a method `body` (x -> 
 -> logits) it serves methods that share a part of a network, exchange features or replace heads; else such a method ends with a line
 that says so. Both are given those of `train`, `mask` [B] and `key` that they name. An NNX module's dropout draws from the round's
 keys, and its `train()` and `eval()` are called. Batch normalisation must leave out rows that do not count, so a module that has it
-must take `mask` and hand it on.
+must take `mask` and hand it on. Where devices are to hold it together (`plan.model`), its class says with `model_axes` which
+axes they divide: {end of an array's path: axis counted from its end}, such as {"dense/kernel": -1}.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as linen
@@ -24,7 +25,7 @@ from flax import nnx
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.task import Model
+from fedjax_core.task import Axes, Model
 
 Prepare = Callable[[Array], Array]
 PARTS = "give the module a method body(x) that returns features [B, D], and a linear `head` for them"
@@ -86,7 +87,20 @@ def _checked(name: str, stats: PyTree, functions: list[Callable]) -> None:
         )
 
 
-def _model(name: str, init: Callable, run: Callable, head: Callable | None, prepare: Prepare) -> Model:
+def _axes(name: str, module: Any) -> Axes:
+    """The module's `model_axes`.
+
+    Raises:
+      ValueError: they are something else than ends of paths with axes below 0.
+    """
+    said = getattr(module, "model_axes", {})
+    if isinstance(said, Mapping) and all(isinstance(e, str) and isinstance(a, int) and a < 0 for e, a in said.items()):
+        return tuple(said.items())
+    wants = 'map ends of paths to axes counted from the end, such as {"dense/kernel": -1}'
+    raise ValueError(f"model {name!r}: model_axes={said!r} must {wants}")
+
+
+def _model(name: str, init: Callable, run: Callable, head: Callable | None, prepare: Prepare, axes: Axes) -> Model:
     """`run`: (net, x, key, train, mask) -> (features or, without a head, logits; stats)."""
 
     def lacks(*_: Any, **__: Any):
@@ -105,7 +119,7 @@ def _model(name: str, init: Callable, run: Callable, head: Callable | None, prep
         outputs: dict[str, Any] = {"logits": out} if head is None else {"logits": head(net, out), "features": out}
         return (outputs | {"intermediates": {}} if intermediates else outputs), stats
 
-    return Model(init, apply, lacks if head is None else found, head or lacks, name)
+    return Model(init, apply, lacks if head is None else found, head or lacks, name, model_axes=axes)
 
 
 def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_mode: str) -> Model:
@@ -144,7 +158,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
     def head(net: Net, features: Array) -> Array:
         return module_of(net, None).head(features).astype(jnp.float32)
 
-    return _model(name, init, run, head if parts else None, prepare)
+    return _model(name, init, run, head if parts else None, prepare, _axes(name, abstract))
 
 
 def _of_linen(module: linen.Module, name: str, input_shape: tuple[int, ...], prepare: Prepare, stats_mode: str) -> Model:
@@ -183,4 +197,4 @@ def _of_linen(module: linen.Module, name: str, input_shape: tuple[int, ...], pre
     def head(net: Net, features: Array) -> Array:
         return jnp.asarray(module.apply(collections(net), features, method="head")).astype(jnp.float32)
 
-    return _model(name, init, run, head if parts else None, prepare)
+    return _model(name, init, run, head if parts else None, prepare, _axes(name, module))

@@ -13,6 +13,7 @@ The strides and paddings are PyTorch's (a bottleneck strides in its 3x3 convolut
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,8 @@ class Bottleneck(Block):
 
 class ResNet(nnx.Module):
     """Stem, stages of blocks, mean over the image, linear head."""
+
+    model_axes: ClassVar = {"kernel": -1}  # by output channels; norms stay whole
 
     def __init__(
         self,

@@ -25,8 +25,15 @@ from flax import nnx
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.deferred import Deferred
+from fedjax_core.task import Axes
 
 DTYPES = ("float32", "bfloat16")
+AXES: Axes = (  # heads and hidden numbers of a layer are divided: devices meet twice in each
+    *((f"{part}/kernel", -1) for part in ("query", "key", "value", "gate", "up")),
+    *((f"{part}/kernel", -2) for part in ("output", "down")),
+    *((table, -1) for table in ("embedding", "embedding/token", "head/kernel")),
+)
 MINUS = -1e30  # a score that softmax turns to zero; finite, so that a row without real tokens has no NaN
 
 
@@ -40,6 +47,7 @@ class Encoder(NamedTuple):
       width: D.
       context: the most tokens that it takes at once.
       name: what error messages call it.
+      model_axes: see `Model`.
     """
 
     init: Callable[[Array], PyTree]
@@ -47,6 +55,7 @@ class Encoder(NamedTuple):
     width: int
     context: int
     name: str
+    model_axes: Axes = ()
 
 
 class LanguageModel(NamedTuple):
@@ -63,6 +72,7 @@ class LanguageModel(NamedTuple):
       context: the most tokens that it takes at once.
       stop: ids of the tokens that end a text, from the configuration; may be empty.
       name: what error messages call it.
+      model_axes: see `Model`.
     """
 
     init: Callable[[Array], PyTree]
@@ -73,6 +83,7 @@ class LanguageModel(NamedTuple):
     context: int
     stop: tuple[int, ...]
     name: str
+    model_axes: Axes = ()
 
 
 class Linear(nnx.Module):
@@ -243,7 +254,15 @@ def linear(name: str, bias: bool = False) -> dict[str, Tensor]:
     return {"kernel": Tensor(f"{name}.weight", True)} | ({"bias": Tensor(f"{name}.bias")} if bias else {})
 
 
-def read_params(like: PyTree, where: PyTree, tensors: Mapping[str, np.ndarray], ignored: str, dtype: str, name: str) -> PyTree:
+def read_params(
+    like: PyTree,
+    where: PyTree,
+    tensors: Mapping[str, np.ndarray],
+    ignored: str,
+    dtype: str,
+    name: str,
+    later: bool = False,
+) -> PyTree:
     """Parameters from a published file's tensors; layers are stacked.
 
     Args:
@@ -253,9 +272,10 @@ def read_params(like: PyTree, where: PyTree, tensors: Mapping[str, np.ndarray], 
       ignored: regular expression of the names that a file may have beyond those.
       dtype: of the parameters, "float32" or "bfloat16".
       name: what error messages call the model.
+      later: True: nothing is read yet.
 
     Returns:
-      The parameters.
+      The parameters; what is read later as `Deferred`.
 
     Raises:
       ValueError: a tensor is missing, has another shape, is not of floats, or is none of the model's; or another dtype.
@@ -281,13 +301,20 @@ def read_params(like: PyTree, where: PyTree, tensors: Mapping[str, np.ndarray], 
             raise ValueError(f"{name}: the tensor {key} is of {tensors[key].dtype}; it must be of floats, not quantised")
 
     def leaf(tensor: Tensor, shape):
-        turned = lambda key: tensors[key].T if tensor.transposed else tensors[key]
-        if "{}" not in tensor.name:
-            return jnp.asarray(turned(tensor.name), dtype)
-        out = np.empty(shape.shape, jnp.dtype(dtype))
-        for i in range(len(out)):
-            out[i] = turned(tensor.name.format(i))
-        return jnp.asarray(out)
+        def turned(key: str, index: tuple[slice, ...]) -> np.ndarray:
+            return tensors[key][index[::-1]].T if tensor.transposed else tensors[key][index]
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            if "{}" not in tensor.name:
+                return np.array(turned(tensor.name, index), jnp.dtype(dtype))
+            numbers = range(*index[0].indices(shape.shape[0]))
+            out = np.empty((len(numbers), *(axis.stop - axis.start for axis in index[1:])), jnp.dtype(dtype))
+            for i, number in enumerate(numbers):
+                out[i] = turned(tensor.name.format(number), index[1:])
+            return out
+
+        found = Deferred(shape.shape, jnp.dtype(dtype), part)
+        return found if later else jnp.asarray(np.asarray(found))
 
     return jax.tree.map(leaf, where, like, is_leaf=is_tensor)
 

@@ -20,6 +20,7 @@ the entry "prompts" of `params`, drawn last: without them a network is the same 
 
 import itertools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +59,16 @@ class Blocks(nnx.Module):
 
 class ViT(nnx.Module):
     """Patches, [cls] and positions, blocks, a norm, a linear head on the final [cls]."""
+
+    # Kernels [..., width, 3, heads, each] are divided by inputs, [..., heads, each, width] by heads: both stay divided as matrices.
+    model_axes: ClassVar = {
+        "patches/kernel": -1,
+        "qkv/kernel": -4,
+        "out/kernel": -3,
+        "mlp1/kernel": -1,
+        "mlp2/kernel": -2,
+        "head/kernel": -1,
+    }
 
     def __init__(
         self,

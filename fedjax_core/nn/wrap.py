@@ -66,7 +66,8 @@ def framed(model: Model, shape: tuple[int, ...], width: int) -> Model:
     def features(net, x, key=None, train=False, mask=None):
         return model.features(inner(net), view(net, x), key, train=train, mask=mask)
 
-    return Model(init, apply, features, lambda net, z: model.head(inner(net), z), model.name)
+    head = lambda net, z: model.head(inner(net), z)
+    return Model(init, apply, features, head, model.name, model_axes=model.model_axes)
 
 
 def _unit(x: Array) -> Array:

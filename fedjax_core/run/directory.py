@@ -82,10 +82,10 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
     if before is None:
         record_plan(simulation, workdir)
         return
-    plan = parallel.Plan(before["chunk"], before["devices"])
+    plan = parallel.Plan(before["chunk"], before["devices"], before.get("model", 1))
     if plan == simulation.plan:
         return
-    if chosen or plan.devices > jax.device_count():
+    if chosen or plan.devices > jax.device_count() or (plan.model > 1 and jax.process_count() > 1):
         why = "as asked" if chosen else f"there are {jax.device_count()} devices"
         reporter.say(f"the client loop's plan was {plan}, it is {simulation.plan} now ({why}); results agree to rounding")
     else:

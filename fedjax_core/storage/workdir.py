@@ -31,7 +31,7 @@ _LOCK = ".lock"
 RECORDED = {  # the form of run.json, for `read_json`
     "partition?": {"hash": str, "class_names?": [str], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
     "unseen?": {"clients?": [int], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
-    "plan?": {"chunk": int, "devices": int},
+    "plan?": {"chunk": int, "devices": int, "model?": int},
 }
 
 

@@ -162,6 +162,9 @@ class BuildTest(chex.TestCase):
         self.assertEqual(build(cohort__fraction=0.5).cohort, 4)
         self.assertEqual(build(cohort__fraction=None).cohort, 8)
         self.assertEqual(build(plan__devices=None).plan, parallel.choose(3))
+        self.assertEqual(build(plan__devices=None, plan__model=2).plan, parallel.Plan(1, 6, 2))
+        with self.assertRaisesRegex(ValueError, "plan.model=3 does not divide the 4 devices"):
+            build(plan__devices=4, plan__model=3)
 
     def test_options_reach_method_and_optimizer(self):
         sim = build(dict(name="fedavg", epochs=2, batch=4, weights="uniform"), optimizer__lr=0.3, optimizer__momentum=0.5)

@@ -63,11 +63,10 @@ def about(sim: Simulation) -> dict[str, Any]:
 
 
 def parts(sim: Simulation) -> dict[str, float]:
-    """Bytes on a device of what lies there between rounds, as far as it is whole on each."""
-    held = sim.supply.rest
-    nbytes = lambda tree: float(sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)))
-    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    state = jax.eval_shape(sim._init, sim._held_on_host, key)
+    """Bytes on a device of what lies there between rounds."""
+    held, state = lowering.between_rounds(sim)
+    mine = lambda leaf: float(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
+    nbytes = lambda tree: sum(map(mine, jax.tree.leaves(tree)), 0.0)
     return {
         "rows of data": nbytes((held.train, held.test)),
         "frozen and public arrays": nbytes(held.tasks),
@@ -100,7 +99,7 @@ def analysed(traced: Any, sim: Simulation) -> dict[str, Any]:
         "temporary": sizes.temp_size_in_bytes,
         "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
         "peak": max(need, getattr(sizes, "peak_memory_in_bytes", 0)),
-        "flops": flops.count(traced.jaxpr, clients.trips),
+        "flops": flops.count(traced.jaxpr, clients.trips) / sim.plan.model,  # as if all products were divided evenly
         "traffic": text.traffic(clients.trips),
         "collectives": [one._asdict() for one in text.collectives(clients.trips)],
         "seconds": time.perf_counter() - clock,

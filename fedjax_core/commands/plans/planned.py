@@ -48,7 +48,8 @@ def planned(
         first = elsewhere.compiled(job, folder, fresh)
         about = first["about"]
         programs = {name: _judged(first["programs"][name], name, about) for name in first["there"]}
-        chunk, most = about["plan"]["chunk"], -(-about["cohort"] // about["plan"]["devices"])
+        plan = about["plan"]
+        chunk, most = plan["chunk"], -(-about["cohort"] // (plan["devices"] // plan.get("model", 1)))
         of_round = programs.get(ROUND)
         largest = None
         if of_round is not None and tries:

@@ -31,9 +31,12 @@ class ChooseTest(chex.TestCase):
         (dict(cohort=20, devices=4, chunk=100), (5, 4)),  # no larger than a device's share
         (dict(cohort=5, devices=2, chunk=100), (3, 2)),
         (dict(cohort=2, devices=8), (1, 8)),
+        (dict(cohort=20, model=4), (1, 8, 4)),
+        (dict(cohort=1, model=2), (1, 2, 2)),  # no more devices than the clients' networks take
+        (dict(cohort=20, devices=4, model=2, chunk=100), (10, 4, 2)),
     )
     def test_what_is_given_is_kept(self, arguments, expected):
-        self.assertEqual(tuple(parallel.choose(**arguments)), expected)
+        self.assertEqual(tuple(parallel.choose(**arguments)), (*expected, 1)[:3])
 
     def test_on_an_accelerator_all_at_once(self):
         with mock.patch.object(jax, "default_backend", return_value="gpu"):
@@ -44,6 +47,9 @@ class ChooseTest(chex.TestCase):
         (dict(devices=9), "plan.devices=9 is not between 1 and 8"),
         (dict(devices=0), "plan.devices=0 is not between 1 and 8"),
         (dict(chunk=0), "plan.chunk=0 must be at least 1"),
+        (dict(model=3), "plan.model=3 does not divide the 8 devices; it may be 1, 2, 4, 8"),
+        (dict(model=4, devices=6), "plan.model=4 does not divide the 6 devices; it may be 1, 2, 3, 6"),
+        (dict(model=0), "plan.model=0 does not divide"),
     )
     def test_impossible(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
@@ -107,6 +113,7 @@ class MapClientsTest(chex.TestCase):
 
     def test_place_puts_whole_copies(self):
         on = parallel.mesh(Plan(1, 8))
+        self.assertEqual(on.axis_names, ("clients",))
         placed = parallel.place({"x": np.arange(3)}, on)
         self.assertEqual([s.data.shape for s in placed["x"].addressable_shards], [(3,)] * 8)
 

@@ -14,15 +14,19 @@ import pytest
 from configs import base
 from fedjax_core import experiment
 from fedjax_core.commands import analyse
+from fedjax_core.deferred import Deferred
 from fedjax_core.language import prepare as language
 from fedjax_core.language import pretrained, text
 from fedjax_core.nn import bert, llama
 from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.tensors import write_tensors
 from tests.fedjax_core.language import test_pretrained
 from tests.fedjax_core.language.test_instructions import END, Letters, decoded, rows
+from tests.fedjax_core.nn import test_llama
 from tests.fedjax_core.nn.test_bert import CONFIG as BERT
 from tests.fedjax_core.nn.test_llama import PLAIN as LLAMA
 
+LOAD = pretrained.load
 MODELS = {
     "bert": BERT | {"vocab_size": 128, "max_position_embeddings": 48, "num_hidden_layers": 1, "initializer_range": 0.3},
     "llama": LLAMA
@@ -31,7 +35,7 @@ MODELS = {
 FAMILIES, LIMITS = {"bert": bert, "llama": llama}, {"bert": 40, "llama": 128}
 
 
-def loaded(folder, dtype="float32", remat=False):
+def loaded(folder, dtype="float32", remat=False, later=False):
     """`pretrained.load`, random."""
     config = json.loads((folder / "config.json").read_text())
     model = FAMILIES[config["model_type"]].build(config, dtype, remat)
@@ -130,7 +134,7 @@ def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
 
 
 def test_a_folder_is_read_anew_once_its_files_have_changed(config, monkeypatch):
-    monkeypatch.setattr(pretrained, "load", lambda folder, dtype, remat: (None, {"embedding": np.ones(3)}))
+    monkeypatch.setattr(pretrained, "load", lambda *_, **__: (None, {"embedding": np.ones(3)}))
     prepared = experiment.prepared(config("llama", name="fedit"))
     before, same = (language._arrays(prepared).params["embedding"] for _ in range(2))
     assert same is before
@@ -240,7 +244,7 @@ def test_a_real_encoder_trains_an_adapter(tmp_path):
         np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, jax.device_get((begun.clients, state.clients))), strict=True)
     ]
     assert max(moved) > 1e-3
-    held, frozen = jax.device_get(sim.held.tasks[0][0]), sim.groups[0].task.frozen
+    held, frozen = jax.device_get((sim.held.tasks[0][0], sim.groups[0].task.frozen))
     assert held.params["head"]["options"].shape == (6, 384)
     chex.assert_trees_all_equal(held, frozen)
 
@@ -269,6 +273,21 @@ def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
     assert len(switch.params["branches"]) == 2
     real = x["mask"][rows]
     assert (real[:, :-8] if model == "bert" else real[:, 8:]).sum() == real.sum()
+
+
+def test_weights_reach_the_devices_part_by_part(config, tmp_path, monkeypatch):
+    """From a published file, into a network that two devices hold together; nothing but shapes is known of them before."""
+    monkeypatch.setattr(pretrained, "load", LOAD)
+    write_tensors(tmp_path / "llama" / pretrained.ONE_FILE, test_llama.tensors(MODELS["llama"]), {})
+    asked = config("llama", name="fedit", batch=4)
+    asked.plan.update(devices=4, model=2)
+    sim = experiment.build(asked)
+    assert sim.plan == (1, 4, 2)
+    frozen, held = sim.groups[0].task.frozen, sim.held.tasks[0][0]
+    assert {type(leaf) for leaf in jax.tree.leaves(frozen)} == {Deferred}
+    chex.assert_trees_all_equal(*jax.device_get((held.params, LOAD(tmp_path / "llama")[1])))
+    up = held.params["layers"]["mlp"]["up"]["kernel"]
+    assert [shard.data.shape for shard in up.addressable_shards] == [(1, 16, 10)] * 4
 
 
 def test_shapes_alone_need_no_weights(config, monkeypatch):

@@ -163,6 +163,7 @@ def test_one_file_or_several(folder, tmp_path):
     shutil.copy(folder / pretrained.CONFIG, whole)
     write_tensors(whole / pretrained.ONE_FILE, test_llama.tensors(test_llama.PLAIN), {"format": "pt"})
     jax.tree.map(np.testing.assert_array_equal, pretrained.load(whole)[1], params)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(pretrained.load(folder, later=True)[1]), jax.device_get(params))
 
 
 def test_what_is_not_there_or_wrong_is_named(folder):

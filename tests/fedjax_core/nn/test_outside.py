@@ -99,6 +99,17 @@ def test_a_body_and_a_head_make_features():
     assert set(net.params) == {"layer", "head"}
 
 
+@pytest.mark.parametrize("axes", [{"first/kernel": -1}, {"first/kernel": 0}, {"first/kernel": "model"}, "first"])
+def test_a_module_says_which_axes_several_devices_divide(axes):
+    divided = type("Divided", (Plain,), {"model_axes": axes})
+    if axes == {"first/kernel": -1}:
+        assert of(divided).model_axes == (("first/kernel", -1),)
+        assert of(Plain).model_axes == ()
+        return
+    with pytest.raises(ValueError, match=r"'Divided': model_axes=.* must map ends of paths to axes counted from the end, such as"):
+        of(divided)
+
+
 def test_batch_statistics_leave_out_padding_or_are_refused():
     with pytest.raises(ValueError, match="has batch statistics, which rows of padding would enter"):
         of(Normalised)

@@ -1,0 +1,62 @@
+"""Arrays that lie in files: their shapes are known, and their parts are read when devices want them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+Index = tuple[slice, ...]
+
+
+class Deferred:
+    """An array that is read part by part. jax takes it where shapes are enough, such as `jax.eval_shape`, and refuses it elsewhere;
+    `numpy.asarray` and `jax.device_get` read all of it.
+
+    Attributes:
+      shape: its.
+      dtype: its.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[Index], np.ndarray]):
+        """Reads nothing.
+
+        Args:
+          shape: of the array.
+          dtype: of the array.
+          read: (a slice without a step for each axis) -> that part of it.
+        """
+        self.shape, self.dtype, self._read = tuple(shape), np.dtype(dtype), read
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        whole = self._read(tuple(slice(0, n) for n in self.shape))
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def placed(self, sharding: jax.sharding.Sharding) -> jax.Array:
+        """On the devices of a sharding, each of which gets its part; devices with the same part share what is read."""
+        parts: dict[Any, np.ndarray] = {}
+
+        def part(index: Any) -> np.ndarray:
+            whole = tuple(slice(*axis.indices(n)[:2]) for axis, n in zip(index, self.shape, strict=True))
+            key = tuple((axis.start, axis.stop) for axis in whole)
+            if key not in parts:
+                parts[key] = self._read(whole)
+            return parts[key]
+
+        return jax.make_array_from_callback(self.shape, sharding, part)
+
+
+def stand_ins(tree: Any) -> Any:
+    """The tree with zeros that take no memory in place of what is deferred: for shapes alone."""
+    zeros = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if isinstance(leaf, Deferred) else leaf
+    return jax.tree.map(zeros, tree)

@@ -1,0 +1,89 @@
+"""How networks are divided over devices: where arrays lie if `plan.model` devices hold a network together.
+
+The rules stand beside each network, `Model.model_axes`: an end of an array's path, and the axis that is divided, counted from the
+array's end. So they hold for whatever is nested like the network, with any axes in front: frozen and trained parameters, deltas,
+moments of optimisers, states of clients [N, ...]. What no rule is for stays whole on each device, and so does an array that cannot
+be divided evenly. Methods know nothing of it.
+"""
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_core.algorithm import PyTree
+from fedjax_core.engine import parallel
+from fedjax_core.engine.check import Shapes
+from fedjax_core.engine.federation import Federation, Held, State
+from fedjax_core.task import Axes, axis_of
+
+log = logging.getLogger("fedjax_core")
+
+
+class Layout(NamedTuple):
+    """Shardings, or prefixes of trees of them.
+
+    Attributes:
+      held: of `Held`.
+      state: of `State`.
+      server: of a server's state.
+      rows: of all groups' client states [C, ...], divided as clients are.
+      blocks: per group, of client states [E, ...] that every part of the clients has whole.
+      view: of what one client holds; None: as the compiler likes.
+    """
+
+    held: Any
+    state: Any
+    server: Any
+    rows: Any
+    blocks: Sequence[Any]
+    view: Any
+
+
+def layout(fed: Federation, held: Held, shapes: Shapes) -> Layout:
+    """Where all that a simulation has lies.
+
+    Args:
+      fed: with its plan.
+      held: what all rounds read, on the host.
+      shapes: of states.
+    """
+    whole, on = parallel.replicated(fed.mesh), fed.mesh
+    if fed.plan.model == 1:
+        return Layout(whole, whole, whole, parallel.spread(on), [whole] * len(fed.groups), whole)
+    models = [group.task.model for group in fed.groups]
+    axes = [model.model_axes for model in models]
+    for model in models:
+        if not model.model_axes:
+            _whole(model.name, fed.plan.model)
+    tasks = tuple(shardings(task, own, on) for task, own in zip(held.tasks, axes, strict=True))
+    everything = Held(*[cast(Any, whole)] * len(Held._fields))._replace(tasks=tasks)
+    server = shardings(shapes.groups[0].server, sum(axes, ()), on)
+    states = [group.client for group in shapes.groups]
+    blocks, rows = ([shardings(*each, on, front) for each in zip(states, axes, strict=True)] for front in (None, parallel.AXIS))
+    clients = ((),) * len(states) if fed.on_host else tuple(blocks)
+    return Layout(everything, State(server, clients, *[cast(Any, whole)] * 2), server, rows, blocks, None)
+
+
+@functools.cache
+def _whole(name: str, devices: int) -> None:
+    """Says it once."""
+    text = "plan.model=%d: the network %r does not say how it is divided (model_axes), so each device holds all of it"
+    log.warning(text, devices, name)
+
+
+def shardings(tree: PyTree, axes: Axes, on: Mesh, *front: str | None) -> PyTree:
+    """One for each array or shape of a tree, by the rules; `front` names axes that stand before it, such as that of clients."""
+
+    def one(path: Any, leaf: Any) -> NamedSharding:
+        shape = tuple(getattr(leaf, "shape", ()))
+        names: list[str | None] = [None] * len(shape)
+        axis = axis_of(jax.tree_util.keystr(path, simple=True, separator="/"), axes)
+        if axis is not None and -axis <= len(shape) and shape[axis] % on.shape[parallel.MODEL] == 0:
+            names[axis] = parallel.MODEL
+        return NamedSharding(on, PartitionSpec(*front, *names))
+
+    return jax.tree_util.tree_map_with_path(one, tree)

@@ -1,0 +1,191 @@
+"""Networks that several devices hold together: the same numbers, a part of the memory, and weights that are read part by part."""
+
+import functools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from fedjax_core import nn
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import federated, sources
+from fedjax_core.deferred import Deferred
+from fedjax_core.engine import division, parallel, simulation
+from fedjax_core.engine.parallel import Plan
+from fedjax_core.language import text
+from fedjax_core.learning import lora, training
+from fedjax_core.nn import llama
+from fedjax_core.task import axis_of, of_model
+from methods.fedavg import fedavg
+from methods.fedit import fedit
+from methods.fedoa import fedoa
+from methods.fedpft import fedpft
+from tests import toy
+from tests.fedjax_core.nn.test_llama import PLAIN, tensors
+
+CLIENTS = 4
+SETTINGS = {"classes": 4, "population": CLIENTS, "shape": (8, 8, 1)}
+VIT = nn.build("vit", 4, (8, 8, 1), patch=4, width=16, depth=2, heads=4)
+
+
+@functools.cache
+def data() -> federated.FederatedData:
+    """Noise, four rows for each client."""
+    rng = np.random.default_rng(0)
+    rows = Examples(rng.normal(size=(16, 8, 8, 1)).astype(np.float32), rng.integers(0, 4, 16).astype(np.int32))
+    index = [list(range(4 * i, 4 * i + 4)) for i in range(CLIENTS)]
+    return federated.from_index(sources.Dataset("noise", rows, rows, tuple("abcd")), index, index)
+
+
+def whole():
+    """FedAvg of a transformer."""
+    return functools.partial(fedavg, optimizer=training.sgd(0.1, momentum=0.9), batch=2), of_model(VIT, **SETTINGS)
+
+
+@functools.cache
+def frozen():
+    """The transformer's arrays."""
+    return jax.device_get(jax.jit(VIT.init)(jax.random.key(7)))
+
+
+def adapter(method, dropout: float):
+    """A method with LoRA beside a frozen transformer."""
+    kind = lora.lora(rank=2, dropout=dropout, targets=("query", "out", "mlp1"))
+    return method, lora.adapted(VIT, frozen(), kind, ("head",), **SETTINGS)
+
+
+def prompted():
+    """FedPFT of a residual network."""
+    net = nn.build("resnet8", 4, (8, 8, 1), width=4, norm="group")
+    build = functools.partial(fedpft, optimizer=training.sgd(0.1), batch=4, prompts=2, transform_epochs=1)
+    return build, of_model(net, **SETTINGS)
+
+
+CASES = {
+    "fedavg": whole,
+    "fedit": lambda: adapter(functools.partial(fedit, optimizer=training.adam(0.01), batch=2), 0.1),
+    "fedoa": lambda: adapter(functools.partial(fedoa, optimizer=training.sgd(0.1), batch=2, lam=0.7), 0.0),
+    "fedpft": prompted,
+}
+
+
+def simulate(name: str, model: int, **settings) -> simulation.Simulation:
+    """All clients, on four devices or on eight; in the latter two at once if there is room for no more parts of them."""
+    build, task = CASES[name]()
+    plan = Plan(2, 8, model) if model > 1 else Plan(1, 4)
+    return simulation.Simulation(simulation.one_group(build, task, CLIENTS), data(), plan=plan, dispatch=1, **settings)
+
+
+@functools.cache
+def begun(name: str):
+    """The checkpoint before round 1 of an undivided network."""
+    sim = simulate(name, 1)
+    return sim.snapshot(sim.init(0))
+
+
+def biggest(tree) -> jax.Array:
+    return max(jax.tree.leaves(tree), key=lambda leaf: leaf.size)
+
+
+@pytest.mark.parametrize(("name", "models"), [("fedavg", (1, 2, 4)), ("fedit", (1, 4)), ("fedoa", (1, 4)), ("fedpft", (1, 2))])
+def test_numbers_do_not_depend_on_it_and_memory_falls(name, models):
+    """Clients x model is 4 x 1, 4 x 2 and 2 x 4; all go on from one checkpoint. XLA's analysis says what a device has."""
+    ends, sizes = [], []
+    for model in models:
+        sim = simulate(name, model)
+        state = sim.restore(begun(name))
+        compiled = sim._many.lower(sim.held, state, sim.put(np.int32(1))).compile()
+        analysis: Any = compiled.memory_analysis()
+        sizes.append(analysis.argument_size_in_bytes)
+        big = biggest((sim.held.tasks, state.server))
+        assert big.addressable_shards[0].data.size == big.size // model
+        after, record = compiled(sim.held, state, sim.put(np.int32(1)))
+        assert biggest(after.server).sharding.is_fully_replicated == (model == 1)
+        ends.append(jax.device_get((after, record["train"])))
+    rows = sum(leaf.nbytes for leaf in jax.tree.leaves((data().train, data().test)))
+    for end, model, size in zip(ends[1:], models[1:], sizes[1:], strict=True):
+        chex.assert_trees_all_close(end, ends[0], atol=1e-5, rtol=1e-5)
+        assert size - rows < (sizes[0] - rows) * (1 / model + 0.25)
+
+
+def test_a_divided_network_begins_as_a_whole_one():
+    chex.assert_trees_all_close(jax.device_get(simulate("fedavg", 4).init(0)), begun("fedavg")["state"], atol=1e-6)
+
+
+def test_states_of_clients_and_moments_are_divided_off_the_devices_too():
+    kept = simulate("fedoa", 4, hold="host")
+    rows = jax.tree.leaves(kept._layout.rows)
+    assert {"clients"} == {sharding.spec[0] for sharding in rows}
+    assert any("model" in sharding.spec for sharding in rows)
+
+
+def test_a_network_without_rules_stays_whole_which_is_said_once(caplog):
+    division._whole.cache_clear()
+    build = functools.partial(fedavg, optimizer=training.sgd(0.1), batch=toy.BATCH)
+    for _ in range(2):
+        sim = simulation.Simulation(toy.groups(build), toy.data(), plan=Plan(1, 8, 2))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["plan.model=2: the network 'toy6' does not say how it is divided (model_axes), so each device holds all of it"]
+    assert not any("model" in sharding.spec for sharding in jax.tree.leaves(sim._layout.state.server))
+
+
+def test_rules_hold_for_whatever_is_nested_like_the_network():
+    """The longest end decides; what cannot be divided evenly stays whole; axes in front do not matter."""
+    axes = (("kernel", -1), ("out/kernel", -2), ("cube/kernel", -3))
+    assert axis_of("0/mu/params/out/kernel", axes) == -2
+    assert axis_of("out_kernel", axes) is None
+    on = parallel.mesh(Plan(1, 8, 4))
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    tree = {"mu": {"in": {"kernel": shape(3, 8)}, "out": {"kernel": shape(5, 8, 3)}}, "in": {"kernel": shape(8, 6)}}
+    tree |= {"cube": {"kernel": shape(8, 8)}, "count": 3, "bias": shape(8)}
+    found = jax.tree.map(lambda sharding: sharding.spec, division.shardings(tree, axes, on, "clients"))
+    assert found["mu"] == {
+        "in": {"kernel": PartitionSpec("clients", None, "model")},
+        "out": {"kernel": PartitionSpec("clients", None, "model", None)},
+    }
+    whole_ones = [found["in"]["kernel"], found["cube"]["kernel"], found["count"], found["bias"]]
+    assert not any("model" in spec for spec in whole_ones)
+
+
+def test_an_adapter_follows_its_kernels():
+    _, task = CASES["fedit"]()
+    places = {"blocks/qkv/query": ("a", -2), "blocks/out": ("a", -2), "blocks/mlp1": ("b", -1)}
+    own = {end: axis for end, axis in task.model.model_axes if end.startswith("adapter/")}
+    assert own == {f"adapter/{place}/{part}": axis for place, (part, axis) in places.items()}
+
+
+class Read:
+    """A tensor of a file that counts what is read of it."""
+
+    def __init__(self, array: np.ndarray, counts: list[int]):
+        self.shape, self.dtype, self._array, self._counts = array.shape, array.dtype, array, counts
+
+    def __getitem__(self, index):
+        part = self._array[index]
+        self._counts.append(part.nbytes)
+        return part
+
+
+def test_weights_are_read_into_their_parts():
+    """Each byte once, however many devices have it, and no more at a time than one device holds."""
+    config = PLAIN | {"vocab_size": 24}
+    plain = tensors(config)
+    counts: list[int] = []
+    read: Any = {name: Read(array, counts) for name, array in plain.items()}
+    later = llama.from_tensors(config, read, later=True)
+    assert all(isinstance(leaf, Deferred) for leaf in jax.tree.leaves(later))
+    assert not counts
+    on = parallel.mesh(Plan(1, 8, 4))
+    model = text.writing(llama.build(config))
+    placed = parallel.place(later, on, division.shardings(later, model.model_axes, on))
+    assert sum(counts) == sum(array.nbytes for array in plain.values())
+    assert max(counts) == max(array.nbytes for array in plain.values()) // 4
+    chex.assert_trees_all_equal(jax.device_get(placed), jax.device_get(llama.from_tensors(config, plain)))
+    query = placed["layers"]["attention"]["query"]["kernel"]
+    assert query.addressable_shards[0].data.shape == (2, 16, 4)
+    with pytest.raises(TypeError, match="not a valid JAX type"):
+        jnp.sum(later["embedding"])
