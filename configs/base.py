@@ -144,6 +144,15 @@ def get_config(variant: str = "small") -> Any:
     config.plan.data = placeholder(str)  # rows of data: "device", "host", "disk"; None: where they fit, which is said
     config.plan.hold = "device"  # client states: "device", or "host", "disk" for large populations
 
+    config.adversary = ConfigDict()
+    # What attackers do: "sign_flip", "alie", "label_flip", "backdoor(target=0) | scaled": fedjax_core/uplink/attacks.py
+    config.adversary.attack = placeholder(str)
+    config.adversary.fraction = placeholder(float)  # of the clients, the same ones in all rounds
+
+    config.compression = ConfigDict()
+    config.compression.uplink = placeholder(str)  # "quantise(bits=4)", "top_k(fraction=0.01)": fedjax_core/uplink/compression.py
+    config.compression.downlink = placeholder(str)  # "float16" or "bfloat16"
+
     config.aggregation = ConfigDict()
     # Instead of the mean of deltas, or of class means: "median", "mixing | krum(attackers=0.2)": fedjax_core/uplink/rules.py
     config.aggregation.rule = placeholder(str)

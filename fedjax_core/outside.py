@@ -31,6 +31,8 @@ GROUPS = {  # where packages announce what they bring, by what it is
     "score": "fedjax_core.scores",
     "callback": "fedjax_core.callbacks",
     "rule": "fedjax_core.rules",
+    "attack": "fedjax_core.attacks",
+    "compressor": "fedjax_core.compressors",
 }
 PLACE = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.\w+)*):(?P<name>[^\W\d]\w*)")
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from fedjax_core import by_name, experiment, nn, outside
 from fedjax_core.commands import ending, shipped
-from fedjax_core.data import partition, sources
+from fedjax_core.data import partition, poison, sources
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, lora
 from fedjax_core.nn.model import FIXED
 from fedjax_core.reporting import report
-from fedjax_core.uplink import rules
+from fedjax_core.uplink import attacks, compression, rules
 
 OF_A_MODEL = {"resize": None, "frame": 0}  # options that every network of images has
 
@@ -63,6 +63,8 @@ KINDS = {
     "adapters": Kind("adapter", "adapter", lambda: lora.ADAPTERS),
     "losses": Kind("loss", "loss", lambda: experiment.LOSSES, ("logits", "y", "mask")),
     "rules": Kind("rule", "aggregation.rule", lambda: rules.RULES),
+    "attacks": Kind("attack", "adversary.attack", lambda: attacks.SENT | attacks.CRAFTED | poison.POISONS),
+    "compressors": Kind("compressor", "compression.uplink", lambda: compression.COMPRESSORS),
     "tasks": Kind("task", "task", lambda: experiment.TASKS),
 }
 FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`

@@ -13,13 +13,13 @@ import optax
 
 from fedjax_core import by_name, nn, values
 from fedjax_core.by_name import Found
-from fedjax_core.data import partition, sources
+from fedjax_core.data import partition, poison, sources
 from fedjax_core.engine.simulation import Evaluation
 from fedjax_core.experiment import fields
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, episodes, lora, losses, training
 from fedjax_core.task import PARTS
-from fedjax_core.uplink import Link, order, rules
+from fedjax_core.uplink import Link, attacks, compression, order, rules
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
@@ -84,6 +84,18 @@ class Network(NamedTuple):
     file: str | None
 
 
+class Adversary(NamedTuple):
+    """Who attacks, and how.
+
+    Attributes:
+      attacks: one after another: poisons of data, and changes of what is sent.
+      fraction: of the clients.
+    """
+
+    attacks: list[Found]
+    fraction: float
+
+
 class Asked(NamedTuple):
     """What a config asks for.
 
@@ -107,7 +119,8 @@ class Asked(NamedTuple):
       evaluation: what is scored.
       chunk, devices, model, hold: how a round is spread, see `parallel.choose`.
       data_on: where the data lie, see `placement.choose`.
-      links: what uplinks pass through, see `uplink`.
+      adversary: who attacks and how, or None.
+      links: what uplinks pass through beside attacks, see `uplink`.
       leave_out: whether clients that send something not finite are left out.
     """
 
@@ -133,6 +146,7 @@ class Asked(NamedTuple):
     model: int
     hold: str
     data_on: str | None
+    adversary: Adversary | None
     links: tuple[Link, ...]
     leave_out: bool
 
@@ -236,6 +250,7 @@ def resolve(config: Config) -> Asked:
         said["plan.model"] or 1,
         said["plan.hold"],
         said["plan.data"],
+        _adversary(said),
         _links(said),
         said["aggregation.not_finite"] == "leave_out"
         or (said["aggregation.not_finite"] is None and bool(said["aggregation.rule"])),
@@ -353,8 +368,28 @@ def _loss(spec: str | None) -> Callable | None:
 
 def _links(said: Mapping[str, Any]) -> tuple[Link, ...]:
     """What uplinks pass through, in its order."""
-    links = [] if said["aggregation.rule"] is None else [rules.parse(said["aggregation.rule"])]
-    return order(links)
+    parsers = {
+        "compression.uplink": compression.parse,
+        "compression.downlink": compression.down,
+        "aggregation.rule": rules.parse,
+    }
+    return order([parse(said[field]) for field, parse in parsers.items() if said[field] is not None])
+
+
+def _adversary(said: Mapping[str, Any]) -> Adversary | None:
+    attack, fraction = said["adversary.attack"], said["adversary.fraction"]
+    if (attack is None) != (fraction is None):
+        found = f"adversary.attack={values.short(attack)}, adversary.fraction={fraction}"
+        raise ValueError(f"{found}: give both, such as 'sign_flip' and 0.2, or none")
+    if attack is None:
+        return None
+    found = attacks.find(attack, poison.POISONS)
+    stays = said["aggregation.not_finite"] or ("leave_out" if said["aggregation.rule"] else "end")
+    if any(one.function is attacks.not_finite for one in found) and stays == "end":
+        raise ValueError(
+            f"adversary.attack={values.short(attack)} ends the run at once; set aggregation.not_finite='leave_out', or a rule"
+        )
+    return Adversary(found, fraction)
 
 
 def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_core import by_name, nn
+from fedjax_core import by_name, nn, values
 from fedjax_core.algorithm import TARGETS, Examples, Net, targets_of
 from fedjax_core.by_name import BUILT_IN, Found
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated, poison, sources
 from fedjax_core.data.readers import in_file
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.smaller import adapted, smaller
@@ -24,10 +24,11 @@ from fedjax_core.engine.simulation import Group, Simulation
 from fedjax_core.experiment import given
 from fedjax_core.experiment.asked import NORMALISATIONS, OF_TARGETS, Asked, Config, Network, algorithm, files, network, resolve
 from fedjax_core.language import prepare as language
-from fedjax_core.learning import augment, episodes, lora, scored
+from fedjax_core.learning import augment, backdoor, episodes, lora, scored
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage import weights
 from fedjax_core.task import PARTS, Model, Task, of_model, part_of
+from fedjax_core.uplink import Link, attacks, order
 
 Scaling = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel
 
@@ -88,16 +89,25 @@ def build(
         places.setdefault((one.found.spec, one.file), []).append(i)
     make = algorithm(asked)
     make = local_statistics(make) if asked.statistics == "local" else make
+    poisons, links = _attacked(asked, data.clients)
+    trigger = next((one.trigger for one in poisons if one.trigger is not None), None)
+    make = make if trigger is None else backdoor.watched(make, trigger)
+    scores_of_all = asked.scores | ({} if trigger is None else {"backdoor": backdoor.score(trigger)})
     groups, everybodys = [], kind.public(asked, data.train)
     for (spec, _), mine in places.items():
         one = networks[mine[0]]
         task = kind.task(asked, one._replace(file=None) if shapes_only else one, data, everybodys, shapes_only)
-        if asked.scores or asked.loss is not None:
-            task = dataclasses.replace(task, scores={**task.scores, **asked.scores}, loss=asked.loss)
+        if scores_of_all or asked.loss is not None:
+            task = dataclasses.replace(task, scores={**task.scores, **scores_of_all}, loss=asked.loss)
         groups.append(Group(f"{mine[0]}: {spec}", make, task, clients[np.isin(clients % len(networks), mine)]))
+    if asked.adversary is not None and any(group.build(group.task).pooled for group in groups):
+        raise ValueError(
+            f"adversary.attack={values.short(config.adversary.attack)}: a pooled method has no clients that could attack"
+        )
+    seed, evil = asked.data.seed, attackers(asked, data.clients)
     return Simulation(
         groups,
-        data,
+        data if shapes_only else poison.poisoned(data, poisons, evil, seed),
         cohort=asked.cohort,
         dropout=asked.dropout,
         plan=_plan(asked, data.clients, devices),
@@ -106,9 +116,23 @@ def build(
         data_on=asked.data_on,
         episodes=asked.episodes,
         devices=devices,
-        links=asked.links,
+        links=order([*asked.links, *links]),
         leave_out=asked.leave_out,
     )
+
+
+def attackers(asked: Asked, population: int) -> list[int]:
+    """Ids of the clients that attack."""
+    return [] if asked.adversary is None else attacks.attackers(population, asked.adversary.fraction, asked.data.seed).tolist()
+
+
+def _attacked(asked: Asked, population: int) -> tuple[list[poison.Poison], list[Link]]:
+    """What attackers do to their rows, and to what they send."""
+    found = [] if asked.adversary is None else asked.adversary.attacks
+    ids = attackers(asked, population)
+    made = [(one, one()) for one in found]
+    links = [attacks.link(one.name, attack, ids) for one, attack in made if not isinstance(attack, poison.Poison)]
+    return [attack for _, attack in made if isinstance(attack, poison.Poison)], links
 
 
 def _fits(asked: Asked, config: Config, kind: str) -> None:

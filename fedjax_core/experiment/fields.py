@@ -7,6 +7,7 @@ from fedjax_core import values
 from fedjax_core.engine.federation import SCOPES
 from fedjax_core.engine.placement import PLACES
 from fedjax_core.run import goal
+from fedjax_core.uplink import compression
 from fedjax_core.values import AtLeastOne, BelowOne, Fraction, PositiveFraction, Seed, one_of
 
 Part = Annotated[
@@ -71,6 +72,10 @@ FIELDS: dict[str, Any] = {
     "profile": bool,
     "checkpoint.seconds": values.NonNegative,
     "checkpoint.keep": AtLeastOne,
+    "adversary.attack": str | None,
+    "adversary.fraction": or_none(PositiveFraction),
+    "compression.uplink": str | None,
+    "compression.downlink": or_none(Annotated[str, one_of(*compression.DOWN)]),
     "aggregation.rule": str | None,
     "aggregation.not_finite": or_none(Annotated[str, one_of("leave_out", "end")]),
     "method.name": str,
@@ -87,6 +92,10 @@ MAY_LACK: dict[str, Any] = {
     "evaluation.select": None,
     "evaluation.patience": None,
     "evaluation.until": None,
+    "adversary.attack": None,
+    "adversary.fraction": None,
+    "compression.uplink": None,
+    "compression.downlink": None,
     "aggregation.rule": None,
     "aggregation.not_finite": None,
 }  # in configs that were written before there was such a field

@@ -12,8 +12,8 @@ from fedjax_core import nn
 from fedjax_core.data import federated
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.experiment import given
-from fedjax_core.experiment.asked import Config
-from fedjax_core.experiment.building import build
+from fedjax_core.experiment.asked import Config, resolve
+from fedjax_core.experiment.building import attackers, build
 from fedjax_core.run import Finished, restored, run
 from fedjax_core.run.selection import SELECTED
 from fedjax_core.storage.checkpoint import Checkpoints
@@ -64,7 +64,7 @@ def execute(
             until=config.evaluation.get("until"),
             checkpoint_seconds=config.checkpoint.seconds,
             keep=config.checkpoint.keep,
-            record={"convolution": nn.describe()},
+            record={"convolution": nn.describe()} | _adversary(config, simulation.population),
             chosen_plan=any(config.plan.get(field) is not None for field in ("chunk", "devices", "model")),
             profile=config.profile,
             callbacks=(*config.get("callbacks", ()), *callbacks),
@@ -114,6 +114,12 @@ def load(
     if before != now:
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
     return config, simulation, restored(simulation, checkpoints, done)
+
+
+def _adversary(config: Config, population: int) -> dict[str, Any]:
+    """Who attacks, for run.json."""
+    clients = attackers(resolve(config), population)
+    return {"adversary": {"attack": config.adversary.attack, "clients": clients}} if clients else {}
 
 
 def tuples(value: Any) -> Any:

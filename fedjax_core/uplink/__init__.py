@@ -21,6 +21,7 @@ A link is a `Link` made by a function with options, such as `rules.krum(attacker
   send     changes what one client sends, inside the client loop: an attack, a compression with its decoding, a clipping with
            noise. It knows the client's id, number of examples, a key of its own, what the link's memory shows to clients, and what
            the link keeps with the client (error feedback). What it says in `notes` stands in the round's record.
+  down     changes what a client is sent: the model in fewer bits. It has neither key nor memory.
   craft    changes the uplinks of all clients at once, for attackers that know what the others send. The cohort is then stacked.
   reduction   takes the place of the weighted mean: "add" streams with memory O(1), "stack" has all [C, D] at once. One link may.
   memory   what the server keeps of the link from round to round; `reduction.combine` renews it.

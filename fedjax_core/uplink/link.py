@@ -90,6 +90,7 @@ class Link(NamedTuple):
       send: (value, Sender, what the link keeps with the client) -> Passed.
       craft: (rows [C, D], there [C] which of them count, ids [C], key) -> rows: what the server is made to receive.
       reduction: in place of the weighted mean.
+      down: what is sent to a client -> (as the client has it, the arrays that travel).
       memory: the shapes of one client's `Carried` -> what the server keeps, before round 1.
       state: likewise, what each client keeps.
       check: (name of the method, Carried shapes) -> None; raises ValueError for a method that the link is not for.
@@ -100,6 +101,7 @@ class Link(NamedTuple):
     send: Callable[[Carried, Sender, PyTree], Passed] | None = None
     craft: Callable[[Array, Array, Array, Array], Array] | None = None
     reduction: Reduction | None = None
+    down: Callable[[PyTree], tuple[PyTree, PyTree]] | None = None
     memory: Callable[[Carried], PyTree] = lambda like: ()
     state: Callable[[Carried], PyTree] = lambda like: ()
     check: Callable[[str, Carried], Any] = lambda method, like: None

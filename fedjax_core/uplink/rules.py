@@ -196,7 +196,11 @@ def norm_bound(bound: Positive = 1.0) -> Link:
         total, weight, clipped, number = joined
         return total / jnp.maximum(weight, jnp.finfo(total.dtype).tiny), memory, {"norm_bound/clipped": (clipped, number)}
 
-    return Link("rule", "norm_bound", reduction=Reduction(lift, "add", combine))
+    def check(method, like):
+        if like.classes:
+            raise ValueError(f"rule 'norm_bound' shortens deltas; {method} sends class means, whose lengths mean something")
+
+    return Link("rule", "norm_bound", reduction=Reduction(lift, "add", combine), check=check)
 
 
 def mixing(attackers: Attackers = 0.2) -> Rule:
@@ -250,7 +254,9 @@ def parse(text: str) -> Link:
     found = [by_name.find("rule", part.strip(), RULES, field="aggregation.rule") for part in text.split("|")]
     *before, last = found
     if last.name in BEFORE:
-        raise ValueError(f"aggregation.rule={text!r}: {last.name} gives every client's vector; put a rule behind it, '| krum'")
+        raise ValueError(
+            f"aggregation.rule={values.short(text)}: {last.name} gives every client's vector; put a rule behind it, '| krum'"
+        )
     made = last()
     link = made if isinstance(made, Link) else Link("rule", last.name, reduction=of_rows(made))
     mixers = [one() for one in before]
@@ -258,9 +264,9 @@ def parse(text: str) -> Link:
         return link
     if any(isinstance(one, Link) for one in mixers):
         name = next(one.name for one, made in zip(before, mixers, strict=True) if isinstance(made, Link))
-        raise ValueError(f"aggregation.rule={text!r}: {name} cannot stand before another rule; {', '.join(BEFORE)} can")
+        raise ValueError(f"aggregation.rule={values.short(text)}: {name} cannot stand before another rule; {', '.join(BEFORE)} can")
     if link.reduction is None or link.reduction.join != "stack":
-        raise ValueError(f"aggregation.rule={text!r}: {last.name} streams, so that nothing can stand before it")
+        raise ValueError(f"aggregation.rule={values.short(text)}: {last.name} streams, so that nothing can stand before it")
     return link._replace(reduction=after(mixers, link.reduction))
 
 

@@ -61,9 +61,9 @@ class Arriving(NamedTuple):
     uplink: PyTree
     deltas: PyTree
     classes: tuple[PyTree, ...]
-    weights: tuple[Array, ...]
-    counts: Array
-    notes: dict[str, tuple[Array, Array]]
+    weights: tuple[PyTree, ...]
+    counts: PyTree
+    notes: PyTree
 
 
 def wrapped(
@@ -114,6 +114,13 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
     def of_link(key: Array, place: int) -> Array:
         return jax.random.fold_in(jax.random.fold_in(key, _STREAM), place)
 
+    def received(sent: PyTree) -> tuple[PyTree, PyTree]:
+        """What a client is sent: (as it has it, the arrays that travel)."""
+        travels = sent
+        for link in links:
+            sent, travels = (sent, travels) if link.down is None else link.down(sent)
+        return sent, travels
+
     def memory_of(memory: tuple) -> PyTree:
         return () if at is None else memory[at]
 
@@ -137,7 +144,7 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
             notes |= said
             wire = wire if packed is None else packed
         uplink = parts.put(out.uplink, value)
-        travels = sent.inner if out.wire is None else out.wire[0], uplink if wire is None else wire
+        travels = received(sent.inner)[1], uplink if wire is None else wire
         local = out.local and (sent._replace(inner=out.local[0]), Client(out.local[1], client.kept))
         state, counts, metrics = Client(out.state, tuple(kept)), jnp.bool_(True), out.metrics
         if leave_out:
@@ -241,7 +248,7 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
         ),
         predict={name: reading(predict) for name, predict in inner.predict.items()},
         client_init=client_init,
-        broadcast=lambda server, client_id: Sent(inner.broadcast(server.inner, client_id), client_id, server.memory),
+        broadcast=lambda server, client_id: Sent(received(inner.broadcast(server.inner, client_id))[0], client_id, server.memory),
         prepare=inner.prepare and prepare,
         personalise=inner.personalise and personalise,
         newcomer=newcomer if callable(inner.newcomer) else inner.newcomer,

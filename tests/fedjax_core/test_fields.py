@@ -34,6 +34,7 @@ SPECS = {
     "method.name": "method",
     "data.source": "data set",
     "data.partition": "partition",
+    "compression.uplink": "compressor",
 }
 NEEDS = {"pfedpg": ("vit(patch=4, width=4, depth=1, heads=1, prompts=2, deep=False)",)}
 

@@ -1,0 +1,139 @@
+"""Poisoned rows: what attackers train on instead of their own rows. Their test and validation rows stay as they are.
+
+The rows are written anew behind the others, and the attackers' lists point there, so that nobody else's rows change and a round
+costs what it did.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from fedjax_core import values
+from fedjax_core.algorithm import Examples
+from fedjax_core.data.federated import FederatedData, divided_anew
+from fedjax_core.data.readers import in_file
+from fedjax_core.data.targets import need_classes
+from fedjax_core.values import AtLeastOne, AtLeastZero, PositiveFraction
+
+
+class Poison(NamedTuple):
+    """Attributes:
+    change: (x [n, ...], y [n], number of classes, generator) -> (x, y) of an attacker's rows.
+    trigger: the pattern of a backdoor, None of other poisons.
+    """
+
+    change: Callable[[Any, np.ndarray, int, np.random.Generator], tuple[Any, np.ndarray]]
+    trigger: "Trigger | None" = None
+
+
+class Trigger(NamedTuple):
+    """A square in the last corner of an image, or the last entries of a vector, set to one value.
+
+    Attributes:
+      target: the class that a model with the backdoor gives to whatever has the trigger.
+      size: its edge in pixels, or how many entries.
+      value: that it has; of uint8 pixels 255 times this.
+    """
+
+    target: int
+    size: int
+    value: float
+
+    def on(self, x: Any) -> Any:
+        """Examples [n, H, W, C] or [n, D] with the trigger, NumPy's or JAX's.
+
+        Raises:
+          ValueError: they are neither images nor vectors of numbers, or smaller than the trigger.
+        """
+        shape = getattr(x, "shape", ())
+        floating = np.issubdtype(getattr(x, "dtype", np.int32), np.floating)
+        if len(shape) not in (2, 4) or not (floating or x.dtype == np.uint8):
+            raise ValueError(f"backdoor: a trigger is for images or vectors of numbers, these examples are {list(shape[1:])}")
+        corner = shape[1:3] if len(shape) == 4 else shape[1:2]
+        if min(corner) < self.size:
+            raise ValueError(f"backdoor: size={self.size} is more than an example of {list(corner)} has")
+        mask = np.zeros(shape[1:], bool)
+        mask[tuple(slice(edge - self.size, edge) for edge in corner)] = True
+        value = np.asarray(self.value if floating else round(255 * self.value), x.dtype)
+        return x * (~mask)[None].astype(x.dtype) + (mask * value)[None].astype(x.dtype)
+
+
+def label_flip(source: AtLeastZero | None = None, target: AtLeastZero | None = None) -> Poison:
+    """Class y becomes K - 1 - y; or `source` alone becomes `target`.
+
+    Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning. USENIX Security 2020.
+
+    Raises:
+      ValueError: one of `source` and `target` is given without the other.
+    """
+    if (source is None) != (target is None):
+        raise ValueError(f"label_flip: source={source}, target={target}: give both, or none to turn all classes round")
+
+    def change(x, y, classes, rng):
+        del rng
+        if source is None or target is None:
+            return x, (classes - 1 - y).astype(y.dtype)
+        if max(source, target) >= classes:
+            raise ValueError(f"label_flip: source={source}, target={target}: the data have classes 0 ... {classes - 1}")
+        return x, np.where(y == source, target, y).astype(y.dtype)
+
+    return Poison(change)
+
+
+def backdoor(
+    target: AtLeastZero = 0,
+    share: PositiveFraction = 0.5,
+    size: AtLeastOne = 3,
+    value: Annotated[float, values.Limit("a number", lambda v: abs(v) < values.LARGEST)] = 1.0,
+) -> Poison:
+    """A `share` of an attacker's rows has a trigger and the class `target`; test/global/backdoor is how often a model falls for it.
+
+    Gu, Dolan-Gavitt, Garg. BadNets. 2017.
+    """
+    trigger = Trigger(target, size, value)
+
+    def change(x, y, classes, rng):
+        if target >= classes:
+            raise ValueError(f"backdoor: target={target}: the data have classes 0 ... {classes - 1}")
+        chosen = rng.permutation(len(y)) < round(share * len(y))
+        x, y = np.array(x), np.array(y)
+        x[chosen], y[chosen] = trigger.on(x[chosen]), target
+        return x, y
+
+    return Poison(change, trigger)
+
+
+POISONS: dict[str, Callable[..., Poison]] = {"label_flip": label_flip, "backdoor": backdoor}
+
+
+def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray, seed: int) -> FederatedData:
+    """The data whose `clients` train on poisoned rows.
+
+    Args:
+      data: with classes.
+      poisons: one after another.
+      clients: ids of the attackers.
+      seed: of the choice of rows.
+
+    Raises:
+      ValueError: targets are no classes, rows lie in files, or a poison is not for such rows.
+    """
+    if not poisons:
+        return data
+    need_classes("adversary.attack with poisoned rows", data.train.y, "attacks on what is sent need none")
+    if not isinstance(data.train.x, np.ndarray) or in_file(data.train.x):
+        raise ValueError("adversary.attack: poisoned rows are written behind the others, so the data must be one array in memory")
+    xs, ys, index, end = [data.train.x], [data.train.y], list(data.train_index), len(data.train.y)
+    for client in clients:
+        rows, rng = index[client], np.random.default_rng([seed, 0x706F, int(client)])
+        x, y = data.train.x[rows], np.asarray(data.train.y)[rows]
+        for poison in poisons:
+            x, y = poison.change(x, y, data.classes, rng)
+        xs.append(x)
+        ys.append(y)
+        index[client] = np.arange(end, end + len(rows), dtype=np.int32)
+        end += len(rows)
+    train = Examples(np.concatenate(xs), np.concatenate(ys))
+    return divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)

@@ -1,0 +1,86 @@
+"""Attacks: who makes them, and what they send, against formulas written out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_core.data import poison
+from fedjax_core.uplink import Carried, Sender, attacks
+
+IDS = [1, 4, 6]
+
+
+def made(spec):
+    (found,) = attacks.find(spec, poison.POISONS)
+    return attacks.link(found.name, found(), IDS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    [
+        ("sign_flip(scale=2.0)", lambda x: -2 * x),
+        ("scaled(factor=-3.0)", lambda x: -3 * x),
+        ("not_finite", lambda x: np.full_like(x, np.nan)),
+        ("not_finite(value='inf')", lambda x: np.full_like(x, np.inf)),
+    ],
+)
+def test_an_attacker_sends_something_else_and_the_honest_what_they_have(spec, wanted):
+    delta, values, counts = np.float32([1, -2]), np.float32([[3, 4], [5, 6]]), np.float32([7, 0])
+    value = Carried(({"w": delta},), ((values, counts),))
+    send = jax.jit(lambda i: made(spec).send(value, Sender(i, 3, jax.random.key(0), ()), ()).value)
+    for i in range(8):
+        found = send(i)
+        change = wanted if i in IDS else lambda x: x
+        np.testing.assert_array_equal(found.deltas[0]["w"], change(delta))
+        np.testing.assert_array_equal(found.classes[0][0], change(values))
+        np.testing.assert_array_equal(found.classes[0][1], counts)
+
+
+def test_noise_has_its_deviation_and_a_draw_for_every_array():
+    value = Carried((jnp.ones(4000), jnp.ones(4000)), ())
+    found = made("noise(deviation=0.5)").send(value, Sender(jnp.int32(4), 3, jax.random.key(0), ()), ()).value.deltas
+    assert abs(np.std(found[0]) / 0.5 - 1) < 0.04
+    assert abs(np.mean(found[0])) < 0.03
+    assert abs(np.corrcoef(found[0], found[1])[0, 1]) < 0.05
+
+
+def crafted(spec, ids, there):
+    rows = np.random.default_rng(0).normal(size=(len(ids), 3)).astype(np.float32)
+    rows = np.where(there[:, None], rows, 0)
+    craft = jax.jit(made(spec).craft)
+    return rows, np.asarray(craft(rows, there, np.array(ids, np.int32), jax.random.key(0)))
+
+
+def test_those_who_know_what_the_others_send():
+    ids, there = [7, 4, 0, 1, 9, 3, 8, 5, 2], np.array([1, 1, 1, 1, 0, 1, 1, 1, 1], bool)
+    evil = np.isin(ids, IDS) & there
+    honest = there & ~evil
+    n, m = 8, 2
+    z = stats.norm.ppf((n - m - (n // 2 + 1 - m)) / (n - m))
+    for spec, wanted in {
+        "alie": lambda x: x.mean(0) - z * x.std(0),
+        "alie(z=1.5)": lambda x: x.mean(0) - 1.5 * x.std(0),
+        "inner_product(epsilon=0.3)": lambda x: -0.3 * x.mean(0),
+        "mimic": lambda x: x[list(np.array(ids)[honest]).index(0)],
+    }.items():
+        rows, found = crafted(spec, ids, there)
+        np.testing.assert_array_equal(found[~evil], rows[~evil])
+        np.testing.assert_allclose(found[evil], np.tile(wanted(rows[honest].astype(np.float64)), (m, 1)), atol=1e-5, err_msg=spec)
+    rows, found = crafted("alie", [0, 2, 3], np.ones(3, bool))
+    np.testing.assert_array_equal(found, rows)  # no attacker has come
+
+
+def test_the_same_clients_attack_at_one_seed_and_others_at_another():
+    first, again, other = (attacks.attackers(100, 0.3, seed).tolist() for seed in (0, 0, 1))
+    assert first == again != other
+    assert len(set(first)) == 30
+    assert len(attacks.attackers(5, 0.01, 0)) == 1
+
+
+@pytest.mark.parametrize("spec", ["sign_flipp", "sign_flip(scale=-1.0)", "not_finite(value='big')", "alie | nothing"])
+def test_a_wrong_attack_is_refused_in_a_line(spec):
+    with pytest.raises(ValueError, match="attack") as refused:
+        attacks.find(spec, poison.POISONS)
+    assert "\n" not in str(refused.value)

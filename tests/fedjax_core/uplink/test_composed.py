@@ -1,0 +1,123 @@
+"""Attacks, compression and rules together: from a config to a run's files, the contract of methods, and what makes no sense."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from configs import base
+from fedjax_core import experiment
+from fedjax_core.data import poison
+from fedjax_core.testing import contract
+from fedjax_core.testing.case import Case
+from fedjax_core.uplink import attacks, compression, rules
+from tests import toy
+
+
+def config(**changes):
+    """FedAvg on the toy data; `changes` by dotted path, with two underscores for the dot."""
+    settings = base.get_config("smoke")
+    settings.method = dict(name="fedavg", epochs=1, batch=4)
+    settings.models = ("mlp(widths=(6,))",)
+    settings.plan.devices = 1
+    for path, value in changes.items():
+        above, last = path.split("__")
+        settings[above][last] = value
+    return settings
+
+
+def test_a_run_with_all_of_them_says_so_in_its_files(tmp_path):
+    settings = config(
+        adversary__attack="backdoor(target=1, size=2) | scaled(factor=-5.0)",
+        adversary__fraction=0.25,
+        compression__uplink="quantise(bits=4, bucket=64)",
+        compression__downlink="bfloat16",
+        aggregation__rule="norm_bound(bound=0.01)",
+        evaluation__every=1,
+    )
+    settings.rounds = 2
+    done = experiment.execute(settings, str(tmp_path / "run"), progress=False, data=toy.data(), console=lambda text: None)
+    recorded = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert recorded["adversary"] == {
+        "attack": settings.adversary.attack,
+        "clients": attacks.attackers(toy.CLIENTS, 0.25, settings.data.seed).tolist(),
+    }
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (last,) = [line for line in lines if line.get("round") == 2 and "server/left_out" in line]
+    assert last["server/left_out"] == 0
+    assert 0 < last["server/norm_bound/clipped"] <= 1
+    assert 0 <= last["test/global/backdoor"] <= 1
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(done.state.server.inner.net))
+    assert done.summary["facts"]["bytes_down"] == 2 * numbers
+    assert done.summary["facts"]["bytes_up"] < numbers
+    _, simulation, state = experiment.load(str(tmp_path / "run"), data=toy.data())
+    assert simulation.evaluate(state)["test/global/backdoor"] == pytest.approx(last["test/global/backdoor"])
+
+
+def test_an_option_that_is_off_leaves_the_program_as_it_was():
+    """Of a config that was written before there were such options, too."""
+    texts = []
+    for change in ("off", "lacks", "on"):
+        settings = config(**({"aggregation__rule": "mean"} if change == "on" else {}))
+        if change == "lacks":
+            for section in ("adversary", "compression", "aggregation"):
+                del settings[section]
+        sim = experiment.build(settings, toy.data())
+        state = jax.eval_shape(sim._init, sim._held_on_host, jax.random.key_data(jax.random.key(0)))
+        texts.append(sim._many.lower(sim._held_on_host, state, jax.ShapeDtypeStruct((), np.int32)).as_text())
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (dict(adversary__attack="alie"), "adversary.attack='alie', adversary.fraction=None: give both"),
+        (dict(adversary__fraction=0.1), "give both, such as 'sign_flip' and 0.2, or none"),
+        (dict(adversary__attack="not_finite", adversary__fraction=0.1), "ends the run at once; set aggregation.not_finite"),
+        (dict(compression__uplink="quantise(bits=9)"), r"bits=9 .*\[2, 8\]"),
+        (dict(compression__downlink="top_k"), "compression.downlink='top_k' .*'float16', 'bfloat16'"),
+        (dict(aggregation__not_finite="go on"), "aggregation.not_finite='go on' .*'leave_out', 'end'"),
+        (
+            dict(compression__uplink="sign(majority=True)", aggregation__rule="krum"),
+            "compression 'sign' and rule 'krum' each say how uplinks become one; choose one of them",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_reason(changes, says):
+    with pytest.raises(ValueError, match=says) as refused:
+        experiment.resolve(config(**changes))
+    assert "\n" not in str(refused.value)
+
+
+class Composed(Case):
+    """A method whose uplinks pass through links."""
+
+    def __init__(self, name: str, attack: str, compressor: str, rule: str):
+        super().__init__(toy.CASES[name].method, task=toy.CASES[name].task, mixed=toy.CASES[name].mixed)
+        found = attacks.find(attack, poison.POISONS)
+        evil = [attacks.link(one.name, one(), (2, 5)) for one in found]
+        self.links = [*evil, compression.parse(compressor), rules.parse(rule)]
+
+    def simulate(self, **settings):
+        return super().simulate(links=self.links, leave_out=True, **settings)
+
+
+COMPOSED = {
+    "fedavg": Composed("fedavg", "alie(z=1.0)", "power_sgd(rank=1)", "mixing | trimmed_mean"),  # crafted; what clients keep
+    "fednh": Composed("fednh", "noise(deviation=0.1)", "bfloat16", "centred_clipping"),  # a memory; class means
+}
+CHECKS = (
+    contract.plans_and_places_agree_and_padding_is_invisible,
+    contract.an_absent_client_changes_nothing,
+    contract.a_checkpoint_goes_on_where_it_was_left,
+)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_sample_keeps_the_contract_of_methods(name):
+    case = COMPOSED[name]
+    for check in CHECKS:
+        check(case)
+    case.forget()

@@ -1,0 +1,106 @@
+"""Compression: packed arrays are as small as they should be, and give back what they should."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.learning.metrics import nbytes
+from fedjax_core.uplink import Carried, Sender, bare, compression
+from fedjax_core.uplink.packing import packed, unpacked
+from tests import toy
+
+X = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
+
+
+def sent(spec, x=X, key=0, kept=None):
+    """(packed arrays, what the server has of them, what the client keeps) of one delta."""
+    link, value = compression.parse(spec), Carried(({"w": jnp.asarray(x)},), ())
+    kept = link.state(value) if kept is None else kept
+    passed = jax.jit(lambda key, kept: tuple(link.send(value, Sender(jnp.int32(0), jnp.int32(1), key, ()), kept)))
+    found, kept, _, wire = passed(jax.random.key(key), kept)
+    return wire[0], np.asarray(found.deltas[0]["w"]), kept
+
+
+@pytest.mark.parametrize("bits", [1, 3, 8])
+def test_packed_codes_come_back(bits):
+    codes = np.random.default_rng(bits).integers(0, 2**bits, 21)
+    words = packed(jnp.asarray(codes), bits)
+    assert words.dtype == jnp.uint8
+    assert len(words) == -(-21 * bits // 8)
+    np.testing.assert_array_equal(unpacked(words, bits, 21), codes)
+
+
+@pytest.mark.parametrize(
+    ("spec", "size"),
+    [
+        ("float16", 1200),
+        ("bfloat16", 1200),
+        ("quantise(bits=8, bucket=100)", 600 + 6 * 4),
+        ("quantise(bits=3, bucket=100)", 225 + 6 * 4),
+        ("top_k(fraction=0.1)", 60 * (4 + 2)),
+        ("random_k(fraction=0.1)", 60 * 4 + 8),
+        ("power_sgd(rank=2)", 2 * (20 + 30) * 4),
+        ("sign", 75 + 4),
+        ("sign(majority=True)", 75),
+    ],
+)
+def test_the_bytes_are_those_of_the_packed_arrays(spec, size):
+    wire, found, _ = sent(spec)
+    assert nbytes(wire) == size
+    assert found.shape == X.shape
+    assert np.corrcoef(found.ravel(), X.ravel())[0, 1] > (0.2 if "_" in spec else 0.7), "it says something of the delta"
+
+
+def test_quantisation_is_without_bias_and_within_a_step():
+    one = compression.quantise(bits=3, bucket=600)
+    of_key = lambda key: one.unpack(one.pack(jnp.asarray(X), key, ())[0], X.shape)
+    found = np.asarray(jax.jit(jax.vmap(of_key))(jax.random.split(jax.random.key(0), 200)))
+    step = np.abs(X).max() / 3
+    assert np.abs(found - X).max() <= step * 1.0001
+    assert np.abs(found.mean(0) - X).max() < 5 * step / 2 / 200**0.5
+    assert len(np.unique(np.round(found / step).astype(int))) == 7
+
+
+def test_what_was_not_sent_is_kept_and_sent_later():
+    for spec in ("top_k(fraction=0.05)", "random_k(fraction=0.05)", "power_sgd(rank=1)", "sign"):
+        _, first, kept = sent(spec)
+        np.testing.assert_allclose(first + np.reshape(kept[0][0], X.shape), X, atol=1e-5)
+        _, second, again = sent(spec, key=1, kept=kept)
+        left = np.reshape(again[0][0], X.shape)
+        np.testing.assert_allclose(first + second + left, 2 * X, atol=1e-4)
+    _, first, _ = sent("top_k(fraction=0.05)")
+    assert np.abs(first[first != 0]).min() > np.abs(X[first == 0]).max()
+    _, unbiased, kept = sent("random_k(fraction=0.25, feedback=False)")
+    np.testing.assert_allclose(unbiased[unbiased != 0], 4 * X[unbiased != 0], rtol=1e-6)
+    assert kept[0] == ()
+
+
+def test_power_sgd_is_exact_at_the_rank_of_a_matrix():
+    low = X[:, :2] @ X[:2]
+    np.testing.assert_allclose(sent("power_sgd(rank=2)", low)[1], low, atol=1e-4)
+
+
+def test_a_majority_votes_on_the_step():
+    """Three clients, of whom one is absent: the sign of the sum of signs, times the step."""
+    reduction = compression.parse("sign(majority=True, step=0.5)").reduction
+    rows, weights = jnp.array([[3.0, -1, 2], [0.1, -9, -1], [0, 0, 0]]), jnp.array([5.0, 1, 0])
+    votes = jnp.sum(jax.vmap(lambda row, w: reduction.lift(row, w, None))(rows, weights), 0)
+    np.testing.assert_array_equal(reduction.combine(votes, (), None)[0], [0.5, -0.5, 0])
+
+
+def test_a_round_sends_packed_arrays_up_and_down():
+    plain = toy.simulate("scaffold")
+    state, _ = plain.rounds(plain.init(0), 2)
+    everything = toy.simulate("scaffold", links=[compression.parse("top_k(fraction=1.0)"), compression.down("float16")])
+    found, _ = everything.rounds(everything.init(0), 2)
+    chex.assert_trees_all_close(jax.device_get(bare(found.server)), jax.device_get(state.server), atol=5e-3)
+    numbers = plain.shapes.up / 4
+    assert everything.shapes.down == plain.shapes.down / 2
+    assert everything.shapes.up == numbers * (4 + 2)
+
+
+def test_class_means_are_not_sent_in_part():
+    with pytest.raises(ValueError, match="'top_k' sends a part of a delta, and the rest later; fedproto sends class means"):
+        toy.simulate("fedproto", links=[compression.parse("top_k")])
