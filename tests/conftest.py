@@ -114,6 +114,7 @@ SLOW = {  # files that take more than some ten seconds of computing, as measured
         "test_table",
         "test_simulation",
         "test_parallel",
+        "test_division",
         "test_prepare",
         "test_text",
         "test_analysis",

@@ -59,8 +59,8 @@ def adapter(method, dropout: float):
 
 
 def prompted():
-    """FedPFT of a residual network."""
-    net = nn.build("resnet8", 4, (8, 8, 1), width=4, norm="group")
+    """FedPFT of a convolutional network."""
+    net = nn.build("cnn", 4, (8, 8, 1), widths=(8, 64), dense=16)
     build = functools.partial(fedpft, optimizer=training.sgd(0.1), batch=4, prompts=2, transform_epochs=1)
     return build, of_model(net, **SETTINGS)
 
