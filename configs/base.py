@@ -100,6 +100,10 @@ def get_config(variant: str = "small") -> Any:
     config.cohort.fraction = 0.4
     config.cohort.size = placeholder(int)  # a number of clients, instead of the fraction
 
+    config.cohort.sampling = placeholder(
+        str
+    )  # "fixed" (None): that number; "poisson": each client by a draw of its own, for privacy
+
     config.models = ("mlp",)  # several: client i gets model i mod their number; of images also with resize=, frame=: fedjax_core/nn
     config.weights = placeholder(object)  # a file that networks begin from, or a tuple with one (or None) for each model
     config.train = "all"  # or "prompts" (and head), "head": the rest of a network stays as it began, in evaluation mode
@@ -157,6 +161,20 @@ def get_config(variant: str = "small") -> Any:
     # Instead of the mean of deltas, or of class means: "median", "mixing | krum(attackers=0.2)": fedjax_core/uplink/rules.py
     config.aggregation.rule = placeholder(str)
     config.aggregation.not_finite = placeholder(str)  # who sends NaN: "leave_out", "end" the run; None: left out where a rule is on
+
+    config.privacy = ConfigDict()
+    # Differential privacy of clients: "gaussian", "adaptive(quantile=0.5)" by the server, "local_gaussian", "local_laplace" by
+    # each client: fedjax_core/uplink/privacy.py. Needs clip, delta, and noise or epsilon.
+    config.privacy.mechanism = placeholder(str)
+    config.privacy.clip = placeholder(float)  # norm of a client's delta; of "adaptive" the first one
+    config.privacy.noise = placeholder(float)  # multiplier: deviation of the noise over the clip
+    config.privacy.epsilon = placeholder(float)  # in its place: the noise that gives this after all rounds
+    config.privacy.delta = placeholder(float)
+    config.privacy.cohort = placeholder(
+        int
+    )  # clients a round of the deployment: noise and epsilon are of these; None: as simulated
+    config.privacy.population = placeholder(int)  # and its clients in all; None: as simulated
+    config.privacy.accountant = placeholder(str)  # "pld", "rdp"; None: the tighter that has the sampling
 
     config.callbacks = ()  # told what happens, may ask to stop: "wandb(project='x')", "my.module:Name(option=1)"
     config.profile = False  # True: a jax.profiler trace of one round, in profile/ of the work directory

@@ -20,7 +20,7 @@ from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, lora
 from fedjax_core.nn.model import FIXED
 from fedjax_core.reporting import report
-from fedjax_core.uplink import attacks, compression, rules
+from fedjax_core.uplink import attacks, compression, privacy, rules
 
 OF_A_MODEL = {"resize": None, "frame": 0}  # options that every network of images has
 
@@ -65,6 +65,7 @@ KINDS = {
     "rules": Kind("rule", "aggregation.rule", lambda: rules.RULES),
     "attacks": Kind("attack", "adversary.attack", lambda: attacks.SENT | attacks.CRAFTED | poison.POISONS),
     "compressors": Kind("compressor", "compression.uplink", lambda: compression.COMPRESSORS),
+    "mechanisms": Kind("mechanism", "privacy.mechanism", lambda: privacy.MECHANISMS, privacy.GIVEN),
     "tasks": Kind("task", "task", lambda: experiment.TASKS),
 }
 FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`

@@ -1,10 +1,18 @@
-"""Who takes part: sampling and dropout."""
+"""Who takes part: sampling and dropout.
+
+"fixed" takes a set of C clients, uniformly at random, without replacement. "poisson" takes every client by a draw of its own with
+probability C / N, so that the number of those who come varies about C; they have places enough that more than fit come with a
+probability below `OVERFLOW` a round. The last of them are then left out.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array
+
+SAMPLINGS = ("fixed", "poisson")
+OVERFLOW = 1e-20
 
 
 def number(cohort: int | float | None, population: int) -> int:
@@ -44,6 +52,28 @@ def sample(key: Array, population: int, size: int) -> Array:
         return chosen.at[i].set(jnp.where(jnp.any(chosen == candidate), top, candidate))
 
     return jax.lax.fori_loop(0, size, draw, jnp.full((size,), -1, jnp.int32))
+
+
+def places(expected: int, population: int) -> int:
+    """Places for a Poisson cohort of `expected` clients; found by Chernoff's bound on a binomial's upper tail.
+
+    Example:
+      >>> places(50, 1_000_000), places(10, 20), places(20, 20)
+      (131, 20, 20)
+    """
+    rate, least = expected / population, np.log(OVERFLOW)
+    for number in range(expected, population):
+        a = (number + 1) / population
+        divergence = a * np.log(a / rate) + ((1 - a) * np.log((1 - a) / (1 - rate)) if a < 1 else 0)
+        if -population * divergence <= least:
+            return number
+    return population
+
+
+def poisson(key: Array, population: int, rate: float, size: int) -> Array:
+    """Each client with probability `rate`, by a draw of its own; [size] ids in ascending order, then N for empty places."""
+    chosen = jax.random.bernoulli(key, rate, (population,), mode="high")
+    return jnp.nonzero(chosen, size=size, fill_value=population)[0].astype(jnp.int32)
 
 
 def stays(key: Array, ids: Array, dropout: float) -> Array:

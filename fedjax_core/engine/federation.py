@@ -126,7 +126,8 @@ class Federation:
     Attributes:
       groups: clients by architecture.
       population: N.
-      cohort: C.
+      cohort: C, or places for those that come where sampling is Poisson.
+      rate: with which each client comes, where sampling is Poisson; else None.
       dropout: probability with which a sampled client does not come back.
       evaluation: what is scored.
       episodes: how minibatches and tests are drawn; None: plain examples.
@@ -148,6 +149,7 @@ class Federation:
     plan: parallel.Plan
     mesh: Mesh
     center: np.ndarray | float = 0.0
+    rate: float | None = None
 
     def algorithm(self, g: int, held: Held, round: Array | int) -> Algorithm:  # noqa: A002
         """Group g's method at a round."""

@@ -75,7 +75,11 @@ def on_host(fed: Federation, held: Held, state: State, initial: PyTree, drawn: D
 
 def draw(fed: Federation, held: Held, of_run: Array, round: Array) -> Drawn:  # noqa: A002
     """The round's cohort."""
-    ids = cohorts.sample(key(of_run, "cohort", round), fed.population, fed.cohort)
+    of_cohort = key(of_run, "cohort", round)
+    if fed.rate is None:
+        ids = cohorts.sample(of_cohort, fed.population, fed.cohort)
+    else:
+        ids = cohorts.poisson(of_cohort, fed.population, fed.rate, fed.cohort)
     drawn = []
     for g, group in enumerate(fed.groups):
         places = parallel.slots(min(fed.cohort, len(group.clients)), fed.plan_of(g))

@@ -11,15 +11,17 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_core import by_name, nn, values
+from fedjax_core import by_name, nn, outside, values
 from fedjax_core.by_name import Found
 from fedjax_core.data import partition, poison, sources
 from fedjax_core.engine.simulation import Evaluation
 from fedjax_core.experiment import fields
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, episodes, lora, losses, training
+from fedjax_core.privacy import Privacy
+from fedjax_core.privacy import asked as privacy_asked
 from fedjax_core.task import PARTS
-from fedjax_core.uplink import Link, attacks, compression, order, rules
+from fedjax_core.uplink import Link, attacks, compression, order, privacy, rules
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
@@ -122,6 +124,9 @@ class Asked(NamedTuple):
       adversary: who attacks and how, or None.
       links: what uplinks pass through beside attacks, see `uplink`.
       leave_out: whether clients that send something not finite are left out.
+      sampling: of cohorts, "fixed" or "poisson".
+      mechanism: of differential privacy, or None; it takes what `privacy` says.
+      privacy: how much, or None.
     """
 
     seed: int
@@ -149,6 +154,9 @@ class Asked(NamedTuple):
     adversary: Adversary | None
     links: tuple[Link, ...]
     leave_out: bool
+    sampling: str
+    mechanism: Found | None
+    privacy: Privacy | None
 
 
 class _Methods(Mapping[str, Callable]):
@@ -253,7 +261,9 @@ def resolve(config: Config) -> Asked:
         _adversary(said),
         _links(said),
         said["aggregation.not_finite"] == "leave_out"
-        or (said["aggregation.not_finite"] is None and bool(said["aggregation.rule"])),
+        or (said["aggregation.not_finite"] is None and bool(said["aggregation.rule"] or said["privacy.mechanism"])),
+        said["cohort.sampling"] or "fixed",
+        *_private(said),
     )
     if asked.augment is not None:
         augment.parse(asked.augment)
@@ -384,12 +394,29 @@ def _adversary(said: Mapping[str, Any]) -> Adversary | None:
     if attack is None:
         return None
     found = attacks.find(attack, poison.POISONS)
-    stays = said["aggregation.not_finite"] or ("leave_out" if said["aggregation.rule"] else "end")
+    stays = said["aggregation.not_finite"] or ("leave_out" if said["aggregation.rule"] or said["privacy.mechanism"] else "end")
     if any(one.function is attacks.not_finite for one in found) and stays == "end":
         raise ValueError(
             f"adversary.attack={values.short(attack)} ends the run at once; set aggregation.not_finite='leave_out', or a rule"
         )
     return Adversary(found, fraction)
+
+
+def _private(said: Mapping[str, Any]) -> tuple[Found | None, Privacy | None]:
+    """The mechanism, and how much of it."""
+    spec = said["privacy.mechanism"]
+    if spec is None:
+        return None, privacy_asked(said, None)
+    if outside.PLACE.fullmatch(by_name.parse(spec, "privacy.mechanism")[0]):
+        names = ", ".join(privacy.MECHANISMS)
+        raise ValueError(f"privacy.mechanism={spec!r}: only those whose privacy can be accounted for are allowed: {names}")
+    found = by_name.find("mechanism", spec, privacy.MECHANISMS, given=privacy.GIVEN, field="privacy.mechanism")
+    if said["aggregation.rule"] not in (None, "mean") and not found.name.startswith("local"):
+        raise ValueError(
+            f"privacy.mechanism={spec!r} and aggregation.rule={said['aggregation.rule']!r} each say how uplinks become one, and of "
+            "a rule's result nobody knows how far one client moves it; choose one of them"
+        )
+    return found, privacy_asked(said, found.name)
 
 
 def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:

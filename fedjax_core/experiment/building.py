@@ -26,6 +26,7 @@ from fedjax_core.experiment.asked import NORMALISATIONS, OF_TARGETS, Asked, Conf
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, backdoor, episodes, lora, scored
 from fedjax_core.learning.normalisation import local_statistics
+from fedjax_core.privacy import Spent
 from fedjax_core.storage import weights
 from fedjax_core.task import PARTS, Model, Task, of_model, part_of
 from fedjax_core.uplink import Link, attacks, order
@@ -105,6 +106,7 @@ def build(
             f"adversary.attack={values.short(config.adversary.attack)}: a pooled method has no clients that could attack"
         )
     seed, evil = asked.data.seed, attackers(asked, data.clients)
+    spent = _spent(asked, data.clients, calibrate=not shapes_only)
     return Simulation(
         groups,
         data if shapes_only else poison.poisoned(data, poisons, evil, seed),
@@ -116,8 +118,9 @@ def build(
         data_on=asked.data_on,
         episodes=asked.episodes,
         devices=devices,
-        links=order([*asked.links, *links]),
+        links=order([*asked.links, *links, *_private(asked, spent, data.clients)]),
         leave_out=asked.leave_out,
+        sampling=asked.sampling,
     )
 
 
@@ -133,6 +136,26 @@ def _attacked(asked: Asked, population: int) -> tuple[list[poison.Poison], list[
     made = [(one, one()) for one in found]
     links = [attacks.link(one.name, attack, ids) for one, attack in made if not isinstance(attack, poison.Poison)]
     return [attack for _, attack in made if isinstance(attack, poison.Poison)], links
+
+
+def spent(config: Config, simulation: Simulation) -> Spent | None:
+    """What rounds of a config's simulation cost in privacy; None where there is none."""
+    return _spent(resolve(config), simulation.population, calibrate=True)
+
+
+def _spent(asked: Asked, population: int, calibrate: bool) -> Spent | None:
+    if asked.privacy is None:
+        return None
+    return asked.privacy.spent(cohorts.number(asked.cohort, population), population, asked.sampling, calibrate)
+
+
+def _private(asked: Asked, spent: Spent | None, population: int) -> list[Link]:
+    """The link that makes the noise."""
+    if asked.mechanism is None or spent is None:
+        return []
+    size, found = cohorts.number(asked.cohort, population), asked.mechanism
+    real = spent.release.cohort if spent.release.sampling != "local" else size
+    return [found.function(spent.clip, spent.noise, size, real, **found.options)]
 
 
 def _fits(asked: Asked, config: Config, kind: str) -> None:

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fedjax_core import values
+from fedjax_core.engine.cohort import SAMPLINGS
 from fedjax_core.engine.federation import SCOPES
 from fedjax_core.engine.placement import PLACES
+from fedjax_core.privacy import ACCOUNTANTS
+from fedjax_core.privacy.settings import ALONE
 from fedjax_core.run import goal
 from fedjax_core.uplink import compression
 from fedjax_core.values import AtLeastOne, BelowOne, Fraction, PositiveFraction, Seed, one_of
@@ -13,6 +16,7 @@ from fedjax_core.values import AtLeastOne, BelowOne, Fraction, PositiveFraction,
 Part = Annotated[
     float, values.Limit("a fraction in (0, 1), or a number of at least 1", lambda v: 0 < v < 1 or (v >= 1 and v == int(v)))
 ]
+Below = Annotated[float, values.Limit("in (0, 1)", lambda v: 0 < v < 1)]
 Pixels = Annotated[int, values.Limit("in [1, 4096]", lambda v: 1 <= v <= 4096)]
 
 
@@ -78,6 +82,15 @@ FIELDS: dict[str, Any] = {
     "compression.downlink": or_none(Annotated[str, one_of(*compression.DOWN)]),
     "aggregation.rule": str | None,
     "aggregation.not_finite": or_none(Annotated[str, one_of("leave_out", "end")]),
+    "cohort.sampling": or_none(Annotated[str, one_of(*SAMPLINGS)]),
+    "privacy.mechanism": str | None,
+    "privacy.clip": or_none(values.Positive),
+    "privacy.noise": or_none(values.Positive),
+    "privacy.epsilon": or_none(values.Positive),
+    "privacy.delta": or_none(Below),
+    "privacy.cohort": or_none(AtLeastOne),
+    "privacy.population": or_none(AtLeastOne),
+    "privacy.accountant": or_none(Annotated[str, one_of(*ACCOUNTANTS)]),
     "method.name": str,
 }
 MAY_LACK: dict[str, Any] = {
@@ -98,6 +111,8 @@ MAY_LACK: dict[str, Any] = {
     "compression.downlink": None,
     "aggregation.rule": None,
     "aggregation.not_finite": None,
+    "cohort.sampling": None,
+    **{f"privacy.{name}": None for name in ("mechanism", *ALONE)},
 }  # in configs that were written before there was such a field
 
 

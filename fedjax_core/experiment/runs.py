@@ -13,7 +13,8 @@ from fedjax_core.data import federated
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.experiment import given
 from fedjax_core.experiment.asked import Config, resolve
-from fedjax_core.experiment.building import attackers, build
+from fedjax_core.experiment.building import attackers, build, spent
+from fedjax_core.privacy import Spent
 from fedjax_core.run import Finished, restored, run
 from fedjax_core.run.selection import SELECTED
 from fedjax_core.storage.checkpoint import Checkpoints
@@ -49,6 +50,7 @@ def execute(
     """
     config = given.into(config, **replaced)
     simulation = build(config, data)
+    private = spent(config, simulation)
     try:
         return run(
             simulation,
@@ -64,7 +66,8 @@ def execute(
             until=config.evaluation.get("until"),
             checkpoint_seconds=config.checkpoint.seconds,
             keep=config.checkpoint.keep,
-            record={"convolution": nn.describe()} | _adversary(config, simulation.population),
+            record={"convolution": nn.describe()} | _adversary(config, simulation.population) | _private(private),
+            private=private,
             chosen_plan=any(config.plan.get(field) is not None for field in ("chunk", "devices", "model")),
             profile=config.profile,
             callbacks=(*config.get("callbacks", ()), *callbacks),
@@ -114,6 +117,11 @@ def load(
     if before != now:
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
     return config, simulation, restored(simulation, checkpoints, done)
+
+
+def _private(private: Spent | None) -> dict[str, Any]:
+    """How much noise there is, and what epsilon is told of, for run.json."""
+    return {} if private is None else {"privacy": private.facts()}
 
 
 def _adversary(config: Config, population: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fedjax_core.data import federated
 from fedjax_core.engine import together
 from fedjax_core.engine.scores import ByClient
 from fedjax_core.engine.simulation import Diverged, Simulation, State
+from fedjax_core.privacy import Spent
 from fedjax_core.reporting import clients, plots, report
 from fedjax_core.run import directory as directories
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
@@ -75,6 +76,7 @@ def run(
     callbacks: Sequence[Any] = (),
     progress: bool | None = None,
     console: Callable[[str], None] | None = None,
+    private: Spent | None = None,
 ) -> Finished:
     """Runs a simulation to its last round, resuming what the directory holds.
 
@@ -100,6 +102,7 @@ def run(
       callbacks: objects that are told what happens, and may ask to stop, or specs of such: see `fedjax_core/run/callbacks.py`.
       progress: see `report.Reporter`.
       console: see `report.Reporter`.
+      private: what rounds cost in privacy: epsilon so far stands in every record and in the summary.
 
     Returns:
       The final state, the summary, the plots and the history.
@@ -141,7 +144,9 @@ def run(
             else:
                 reporter.say(f"resuming {directory} after round {latest}")
                 state = directories.restored(simulation, checkpoints, latest)
-            going = _Going(simulation, workdir, checkpoints, selection, goal, reporter, hooks, state, latest or 0)
+            going = _Going(simulation, workdir, checkpoints, selection, goal, reporter, hooks, state, latest or 0, private)
+            if private is not None:
+                reporter.say(private.words(going.done))
             reporter.resume(going.done)
             before_this = read_jsonl(workdir.path / METRICS) if workdir.writer and going.done else []
             selection.take_up(before_this)
@@ -160,10 +165,14 @@ def run(
             if early:
                 reporter.note(ended=early)
             reporter.note(peak_memory_bytes=_peak_memory(simulation))
+            if private is not None:
+                reporter.note(privacy=private.facts() | {"epsilon": private.epsilon(going.done)})
             summary, drawn, history = reporter.close(), [], {}
             if workdir.writer:
                 drawn, history = plots.run_plots(workdir.path), report.history(read_jsonl(workdir.path / METRICS))
                 reporter.say(report.table(summary))
+                if private is not None:
+                    reporter.say(private.words(going.done))
                 reporter.say(f"plots    {drawn[0].parent}")
             if early:
                 reporter.say(f"stopped after round {going.done}: {early}")
@@ -195,10 +204,11 @@ class _Going:
         hooks: Callbacks,
         state: State,
         done: int,
+        private: Spent | None = None,
     ):
         self.simulation, self.workdir, self.checkpoints, self.selection = simulation, workdir, checkpoints, selection
         self.goal, self.reporter, self.hooks = goal, reporter, hooks
-        self.state, self.done, self.saved = state, done, done
+        self.state, self.done, self.saved, self.private = state, done, done, private
 
     def why_enough(self) -> str:
         """Why the run is over before its last round; empty if it is not."""
@@ -269,6 +279,7 @@ class _Going:
             seconds, compiling = time.monotonic() - start, _Compiling.seconds - compiled
             for entry in records:
                 entry |= {"seconds": seconds / n, "compile_seconds": compiling / n}
+                entry |= {} if self.private is None else self.private.so_far(int(entry["round"]))
             if evaluated:
                 found, by_client = self.simulation.evaluated(self.state)
                 records[-1] |= found

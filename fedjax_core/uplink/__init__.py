@@ -35,7 +35,8 @@ The order is that of the simulated message, and `order` gives it to a set of lin
   5 "rule", "privacy"   the server: a robust rule; or a clipping, a sum and noise
 
 Noise stands before compression, which is then a function of what is private already; a clipping by the server stands behind it,
-inside the reduction's `lift`, so that nothing that a client sends escapes it.
+inside the reduction's `lift`, so that nothing that a client sends escapes it. A rule and central privacy exclude each other: each
+says how uplinks become one, and a rule's result has no known sensitivity.
 """
 
 from fedjax_core.uplink.link import ORDER, Carried, Link, Passed, Reduction, Sender, order

@@ -94,6 +94,8 @@ class Link(NamedTuple):
       memory: the shapes of one client's `Carried` -> what the server keeps, before round 1.
       state: likewise, what each client keeps.
       check: (name of the method, Carried shapes) -> None; raises ValueError for a method that the link is not for.
+      alike: whether a method must count clients alike, so that the weight of one has a bound; one that weighs them is refused.
+      counted: how many clients the method's server is told took part, in place of the round's own number.
     """
 
     kind: str
@@ -105,6 +107,8 @@ class Link(NamedTuple):
     memory: Callable[[Carried], PyTree] = lambda like: ()
     state: Callable[[Carried], PyTree] = lambda like: ()
     check: Callable[[str, Carried], Any] = lambda method, like: None
+    alike: bool = False
+    counted: int | None = None
 
 
 def order(links: Sequence[Link]) -> tuple[Link, ...]:

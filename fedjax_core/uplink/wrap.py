@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, PyTree, Reduce
+from fedjax_core.learning import aggregators
 from fedjax_core.task import Task
 from fedjax_core.uplink.link import Carried, Link, Reduction, Sender, order
 from fedjax_core.uplink.vectors import joined, of_vector, vector
@@ -105,6 +106,9 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
     links, parts = order(links), Parts(inner.collect, like, name, links)
     for link in links:
         link.check(name, parts.like)
+        if link.alike:
+            parts.weighs_alike(link)
+    counted = next((link.counted for link in links if link.counted is not None), None)
     chosen = [(place, link) for place, link in enumerate(links) if link.reduction is not None]
     crafting = [(place, link.craft) for place, link in enumerate(links) if link.craft is not None]
     reduces = bool(chosen or crafting)
@@ -174,6 +178,7 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
         if leave_out:
             record["left_out"] = jnp.sum(present & ~collected.counts).astype(jnp.float32), jnp.float32(1)
         uplink = collected.uplink
+        told = seen if counted is None else Cohort(seen.ids, (jnp.arange(len(seen.ids)) < counted).astype(seen.examples.dtype))
         if reduces:
             deltas, classes = collected.deltas, collected.classes
             if crafting:
@@ -193,7 +198,7 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
                 record |= {} if parts.like.deltas else jax.tree.map(lambda x: jnp.sum(x, 0), said)
                 of_classes.append(row)
             uplink = parts.reduced(made, of_classes, collected.weights)
-        new, said = inner.server_update(server.inner, uplink, seen, key)
+        new, said = inner.server_update(server.inner, uplink, told, key)
         return Server(new, tuple(memory)), {**(said or {}), **record}
 
     def crafted(deltas, classes, seen: Cohort, memory, key):
@@ -278,9 +283,17 @@ class Parts:
         weighed = [r.weigh for r in self._reduces if r.carries == "delta"]
         if len(set(weighed)) > 1 and links:
             raise ValueError(f"{who} needs one weighing of clients; {name} weighs the parts of its uplink differently")
-        self._weigh = weighed[0] if weighed else None
+        self._weigh, self._name = weighed[0] if weighed else None, name
         self.like = self.carried(like)
         self.collect = self._structure.unflatten([_counting(reduce) for reduce in self._reduces])
+
+    def weighs_alike(self, link: Link) -> None:
+        """Raises ValueError if the method weighs clients."""
+        if self._weigh not in (None, aggregators.uniform):
+            raise ValueError(
+                f"{link.kind} {link.name!r} needs clients that count alike; {self._name} weighs them by their numbers of examples, "
+                "so that nothing bounds what one of them adds; set method.weights='uniform', if the method has it"
+            )
 
     def carried(self, uplink: PyTree) -> Carried:
         """What of an uplink links may change."""

@@ -1,0 +1,10 @@
+"""What noise is worth: epsilon of a run's rounds by the accountants of `dp-accounting`, and the noise for a wanted epsilon.
+
+The noise itself is made by `fedjax_core/uplink/privacy.py`. Records of a run are the simulator's own: losses, scores and counts in
+them are of the clients' data as they are, and no part of what epsilon is told of. That is the sequence of server states.
+"""
+
+from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrated, epsilon
+from fedjax_core.privacy.settings import Privacy, Spent, asked
+
+__all__ = ["ACCOUNTANTS", "Privacy", "Release", "Spent", "asked", "calibrated", "epsilon"]

@@ -1,0 +1,66 @@
+"""Runs with privacy: epsilon so far in every record, in the summary, and right after resuming."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from configs import fedavg
+from fedjax_core import experiment
+from fedjax_core.privacy import Release, epsilon
+from fedjax_core.storage.json_files import read_json, read_jsonl
+
+
+def private(rounds=2, **given):
+    config = fedavg.get_config("smoke")
+    config.rounds, config.evaluation.every, config.data.examples = rounds, 5, 60
+    config.method.update(epochs=1, weights="uniform")
+    config.cohort.update(size=4, fraction=0.2, sampling="poisson")
+    config.privacy.update({"mechanism": "gaussian", "clip": 0.5, "noise": 1.1, "delta": 1e-5, "accountant": "rdp"} | given)
+    return config
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
+def test_a_run_tells_its_epsilon(tmp_path: Path):
+    heard: list[str] = []
+    release = Release("gaussian", "poisson", 4, 20)
+    spent = [epsilon(release, 1.1, done, 1e-5, "rdp") for done in range(4)]
+    for rounds in (2, 3):
+        experiment.execute(private(rounds), str(tmp_path / "run"), progress=False, console=heard.append)
+    records = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert [record["privacy/epsilon"] for record in records] == pytest.approx(spent[1:])
+    told = read_json(tmp_path / "run" / "summary.json")["facts"]["privacy"]
+    assert (told["epsilon"], told["noise_multiplier"]) == (pytest.approx(spent[3]), 1.1)
+    resumed = heard[next(i for i, line in enumerate(heard) if line.startswith("resuming")) :]
+    assert any(line.startswith(f"privacy  epsilon {spent[2]:.4g} at delta 1e-05 after round 2") for line in resumed)
+    with pytest.raises(ValueError, match="privacy"):
+        experiment.execute(private(3, noise=1.2), str(tmp_path / "run"), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"mechanism": None}, r"privacy\.clip=0\.5 needs privacy\.mechanism"),
+        ({"clip": None}, r"needs privacy\.clip"),
+        ({"epsilon": 2.0}, r"privacy\.noise=1\.1, privacy\.epsilon=2\.0: give one of them"),
+        ({"delta": None}, r"privacy\.delta must be given"),
+        ({"delta": 1.5}, r"privacy\.delta=1\.5 must be in \(0, 1\)"),
+        ({"mechanism": "local_gaussian", "cohort": 9}, "privacy.cohort=9 says nothing of 'local_gaussian'"),
+        ({"mechanism": "gauss"}, "unknown mechanism 'gauss'; allowed: .*Did you mean"),
+        ({"mechanism": "adaptive(quantile=2.0)"}, r"quantile=2\.0 must be in \(0, 1\)"),
+        ({"mechanism": "tests.toy:simulate"}, "only those whose privacy can be accounted for"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(given, says):
+    with pytest.raises((ValueError, TypeError), match=says) as caught:
+        experiment.resolve(private(**given))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rule_and_noise_on_the_sum_exclude_each_other():
+    config = private()
+    config.aggregation.rule = "median"
+    with pytest.raises(ValueError, match=r"privacy\.mechanism='gaussian' and aggregation\.rule='median' each say how"):
+        experiment.resolve(config)
+    config.privacy.mechanism = "local_gaussian"
+    assert experiment.resolve(config).leave_out

@@ -1,0 +1,131 @@
+"""Privacy of clients: one moves the sum by no more than the clip, the noise has its deviation, what has no bound is refused."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies
+from hypothesis.extra import numpy as arrays
+
+from fedjax_core.uplink import Carried, Sender, bare, privacy
+from fedjax_core.uplink.privacy import adaptive, gaussian, local_gaussian, local_laplace
+from tests import toy
+
+anything = arrays.arrays(np.float32, 7, elements=strategies.floats(width=32, allow_nan=True, allow_infinity=True))
+norms = strategies.floats(1e-3, 1e3)
+clip_jit = jax.jit(privacy.clipped, static_argnums=2)
+
+
+@hypothesis.given(anything, norms)
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_no_vector_moves_the_sum_by_more_than_the_clip(row, clip):
+    for order in (1, 2):
+        found, _ = clip_jit(row, jnp.float32(clip), order)
+        assert np.linalg.norm(np.asarray(found, np.float64), order) <= clip
+    size = np.linalg.norm(row.astype(np.float64))
+    if np.isfinite(size) and size < 0.9999 * clip:
+        np.testing.assert_array_equal(found if np.abs(row).sum() < 0.9999 * clip else clip_jit(row, jnp.float32(clip), 2)[0], row)
+
+
+def test_what_is_clipped_keeps_its_direction():
+    row = np.array([3e38, -1.5e38, 0.0], np.float32)  # whose norm is beyond float32
+    found, long = privacy.clipped(jnp.asarray(row), 2.0)
+    assert long
+    np.testing.assert_allclose(found, 2 * np.array([2, -1, 0]) / 5**0.5, rtol=1e-4)
+
+
+def summed(link, rows, memory=(), weights=None):
+    """The link's contributions of rows [C, D], added up."""
+    weights = jnp.ones(len(rows)) if weights is None else weights
+    sender = Sender(jnp.int32(0), jnp.int32(1), jax.random.key(0), memory)
+    lifted = [link.reduction.lift(row, w, sender) for row, w in zip(rows, weights, strict=True)]
+    return jax.tree.map(lambda *x: sum(x), *lifted)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "adaptive"])
+def test_noise_has_the_stated_deviation(name):
+    """20000 draws: their deviation is within 1.5 % of the stated one by three standard errors, so one that is 5 % off fails."""
+    clip, noise, cohort, real = 0.4, 1.3, 50, 200
+    link = getattr(privacy, name)(clip, noise, cohort, real)
+    memory = link.memory(None)
+    rows = jnp.zeros((3, 20000)).at[0, 0].set(7.0)
+    made, _, said = link.reduction.combine(summed(link, rows, memory), memory, jax.random.key(1))
+    wanted = noise * clip * (cohort / real) / cohort  # of the mean, a quarter of what the real cohort's sum has, over 50
+    if name == "adaptive":
+        wanted *= (1 - (noise / (2 * 10)) ** 2) ** -0.5  # sigma_b is a twentieth of 200
+    assert abs(np.std(made[1:]) / wanted - 1) < 0.015
+    assert abs(np.mean(made[1:])) < 4 * wanted / 20000**0.5
+    deviation, one = said["privacy/deviation"]
+    np.testing.assert_allclose(deviation / one, wanted, rtol=1e-5)
+    assert said["privacy/clipped"] == (1, 3)
+
+
+@pytest.mark.parametrize("made", [local_gaussian, local_laplace])
+def test_local_noise_has_the_stated_deviation_and_each_client_its_own(made):
+    link, row = made(0.4, 1.3, 50, 50), jnp.zeros(20000)
+    send = lambda key: link.send(Carried((row,), ()), Sender(0, jnp.int32(1), jax.random.key(key), ()), ()).value.deltas[0]
+    wanted = 1.3 * 0.4 * (2**0.5 if made is local_laplace else 1)
+    assert abs(np.std(send(0)) / wanted - 1) < 0.03  # Laplace's kurtosis makes the error of its deviation larger
+    assert abs(np.corrcoef(send(0), send(1))[0, 1]) < 0.04
+
+
+def test_the_clip_follows_the_quantile():
+    """Norms spread evenly over (0, 10): the clip comes to the one below which three in ten lie."""
+    link = adaptive(0.1, 0.5, 100, 1e6, quantile=0.3, rate=0.5)
+    rows = jnp.linspace(0.05, 9.95, 100)[:, None] * jnp.array([[0.6, 0.8]])
+
+    def step(memory, key):
+        lifted = jax.vmap(lambda row: link.reduction.lift(row, jnp.float32(1), Sender(0, 1, key, memory)))(rows)
+        _, memory, _ = link.reduction.combine(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), memory, key)
+        return memory, memory
+
+    _, clips = jax.lax.scan(step, link.memory(None), jax.random.split(jax.random.key(0), 120))
+    assert abs(np.mean(clips[-20:]) - 3) < 0.6
+
+
+def test_indicators_without_enough_noise_are_refused():
+    with pytest.raises(ValueError, match=r"deviation=0\.4 must be above half of the noise multiplier 1"):
+        adaptive(1.0, 1.0, 10, 10, deviation=0.4)
+
+
+def test_noise_is_the_servers_in_a_poisson_cohort():
+    """With a clip of almost nothing the mean delta is the noise alone: the same whatever clients send, another in each round; and
+    SCAFFOLD, which asks how many came, is told the expected number."""
+    sim = toy.simulate("scaffold", links=[gaussian(1e-6, 1e6, 5, 5)], leave_out=True, sampling="poisson")
+    starts = [sim.init(0), sim.init(0)]
+    elsewhere = jax.tree.map(lambda x: x + 1, bare(starts[1].server).net.params)
+    inner = bare(starts[1].server)
+    starts[1] = starts[1]._replace(server=starts[1].server._replace(inner=inner._replace(net=inner.net._replace(params=elsewhere))))
+    nets = [jax.device_get(bare(start.server).net) for start in starts]
+    after, records, controls = [], [], []
+    for start in starts:
+        state, record = sim.rounds(start, 1)
+        records += record
+        after.append(jax.device_get(bare(state.server).net))
+        controls.append(flat(bare(state.server).c))
+    moved = [flat(new) - flat(old) for new, old in zip(after, nets, strict=True)]
+    np.testing.assert_allclose(*moved, atol=1e-5)
+    assert abs(np.std(moved[0]) * 5 - 1) < 0.35
+    assert abs(np.std(controls[0]) * 5 / (5 / 8) - 1) < 0.35
+    end, more = sim.rounds(state, 3)
+    assert len({r["cohort"] for r in records + more}) > 1, "a Poisson cohort's size varies"
+    assert np.abs(flat(bare(end.server).net) - flat(after[1])).max() > 0.1
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(tree))])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("fedavg", r"privacy 'gaussian' needs clients that count alike; fedavg weighs .* set method.weights='uniform'"),
+        ("fedproto", "clips deltas; fedproto sends class means, whose counts"),
+        ("fednh", "clips deltas; fednh sends class means beside its delta"),
+        ("fedamp", "is for deltas and class means; what fedamp's clients send is neither"),
+    ],
+)
+def test_what_has_no_bound_is_refused_by_name(name, says):
+    with pytest.raises(ValueError, match=says):
+        toy.simulate(name, links=[gaussian(1.0, 1.0, 5, 5)])
