@@ -128,7 +128,8 @@ def key(job: Job) -> str:
             place = place.get(name, {})
         place.pop(last, None)
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")}
-    said = [config, job.target.name, list(job.parts), list(job.counts), versions]
+    flags = [os.environ.get(name) for name in ("LIBTPU_INIT_ARGS", *(("XLA_FLAGS",) if job.target.name == targets.HERE else ()))]
+    said = [config, job.target.name, list(job.parts), list(job.counts), versions, flags]
     digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode())
     for file in sources(job.config):
         digest.update(file.read_bytes())

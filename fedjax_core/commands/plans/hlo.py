@@ -18,6 +18,7 @@ _LINE = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _NAME, _CALLED = re.compile(r'op_name="([^"]*)"'), re.compile(r"\b(calls|to_apply|body|condition)=%?([\w.\-]+)")
 _KNOWN = re.compile(r'known_trip_count[":{]+n[":]+(\d+)')
+_CHAIN = re.compile(r'chain_id="([^"]*)"')
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"}
 _FREE |= {"partition-id", "replica-id", "copy-done", "opt-barrier", "add-dependency", "iota"}
 _PARTS = {"dynamic-slice", "gather", "slice"}  # which read as much of their first operand as they give
@@ -86,14 +87,22 @@ class Program:
           trips: of loops that have a name.
         """
         number, size = defaultdict(float), defaultdict(float)
+        chains: dict[tuple[str, str], tuple[float, float]] = {}  # of exchanges that are cut in parts and spread over a loop
         for times, where, one in self._run(trips):
             kind = one.does.removesuffix("-start")
             if kind not in KINDS:
                 continue
             taken = sum(self._operands(where, one)) or 0.0
             given = sum(array.bytes for array in one.arrays)
+            whole = max(taken, given - taken if one.does.endswith("-start") else given)
+            if chain := _CHAIN.search(one.rest):
+                chains[kind, chain[1]] = min(chains.get((kind, chain[1]), (times, whole)), (times, whole))
+                continue
             number[kind] += times
-            size[kind] += times * max(taken, given - taken if one.does.endswith("-start") else given)
+            size[kind] += times * whole
+        for (kind, _), (times, whole) in chains.items():
+            number[kind] += times
+            size[kind] += times * whole
         return [Collective(kind, number[kind], size[kind]) for kind in sorted(number)]
 
     def traffic(self, trips: Trips) -> float:

@@ -19,6 +19,7 @@ ENVIRONMENT = {  # of a process that compiles for a TPU without one
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "",
     "TPU_LOG_DIR": "disabled",
+    "XLA_FLAGS": "",  # flags of a CPU end the compiler of a TPU, which reads LIBTPU_INIT_ARGS
 }
 
 

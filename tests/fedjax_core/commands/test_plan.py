@@ -123,6 +123,15 @@ def test_a_compiled_text_is_read_with_its_loops():
     assert program.traffic(ROWS.trips) == steps * of_a_step + (64 + 128) * 4
 
 
+def test_an_exchange_that_is_spread_over_a_loop_counts_once():
+    """As the TPU's compiler writes it: parts with one `chain_id`, before, in and after the loop."""
+    part = '%part = f32[64]{0} all-gather(%x), frontend_attributes={chain_id="0"}'
+    text = TEXT.replace("LOOP", "batches_of_4").replace("  %row = ", f"  {part}\n  %row = ")
+    text = text.replace("  %zero = ", f"  {part.replace('%x', '%arg')}\n  %zero = ")
+    found = {one.kind: one for one in hlo.Program(text).collectives(ROWS.trips)}
+    assert found["all-gather"] == hlo.Collective("all-gather", 2, 64 * 4 + 128 * 4)
+
+
 def test_a_sum_over_devices_is_found_in_a_real_program():
     mesh = jax.make_mesh((2,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
 
