@@ -115,7 +115,7 @@ def main() -> None:
     target, config = targets.Target(*asked["target"]), ConfigDict(tuples(asked["config"]))
     if asked["cores"]:
         experiment.use_all_cores()
-    done: dict[str, Any] = {"programs": {}}
+    done: dict[str, Any] = {"programs": asked["done"]}
     try:
         backend = {"cpu": "cpu", "tpu": "tpu"}.get(targets.devices(target)[0].platform, "gpu")
         with conv.compiled_for(backend):
@@ -126,7 +126,7 @@ def main() -> None:
             programs = lowering.programs(sim, tuple(asked["parts"]))
             done["there"] = list(programs)
             write_json(out, done)
-            for name in (name for name in programs if name not in asked["without"]):
+            for name in (name for name in programs if name not in asked["done"]):
                 signal.alarm(asked["seconds"])
                 done["programs"][name] = analysed(programs[name](), sim)
                 write_json(out, done)

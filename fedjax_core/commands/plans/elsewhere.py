@@ -70,8 +70,7 @@ def compiled(job: Job, folder: str | os.PathLike | None, fresh: bool = False) ->
             place = root / f"{key(job)}.json"
         found = {} if fresh or not place.is_file() else _worth(read_json(place), job.seconds)
         while found.get("there") is None or set(found["there"]) - set(found["programs"]):
-            found = _further(job, found, Path(temporary) / "part.json")
-            write_json(place, found)
+            found = _further(job, found, place)
         return found
 
 
@@ -81,33 +80,31 @@ def _worth(found: dict[str, Any], seconds: int) -> dict[str, Any]:
     return found | {"programs": {name: one for name, one in programs.items() if one.get("limit_s", seconds) >= seconds}}
 
 
-def _further(job: Job, found: dict[str, Any], out: Path) -> dict[str, Any]:
-    """What is found, with at least one program more."""
-    done = dict(found.get("programs", {}))
-    asked = {"config": job.config, "counts": job.counts._asdict(), "target": list(job.target), "parts": list(job.parts)}
+def _further(job: Job, found: dict[str, Any], place: Path) -> dict[str, Any]:
+    """What is found, with at least one program more; it is written to `place` as it comes."""
     here = job.target.name == targets.HERE
-    asked |= {"without": list(done), "seconds": job.seconds, "out": str(out), "cores": here}
+    asked = {"config": job.config, "counts": job.counts._asdict(), "target": list(job.target), "parts": list(job.parts)}
+    asked |= {"done": found.get("programs", {}), "seconds": job.seconds, "out": str(place), "cores": here}
     environment = dict(os.environ) | ({} if here else targets.ENVIRONMENT)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(shipped.HOME), os.environ.get("PYTHONPATH", "")]))
-    out.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "fedjax_core.commands.plans.compiling"]
-    text = json.dumps(plain(asked))
+    if not found:
+        place.unlink(missing_ok=True)
+    command, text = [sys.executable, "-m", "fedjax_core.commands.plans.compiling"], json.dumps(plain(asked))
+    longest = 20 * job.seconds + _OVERHEAD
     try:
-        ended = subprocess.run(
-            command, input=text, text=True, capture_output=True, env=environment, timeout=20 * job.seconds + _OVERHEAD, check=False
-        )
+        ended = subprocess.run(command, input=text, text=True, capture_output=True, env=environment, timeout=longest, check=False)
         status, said = ended.returncode, ended.stderr
     except subprocess.TimeoutExpired as error:
         status, said = -signal.SIGALRM, str(error)
-    new = read_json(out) if out.is_file() else {"programs": {}}
-    if "error" in new:
-        raise ValueError(new["error"])
-    new["programs"] = done | new["programs"]
-    left = [name for name in new.get("there", []) if name not in new["programs"]]
-    if status and "there" not in new:
-        raise ValueError(f"{job.target.name}: {_why(status, said, job.seconds)}, before anything was compiled")
+    new = read_json(place) if place.is_file() else {"programs": {}}
+    if "error" in new or "there" not in new:
+        place.unlink(missing_ok=True)
+        why = f"{job.target.name}: {_why(status, said, job.seconds)}, before anything was compiled"
+        raise ValueError(new.get("error", why))
+    left = [name for name in new["there"] if name not in new["programs"]]
     if left:
         new["programs"][left[0]] = {"fits": None, "says": _why(status, said, job.seconds), "limit_s": job.seconds}
+        write_json(place, new)
     return new
 
 

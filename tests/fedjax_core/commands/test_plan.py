@@ -288,10 +288,10 @@ class Compiler:
 
     def __call__(self, command, *, input, **options):  # noqa: A002
         asked = json.loads(input)
-        self.calls.append((asked["config"]["plan"]["chunk"], asked["parts"], asked["without"]))
+        self.calls.append((asked["config"]["plan"]["chunk"], asked["parts"], list(asked["done"])))
         there = [name for part in asked["parts"] for name in ((part,) if part != "evaluation" else ("evaluation: server",))]
-        found, chunk = {"about": ABOUT, "there": there, "programs": {}}, asked["config"]["plan"]["chunk"] or 4
-        for name in (name for name in there if name not in asked["without"]):
+        found, chunk = {"about": ABOUT, "there": there, "programs": asked["done"]}, asked["config"]["plan"]["chunk"] or 4
+        for name in (name for name in there if name not in asked["done"]):
             if name in self.bad:
                 self._write(asked, found)
                 return subprocess.CompletedProcess(command, self.status, "", "noise\nCheck failed: no\n")
@@ -357,6 +357,19 @@ def test_more_time_is_used(monkeypatch, tmp_path):
     (one,) = made(monkeypatch, tmp_path, late, tries=0, seconds=5)["targets"]
     assert one["programs"]["round"]["says"] == "not compiled in 5 s (--limit)"
     assert planned.fits(made(monkeypatch, tmp_path, Compiler(), tries=0, seconds=50))
+
+
+@pytest.mark.parametrize(("found", "says"), [({"programs": {}, "error": "no such network"}, "no such network"), (None, "no: why")])
+def test_what_cannot_be_built_is_said_and_not_kept(monkeypatch, tmp_path, found, says):
+    def refuse(command, *, input, **options):  # noqa: A002
+        if found is not None:
+            with open(json.loads(input)["out"], "w") as file:
+                json.dump(found, file)
+        return subprocess.CompletedProcess(command, 1, "", "no: why\n")
+
+    with pytest.raises(ValueError, match=says):
+        made(monkeypatch, tmp_path, refuse)
+    assert not list((tmp_path / "kept").iterdir())
 
 
 def test_keys_know_what_programs_depend_on():

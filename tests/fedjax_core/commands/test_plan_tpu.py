@@ -1,7 +1,7 @@
-"""Rounds compiled for four TPU chips that are not there: how often they exchange, and how much memory they take.
+"""Rounds compiled for four TPU chips that are not there: how often and how much they exchange, and how much memory they take.
 
-A change that makes devices hold each other's clients, or lay arrays out anew between them, fails here. The numbers are those of the
-compiler, with a fifth to spare; they depend on its version a little. They are small: networks of some hundred parameters.
+A change that makes devices hold each other's clients, or lay arrays out anew between them, fails here. The numbers are those of
+libtpu 0.0.52, bytes and memory with a fifth to spare. Networks have some hundred parameters, so that this compiles in seconds.
 """
 
 import pytest
@@ -13,12 +13,12 @@ from fedjax_core.experiment.stand_in import Counts
 TARGETS = targets.parse("v5e:2x2")
 missing = targets.check(TARGETS)
 pytestmark = pytest.mark.skipif(missing is not None, reason=str(missing))
-COLLECTIVES = {  # of one round
-    "fedavg": {"all-gather": 3, "all-reduce": 2},
-    "scaffold": {"all-gather": 7, "all-reduce": 2},  # the states of the round's clients, which all devices keep
-    "fedproto": {"all-gather": 7, "all-reduce": 2},
+COLLECTIVES = {  # of one round: number and bytes on a device
+    "fedavg": {"all-gather": (3, 960), "all-reduce": (2, 2464)},
+    "scaffold": {"all-gather": (7, 20_800), "all-reduce": (2, 4936)},  # states of the round's clients, which all devices keep
+    "fedproto": {"all-gather": (7, 20_480), "all-reduce": (2, 412)},
 }
-PEAK = {"fedavg": 5.0, "scaffold": 5.0, "fedproto": 5.0}  # MiB on a device
+PEAK = {"fedavg": 3.24, "scaffold": 3.79, "fedproto": 3.38}  # MiB on a device, of which about 3 are the same for all
 
 
 @pytest.mark.parametrize("made", [fedavg, scaffold, fedproto], ids=lambda module: module.__name__.rpartition(".")[2])
@@ -28,6 +28,8 @@ def test_a_round_on_four_chips(made):
     job = elsewhere.Job(config.to_dict(), TARGETS[0], ("round",), Counts(), 300)
     found = elsewhere.compiled(job, None)["programs"]["round"]
     assert found["fits"], found
-    name = config.method.name
-    assert {one["kind"]: one["number"] for one in found["collectives"]} == COLLECTIVES[name]
-    assert found["peak"] <= PEAK[name] * 2**20
+    name, wanted = config.method.name, COLLECTIVES[config.method.name]
+    assert {one["kind"]: one["number"] for one in found["collectives"]} == {of: number for of, (number, _) in wanted.items()}
+    for one in found["collectives"]:
+        assert one["bytes"] <= 1.2 * wanted[one["kind"]][1], one
+    assert found["peak"] <= 1.2 * PEAK[name] * 2**20
