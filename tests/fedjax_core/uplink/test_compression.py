@@ -91,11 +91,10 @@ def test_a_majority_votes_on_the_step():
 
 
 def test_a_round_sends_packed_arrays_up_and_down():
-    plain = toy.simulate("scaffold")
-    state, _ = plain.rounds(plain.init(0), 2)
+    plain, _, state = toy.reference("scaffold")
     everything = toy.simulate("scaffold", links=[compression.parse("top_k(fraction=1.0)"), compression.down("float16")])
     found, _ = everything.rounds(everything.init(0), 2)
-    chex.assert_trees_all_close(jax.device_get(bare(found.server)), jax.device_get(state.server), atol=5e-3)
+    chex.assert_trees_all_close(jax.device_get(bare(found.server)), state.server, atol=5e-3)
     numbers = plain.shapes.up / 4
     assert everything.shapes.down == plain.shapes.down / 2
     assert everything.shapes.up == numbers * (4 + 2)
