@@ -31,8 +31,20 @@ def apportion(total: Any, shares: np.ndarray) -> np.ndarray:
     quota = total[..., None] * (shares / shares.sum(-1, keepdims=True))
     whole = np.floor(quota).astype(np.int64)
     left = total - whole.sum(-1)
+    if not total.ndim:  # the same without sorting, for millions of shares
+        return whole + _largest(quota - whole, int(left))
     rank = np.argsort(np.argsort(-(quota - whole), axis=-1, kind="stable"), axis=-1, kind="stable")
     return whole + (rank < left[..., None])
+
+
+def _largest(values: np.ndarray, number: int) -> np.ndarray:
+    """[N] bool: so many of the largest values [N], of equal ones the first."""
+    if not 0 < number < len(values):
+        return np.full(len(values), number > 0)
+    least = np.partition(values, len(values) - number)[len(values) - number]
+    chosen = values > least
+    chosen[np.flatnonzero(values == least)[: number - chosen.sum()]] = True
+    return chosen
 
 
 MANY = 10_000  # clients for which draws are made together: a loop over fewer takes a second or two

@@ -41,9 +41,11 @@ def seen_rows(data: FederatedData) -> np.ndarray | None:
     """Training rows without those of unseen clients alone: what a network's inputs may be scaled by. None: all."""
     if data.unseen is None:
         return None
-    theirs = RowLists.of(data.unseen.train_index).joined()
-    others = np.concatenate([RowLists.of(index).joined() for index in (data.train_index, data.validation_index)])
-    return np.setdiff1d(np.arange(len(data.train.y)), np.setdiff1d(theirs, others))
+    seen = np.ones(len(data.train.y), bool)
+    seen[RowLists.of(data.unseen.train_index).joined()] = False
+    for index in (data.train_index, data.validation_index):
+        seen[RowLists.of(index).joined()] = True
+    return np.flatnonzero(seen)
 
 
 def _united(one: RowLists, other: RowLists) -> RowLists:

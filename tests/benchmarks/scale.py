@@ -137,13 +137,13 @@ def rows(repeats: int) -> str:
         seconds = _reading(file, cohort * each * x[0].nbytes)
         for widths, epochs, rounds in (((200, 200), 5, 6), ((200, 200), 1, 20), ((8,), 1, 60)):
             before, contenders = os.getloadavg()[0], []
-            for name, place in (("resident", "device"), ("on the disk", "disk")):
+            for name, place in (("resident", "device"), ("in memory", "host"), ("on the disk", "disk")):
                 start = time.perf_counter()
                 sim = _simulated(data, widths, cohort, "fedavg", epochs, data_on=place)
                 forget = functools.partial(_forget, file) if place == "disk" else lambda: None
                 contenders.append(Contender(name, sim, rounds, forget, time.perf_counter() - start))
             measure(contenders, repeats)
-            taken = _taken(contenders[1].simulation.supply)
+            taken = _taken(contenders[2].simulation.supply)
             assert taken <= CAP, f"{taken} bytes of rows, {CAP} are allowed"
             widths_said = "-".join(map(str, (SHAPE[0], *widths, CLASSES)))
             work = f"{widths_said}, {cohort} clients a round x {each} rows x {epochs} epochs"

@@ -12,6 +12,7 @@ def test_apportion_adds_up_and_stays_within_one(total, shares):
     parts = draws.apportion(total, np.array(shares))
     assert parts.sum() == total
     assert np.all(np.abs(parts - total * np.array(shares) / sum(shares)) < 1)
+    assert parts.tolist() == draws.apportion([total], np.array([shares]))[0].tolist()  # which sorts
 
 
 def test_apportion_gives_remainders_to_the_largest():
