@@ -32,7 +32,7 @@ from tests.benchmarks.report import number, row
 POPULATIONS = (1_000, 100_000, 10_000_000)
 SHAPE, CLASSES = (784,), 10
 CAP = 40_000_000  # bytes that streamed rows may take on a device; the data have ten times as much
-QUIET = 0.3  # seconds between contenders, for what a thread has begun
+QUIET = 0.1  # seconds between contenders, for what a thread has begun
 
 
 @dataclasses.dataclass
@@ -53,15 +53,17 @@ class Contender:
     before: Callable[[], None] = lambda: None
     setting_up: float = 0.0
     seconds: list[float] = dataclasses.field(default_factory=list)
+    cpu: list[float] = dataclasses.field(default_factory=list)
     state: Any = None
 
     def turn(self) -> None:
         self.before()
         time.sleep(QUIET)
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.process_time()
         self.state, _ = self.simulation.rounds(self.state, self.rounds)
         jax.block_until_ready(self.state)
         self.seconds.append((time.perf_counter() - start) / self.rounds)
+        self.cpu.append((time.process_time() - worked) / self.rounds)
 
 
 def measure(contenders: Sequence[Contender], repeats: int) -> None:
@@ -70,6 +72,7 @@ def measure(contenders: Sequence[Contender], repeats: int) -> None:
         contender.state = contender.simulation.init(0) if contender.state is None else contender.state
         contender.turn()
         contender.seconds.clear()
+        contender.cpu.clear()
     for turn in range(repeats):
         for contender in contenders if turn % 2 == 0 else contenders[::-1]:
             contender.turn()
@@ -77,17 +80,22 @@ def measure(contenders: Sequence[Contender], repeats: int) -> None:
 
 def table(title: str, contenders: Sequence[Contender], before: float) -> str:
     """A table; ratios against the first contender, turn by turn."""
-    columns = ("", "ms a round, median (min-max)", "ratio, median (min-max)", "set up, s")
+    columns = ("", "ms a round, median (quartiles)", "ratio", "CPU ms a round", "ratio", "set up, s")
     lines = [f"{title}. {len(contenders[0].seconds)} turns; load {before:.1f} before, {os.getloadavg()[0]:.1f} after.", ""]
     lines += [row(*columns), "|---" * len(columns) + "|"]
     for each in contenders:
-        ms = [1e3 * second for second in each.seconds]
-        ratios = [mine / first for mine, first in zip(each.seconds, contenders[0].seconds, strict=True)]
-        spread = [
-            f"{statistics.median(of):{form}} ({min(of):{form}}-{max(of):{form}})" for of, form in ((ms, ".1f"), (ratios, ".3f"))
-        ]
-        lines.append(row(each.name, *spread, number(each.setting_up)))
+        cells = [each.name]
+        for mine, first in ((each.seconds, contenders[0].seconds), (each.cpu, contenders[0].cpu)):
+            cells.append(spread([1e3 * second for second in mine], ".1f"))
+            cells.append(spread([of / beside for of, beside in zip(mine, first, strict=True)], ".3f"))
+        lines.append(row(*cells, number(each.setting_up)))
     return "\n".join(lines)
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Median and quartiles."""
+    first, median, third = np.quantile(values, (0.25, 0.5, 0.75))
+    return f"{median:{form}} ({first:{form}}-{third:{form}})"
 
 
 def _simulated(data: federated.FederatedData, widths: tuple[int, ...], cohort: int, method: str, epochs: int, **options: Any):
@@ -115,7 +123,7 @@ def populations(hold: str, repeats: int) -> str:
         lists = RowLists(np.arange(rows), first, np.full(population, each, np.int32))
         data = federated.from_index(_dataset(x, y), lists, RowLists.same(np.zeros(0, np.int32), population))
         sim = _simulated(data, (64, 64), 100, "scaffold", 2, hold=hold)
-        contenders.append(Contender(f"{population:,} clients", sim, 4, setting_up=time.perf_counter() - start))
+        contenders.append(Contender(f"{population:,} clients", sim, 2, setting_up=time.perf_counter() - start))
     measure(contenders, repeats)
     title = f"**populations, hold={hold}** SCAFFOLD, 784-64-64-10, 100 clients a round x {each} rows x 2 epochs, batch 20; "
     states = 4 * (784 * 64 + 64 + 64 * 64 + 64 + 640 + 10)
@@ -135,7 +143,7 @@ def rows(repeats: int) -> str:
         index = RowLists(np.arange(len(x)), np.arange(clients) * each, np.full(clients, each))
         data = federated.from_index(_dataset(x, y), index, RowLists.same(np.zeros(0, np.int32), clients))
         seconds = _reading(file, cohort * each * x[0].nbytes)
-        for widths, epochs, rounds in (((200, 200), 5, 6), ((200, 200), 1, 20), ((8,), 1, 60)):
+        for widths, epochs, rounds in (((200, 200), 10, 2), ((200, 200), 1, 10), ((8,), 1, 40)):
             before, contenders = os.getloadavg()[0], []
             for name, place in (("resident", "device"), ("in memory", "host"), ("on the disk", "disk")):
                 start = time.perf_counter()
