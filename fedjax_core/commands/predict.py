@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import sys
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -32,6 +33,10 @@ from fedjax_core.storage import export, predictor
 from fedjax_core.storage.files import explained, write_csv
 from fedjax_core.storage.tensors import read_tensors
 
+DAMAGED = (
+    *(ValueError, EOFError, SyntaxError, RuntimeError, MemoryError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+)  # what numpy raises for a file that is no array, or whose header claims more than there is
 COLUMNS = ("file", "class", "probability")
 Source = tuple[list[str], Callable[[int, int], np.ndarray]]  # n names, and (start, stop) -> examples [stop - start, ...]
 
@@ -115,6 +120,8 @@ def _installed(find: Callable[[str], Callable[..., Any]]) -> Callable[[str], Cal
 
 def _source(path: Path, description: dict[str, Any], array: str | None) -> Source:
     shape, floats = tuple(description["input_shape"]), description.get("input_dtype", "uint8") != "uint8"
+    if path.exists() and not path.is_dir():
+        _check_regular(path)
     if path.suffix.lower() in (".npy", ".npz") and not path.is_dir():
         x = _array(path, shape, floats, array)
         return [f"{path.name}[{row}]" for row in range(len(x))], lambda start, stop: x[start:stop]
@@ -141,7 +148,14 @@ def _images(path: Path) -> list[Path]:
     ]
     if not files:
         raise ValueError(f"{path}: no images; looked for files ending in {', '.join(IMAGE_ENDINGS)}")
+    for file in files:
+        _check_regular(file)
     return files
+
+
+def _check_regular(file: Path) -> None:
+    if not file.is_file():  # to read a pipe would wait for ever
+        raise ValueError(f"{file}: is no regular file (a folder, a pipe, or a link to nothing); take it out")
 
 
 def _pixels(file: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -168,7 +182,7 @@ def _array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None) -
             if isinstance(x, np.lib.npyio.NpzFile):
                 name = name or (x.files[0] if len(x.files) == 1 else "x")
                 x = x[by_name.choose("array", name, x.files)]
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGED as error:
         raise ValueError(f"{path} cannot be used: {error}") from None
     if len(shape) == 3 and shape[2] == 1 and x.shape[1:] == shape[:2]:
         x = x[..., None]

@@ -19,8 +19,10 @@ from fedjax_core.run import Finished, restored, run
 from fedjax_core.run.selection import SELECTED
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, RUN
+from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, RECORDED, RUN
 
+_NEEDED = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # of config.json, to build it again
+_CHOSEN = RECORDED | {"partition": {"hash": str}}
 PROGRAMS = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
 
 
@@ -93,11 +95,12 @@ def load(
       (config, simulation, state).
 
     Raises:
-      ValueError: the directory has no such checkpoint, or its data are not the config's any more.
+      ValueError: the directory has no such checkpoint, or its data are not the config's any more; or a file of it has another
+        form.
       OSError: it holds no run, or it cannot be read.
     """
     folder = Path(workdir)
-    config: Config = given.into(ConfigDict(tuples(read_json(folder / CONFIG))), **replaced)
+    config: Config = given.into(ConfigDict(tuples(read_json(folder / CONFIG, _NEEDED))), **replaced)
     checkpoints, selected = Checkpoints(folder / CHECKPOINTS), Checkpoints(folder / SELECTED)
     chosen = selected.latest() if config.evaluation.get("select") else None
     if chosen is not None and done in (None, chosen):
@@ -109,12 +112,12 @@ def load(
         config.plan.devices = None
     if (config.plan.devices or jax.device_count()) % (config.plan.get("model") or 1):
         config.plan.model = None
+    before = read_json(folder / RUN, _CHOSEN)["partition"]["hash"]
     try:
         simulation = build(config, data)
     except AttributeError as error:
         raise ValueError(f"{folder / CONFIG} has no field {error}; another version of the code wrote it") from None
-    before, now = read_json(folder / RUN)["partition"]["hash"], simulation.data.partition_hash
-    if before != now:
+    if before != (now := simulation.data.partition_hash):
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
     return config, simulation, restored(simulation, checkpoints, done)
 

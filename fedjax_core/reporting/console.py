@@ -1,6 +1,7 @@
 """What commands say: lines of text, why they end, times and sizes as a person reads them."""
 
 import argparse
+import contextlib
 import sys
 import warnings
 from typing import NoReturn
@@ -11,8 +12,9 @@ with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of
 
 
 def say(text: str) -> None:
-    """Writes a line to standard error, above a bar if there is one."""
-    tqdm.write(text, file=sys.stderr)
+    """Writes a line to standard error, above a bar if there is one; nothing where standard error is closed."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        tqdm.write(text, file=sys.stderr)
 
 
 def fail(error: BaseException | str, status: int) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_core.storage.files import explained, write_blocks
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import RUN
+from fedjax_core.storage.workdir import RECORDED, RUN
 
 FILE = "label_table.csv"
 READ = 10_000  # clients that are read for figures
@@ -104,9 +104,10 @@ def partition_of(folder: str | os.PathLike) -> dict[str, Any]:
 
     Raises:
       OSError: a file cannot be read.
+      ValueError: run.json has another form.
     """
     folder = Path(folder)
-    records = read_json(folder / RUN) if (folder / RUN).exists() else {}
+    records = read_json(folder / RUN, RECORDED) if (folder / RUN).exists() else {}
     found = dict(records.get("partition", {}))
     if "whole" in found and (folder / found["whole"]).exists():
         with explained("read", folder / found["whole"]), open(folder / found["whole"], newline="") as opened:

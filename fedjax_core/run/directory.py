@@ -13,7 +13,7 @@ from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.reporting import label_tables, report
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CONFIG, RUN, WorkDir
+from fedjax_core.storage.workdir import CONFIG, RECORDED, RUN, WorkDir
 
 MOST_CHECKPOINTS = 5  # each so many all client states are written anew, in files that no checkpoint before has
 MAY_DIFFER = (
@@ -27,6 +27,7 @@ MAY_DIFFER = (
     "profile",
     "callbacks",
 )  # on resume
+_HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # of a config, what `same_hold` reads
 
 
 def opened(directory: str | Path, config: Mapping[str, Any]) -> WorkDir:
@@ -145,11 +146,12 @@ def save_whole(simulation: Simulation, checkpoints: Checkpoints, state: State, d
 
 def same_hold(simulation: Simulation, directory: str | Path) -> None:
     """Raises ValueError if the run there keeps client states on the devices and this one does not, or the reverse: their
-    checkpoints differ."""
+    checkpoints differ; or if its run.json or config.json has another form."""
     before = None
     if jax.process_index() == 0:
-        known = [read_json(Path(directory) / file) if (Path(directory) / file).exists() else {} for file in (RUN, CONFIG)]
-        before = known[0].get("placement", {}).get("hold") or (known[1].get("plan") or {}).get("hold")
+        files = {Path(directory) / RUN: RECORDED, Path(directory) / CONFIG: _HOLD}
+        chose, config = [read_json(file, form) if file.exists() else {} for file, form in files.items()]
+        before = chose.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
     before = together.said(before)
     if before is not None and (before == "device") != (simulation.hold == "device"):
         raise ValueError(f"plan.hold={simulation.hold!r}: {directory} holds a run with plan.hold={before!r}; resume it with that")

@@ -232,9 +232,16 @@ class Checkpoints:
             yield from of_parts.read(place, (_digests(place) or {}).get("parts", ()))
 
     def number_of_parts(self, round: int) -> int | None:  # noqa: A002
-        """How many parts a checkpoint has; None if there is no such checkpoint, or it was saved without."""
+        """How many parts a checkpoint has; None if there is no such checkpoint, or it was saved without.
+
+        Raises:
+          ValueError, OSError: as `restore`.
+        """
         place = self._complete().get(round)
-        found = None if place is None else (_digests(place) or {}).get("parts")
+        if place is None:
+            return None
+        with self._older_named(round, place):
+            found = (_digests(place) or {}).get("parts")
         return None if found is None else len(found)
 
     def record(self, round: int) -> dict[str, Any]:  # noqa: A002

@@ -29,9 +29,17 @@ CONFIG, ENVIRONMENT, RUN = "config.json", "environment.json", "run.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 _LOCK = ".lock"
 RECORDED = {  # the form of run.json, for `read_json`
-    "partition?": {"hash": str, "class_names?": [str], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
+    "partition?": {
+        "hash": str,
+        "class_names?": [str],
+        "label_table?": [[int]],
+        "test_label_table?": [[int]],
+        "number?": int,
+        "whole?": str,
+    },
     "unseen?": {"clients?": [int], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
     "plan?": {"chunk": int, "devices": int, "model?": int},
+    "placement?": {"data?": str, "hold?": (str, type(None))},
 }
 
 

@@ -3,6 +3,7 @@
 import csv
 import functools
 import json
+import os
 import re
 import shutil
 
@@ -263,6 +264,13 @@ def test_features_that_are_no_images(tmp_path):
     assert row["class"] in ("no", "yes")
 
 
+HEADERS = {
+    "huge.npy": b"{'descr': '|u1', 'fortran_order': False, 'shape': (70368744177664,)}\n",
+    "vast.npy": b"{'descr': '|u1', 'fortran_order': False, 'shape': (%d,)}\n" % 10**30,
+    "open.npy": b"{'descr': '|u1', 'shape': (8,\n",
+}
+
+
 def write(path, kind):
     good = np.zeros((2, 8, 8, 1), np.uint8)
     if kind == "none.npz":
@@ -276,6 +284,13 @@ def write(path, kind):
         path.write_bytes(b"\x89PNG\r\n\x1a\n then nothing")
     elif kind == "folder":
         path.mkdir()
+    elif kind.startswith("pipe"):
+        os.mkfifo(path)
+    elif kind == "folder of pipes":
+        path.mkdir()
+        os.mkfifo(path / "x.png")
+    elif kind in HEADERS:
+        path.write_bytes(b"\x93NUMPY\x01\x00" + len(HEADERS[kind]).to_bytes(2, "little") + HEADERS[kind])
     elif kind != "nothing.png":
         np.save(path, {"size.npy": np.zeros((2, 9, 8, 1), np.uint8), "int.npy": good.astype(np.int64), "empty.npy": good[:0],
                        "range.npy": good + 2.0, "nan.npy": good * np.nan, "one.npy": good[0]}[kind])  # fmt: skip
@@ -293,6 +308,12 @@ def write(path, kind):
         ("pickle.npy", "cannot be used"),
         ("none.npz", "cannot be used: unknown array 'x'; allowed: a, b"),
         ("cut.npz", "cannot be used"),
+        ("huge.npy", "cannot be used: "),
+        ("vast.npy", "cannot be used: "),
+        ("open.npy", "cannot be used: "),
+        ("pipe.npy", "is no regular file"),
+        ("pipe.png", "is no regular file"),
+        ("folder of pipes", "x.png: is no regular file"),
         ("broken.png", "is not an image that can be read"),
         ("folder", "no images; looked for files ending in .png"),
         ("nothing.png", "there is no "),

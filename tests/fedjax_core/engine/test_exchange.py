@@ -137,3 +137,30 @@ def test_states_stay_on_or_off_the_devices(tmp_path):
             directory.same_hold(sim, tmp_path)
     (tmp_path / "run.json").write_text('{"placement": {"hold": "host"}}')
     directory.same_hold(sim, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("run.json", "[]", "run.json is a list, expected an object"),
+        ("run.json", '{"placement": 3}', "placement of .*run.json is a whole number .3., expected an object"),
+        ("config.json", "[]", "config.json is a list, expected an object"),
+        ("config.json", '{"plan": {"hold": []}}', "plan.hold of .*config.json is a list, expected text or null"),
+    ],
+)
+def test_what_says_where_states_were_has_another_form(tmp_path, file, text, said):
+    sim, *_ = toy.CASES["scaffold"].elsewhere
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        directory.same_hold(sim, tmp_path)
+
+
+def test_a_run_whose_last_digests_are_damaged_names_the_way_back(tmp_path):
+    sim, *_ = toy.CASES["scaffold"].elsewhere
+    store = Checkpoints(tmp_path)
+    for number in (1, 2):
+        store.save(number, {"w": np.arange(3)}, {"touched": []})
+    (tmp_path / "00000002" / "digests.json").write_text("{")
+    said = "the checkpoint of round 2 cannot be used .*digests.json is not JSON.*older: round 1; to go back to round 1 rename"
+    with pytest.raises(ValueError, match=said):
+        directory.restored(sim, store, 2)

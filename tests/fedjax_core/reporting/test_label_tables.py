@@ -1,6 +1,7 @@
 """Label tables of a run, in run.json and in their CSV."""
 
 import numpy as np
+import pytest
 
 from fedjax_core.reporting import label_tables
 from fedjax_core.storage.workdir import WorkDir
@@ -41,3 +42,12 @@ def test_of_more_it_has_sums_and_the_csv_all(tmp_path, monkeypatch):
     some = label_tables.partition_of(run.path)
     assert (some["clients"], some["label_table"]) == ([0, 30, 59], TRAIN[[0, 30, 59]].tolist())
     assert len((run.path / "run.json").read_text()) < 1500
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("[]", "run.json is a list"), ('{"partition": 3}', "partition of .*run.json is a whole")]
+)
+def test_a_run_json_of_another_form_is_told(tmp_path, text, said):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=f"{said}.*expected an object"):
+        label_tables.partition_of(tmp_path)

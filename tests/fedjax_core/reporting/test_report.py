@@ -1,6 +1,7 @@
 """What a run reports: every place tells the same, a resumed run leaves no seam, and the summary's numbers are right by hand."""
 
 import csv
+import io
 import json
 import math
 import re
@@ -15,7 +16,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.record_writer import masked_crc32c
 
-from fedjax_core.reporting.report import Reporter, fail, summarise, table
+from fedjax_core.reporting.report import Reporter, fail, say, summarise, table
 from fedjax_core.storage.files import write_text
 from fedjax_core.storage.json_files import json_lines, read_json, read_jsonl
 from fedjax_core.storage.workdir import WorkDir
@@ -363,3 +364,15 @@ def test_the_best_round_of_an_r2_is_known_and_no_round_to_an_accuracy():
     entry = found["metrics"]["test/global/r2"]
     assert (entry["best"], entry["best_round"], "rounds_to" in entry) == (0.5, 2, False)
     assert re.search(r"test/global/r2 +-1 +0.5 +2 ", table(found))
+
+
+class _Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("stream", [None, _Gone()], ids=["none", "broken pipe"])
+def test_what_is_said_to_nobody_ends_nothing(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    say("3 runs to do")
+    assert fail("no such table", 1) == 1

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from fedjax_core import experiment
 from fedjax_core.storage.checkpoint import Checkpoints
@@ -38,3 +39,20 @@ def test_a_run_of_an_earlier_commit_goes_on_as_if_it_were_of_this_one(tmp_path):
     assert kept[0].keys() == kept[1].keys()
     for name, rows in kept[0].items():  # of the last part that has each of them
         np.testing.assert_allclose(rows, kept[1][name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("config.json", "[]", "config.json is a list, expected an object"),
+        ("config.json", "{}", "config.json has no method, expected an object"),
+        ("run.json", "[]", "run.json is a list, expected an object"),
+        ("run.json", "{}", "run.json has no partition, expected an object"),
+        ("run.json", '{"partition": {}}', "partition of .*run.json has no hash, expected text"),
+    ],
+)
+def test_a_run_whose_files_have_another_form_is_not_loaded(tmp_path, file, text, said):
+    directory = Path(shutil.copytree(EARLIER, tmp_path / "run"))
+    (directory / file).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        experiment.load(directory)
