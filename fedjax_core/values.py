@@ -77,6 +77,17 @@ def check(field: str, value: Any, wanted: Any) -> Any:
     return value
 
 
+def check_each(function: Callable, **given: Any) -> None:
+    """Checks arguments of a function by its annotations, one after the other: for those that call it without a config.
+
+    Raises:
+      ValueError: as `check`, for the first that is not allowed.
+    """
+    named = inspect.signature(function).parameters
+    for name, value in given.items():
+        check(name, value, named[name].annotation)
+
+
 def must_be(value: Any, wanted: Any) -> str | None:
     """What a value must be by an annotation, in words; None if it is that."""
     origin, inside = typing.get_origin(wanted), typing.get_args(wanted)

@@ -29,7 +29,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Ne
 from fedjax_core.learning import training
 from fedjax_core.learning.metrics import Pair
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, NonNegative, check_each
 from methods.fedavg import fedavg
 
 _FRESH = 0x6672  # of personal models that do not begin from the common initialisation
@@ -84,7 +84,7 @@ def ditto(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    lam: float = 1.0,
+    lam: NonNegative = 1.0,
     epochs: AtLeastZero = 1,
     personal_epochs: AtLeastZero | None = None,
     batch: AtLeastOne = 64,
@@ -107,9 +107,8 @@ def ditto(
     Raises:
       ValueError: lam is negative, or another argument is out of range.
     """
+    check_each(ditto, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
     own = epochs if personal_epochs is None else personal_epochs
-    if not (lam >= 0 and own >= 0):
-        raise ValueError(f"lam={lam}, personal_epochs={own} must not be negative")
     loss = training.supervised(task)
 
     def train(w, v_k, data, key):

@@ -37,7 +37,7 @@ import optax
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction, NonNegative, Positive, check_each
 
 ATTENTION = ("distance", "cosine")
 
@@ -46,11 +46,11 @@ def fedamp(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    alpha: float = 1.0,
-    sigma: float = 10.0,
-    rho: float = 1.0,
+    alpha: NonNegative = 1.0,
+    sigma: Positive = 10.0,
+    rho: NonNegative = 1.0,
     attention: str = "distance",
-    own_weight: float = 0.1,
+    own_weight: Fraction = 0.1,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
 ) -> Algorithm:
@@ -73,12 +73,9 @@ def fedamp(
     Raises:
       ValueError: an argument is out of range.
     """
-    if not (alpha >= 0 and sigma > 0 and rho >= 0):
-        raise ValueError(f"alpha={alpha}, sigma={sigma}, rho={rho}: alpha and rho must not be negative, sigma positive")
+    check_each(fedamp, alpha=alpha, sigma=sigma, rho=rho, own_weight=own_weight)
     if attention not in ATTENTION:
         raise ValueError(f"attention={attention!r} is not one of {', '.join(map(repr, ATTENTION))}")
-    if not 0 <= own_weight <= 1:
-        raise ValueError(f"own_weight={own_weight} must lie in [0, 1]")
     model = task.model
     loss = training.supervised(task)
 

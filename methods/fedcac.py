@@ -36,7 +36,7 @@ import optax
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
 
 
 class Server(NamedTuple):
@@ -55,8 +55,8 @@ def fedcac(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    tau: float = 0.5,
-    beta: float = 100,
+    tau: Fraction = 0.5,
+    beta: Positive = 100,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -78,8 +78,7 @@ def fedcac(
     Raises:
       ValueError: an argument is out of range.
     """
-    if not (0 <= tau <= 1 and beta > 0):
-        raise ValueError(f"tau={tau}, beta={beta}: tau must lie in [0, 1], beta must be positive")
+    check_each(fedcac, tau=tau, beta=beta)
     model, weigh = task.model, jax.vmap(aggregators.weights(weights))
     train = training.fit(training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
 

@@ -37,7 +37,7 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Peers, Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 
 CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "denominator": ("uploaded", "local")}
 
@@ -70,8 +70,8 @@ def fedhpl(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    gamma: float = 1.0,
-    temperature: float = 4.5,
+    gamma: NonNegative = 1.0,
+    temperature: Positive = 4.5,
     weighting: str = "dims",
     denominator: str = "uploaded",
     logits: str = "correct",
@@ -103,8 +103,7 @@ def fedhpl(
     Raises:
       ValueError: an argument is out of range, or a network has no entry to be averaged.
     """
-    if not (gamma >= 0 and temperature > 0):
-        raise ValueError(f"gamma={gamma} must not be negative, temperature={temperature} must be positive")
+    check_each(fedhpl, gamma=gamma, temperature=temperature)
     for name, value in (("weighting", weighting), ("denominator", denominator), ("logits", logits)):
         if value not in CHOICES[name]:
             raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, CHOICES[name]))}")

@@ -17,10 +17,10 @@ https://arxiv.org/abs/2212.02758
 A newcomer gets the server's model as it is.
 
 Departures: the authors' code clips a step's gradient at norm 10, in all of its runs; here that is the optimiser's
-(config.optimizer.clip), which the paper variant and the tables set. The weights of the prototypes' mean are the clients'
-counts, and models are averaged uniformly, as in that code; its alternative weightings, off by default there, are not here. The
-prototypes start as an orthonormal system; with more classes than features, as normalised rows of a matrix with orthonormal
-columns. rho = 1 is FedUH.
+(config.optimizer.clip), which the paper variant and FedSKC's tables set, and the tables `digits` and `fair` do not. The weights of
+the prototypes' mean are the clients' counts, and models are averaged uniformly, as in that code; its alternative weightings, off
+by default there, are not here. The prototypes start as an orthonormal system; with more classes than features, as normalised rows
+of a matrix with orthonormal columns. rho = 1 is FedUH.
 """
 
 from typing import NamedTuple

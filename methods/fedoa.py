@@ -55,7 +55,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Ne
 from fedjax_core.learning import lora, losses, training
 from fedjax_core.learning.metrics import Pair, mean_of
 from fedjax_core.task import Model, Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction, NonNegative, check_each
 from methods.ditto import beside
 from methods.fedavg import fedavg
 from methods.fedopt import fedopt
@@ -65,11 +65,11 @@ class Reading(NamedTuple):
     """Options of a variant; the module's docstring has them."""
 
     reduction: str = "mean"
-    micro: int = 8
-    begin: int = 0
+    micro: AtLeastOne = 8
+    begin: AtLeastZero = 0
     fresh: bool = False
     update: str = "epochs"
-    shared: float = 0.0
+    shared: Fraction = 0.0
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -141,7 +141,7 @@ def fedoa(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    lam: float = 0.5,
+    lam: NonNegative = 0.5,
     distance: str = "l2",
     features: str = "features",
     epochs: AtLeastZero = 2,
@@ -179,16 +179,11 @@ def fedoa(
       ValueError: an argument is unknown or out of range.
     """
     read = by_name.options("reading", Reading(), VARIANTS[by_name.choose("variant", variant, VARIANTS)], reading)
+    check_each(fedoa, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
     own = epochs if personal_epochs is None else personal_epochs
     by_name.choose("distance", distance, DISTANCES)
     by_name.choose("reading.reduction", read.reduction, REDUCTIONS)
     by_name.choose("reading.update", read.update, UPDATES)
-    if not (lam >= 0 and own >= 0 and read.begin >= 0):
-        raise ValueError(f"lam={lam}, personal_epochs={own}, reading.begin={read.begin} must not be negative")
-    if not 0 <= read.shared <= 1:
-        raise ValueError(f"reading.shared={read.shared} must lie in [0, 1]")
-    if read.micro < 1:
-        raise ValueError(f"reading.micro={read.micro} must be at least 1")
     if read.reduction == "frobenius" and distance != "l2":
         raise ValueError(f"distance={distance!r} has no reading.reduction='frobenius'; distance='l2' has")
     model = task.model

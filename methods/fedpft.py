@@ -432,6 +432,8 @@ def _contrast(given: Mapping[str, Any] | None) -> Contrast:
             raise ValueError(f"contrast.{name}={found} must be positive")
     if not 0 <= con.momentum <= 1:
         raise ValueError(f"contrast.momentum={con.momentum} must lie in [0, 1]")
+    if con.augment:
+        augment.parse(con.augment)  # also where there is no contrast
     return con
 
 

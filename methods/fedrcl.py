@@ -25,8 +25,9 @@ features as the one level.
 A newcomer gets the server's model as it is.
 
 Departures: the authors' code is followed, which takes the hardest pairs (one of the class, two of others) where the paper sums over
-all. It also clips a step's gradient at norm 10, which here is the optimiser's (config.optimizer.clip): the paper variant and the
-tables set it. Equal cosines share a gradient that the code gives to one of them. Rows that pad a short batch are in no pair.
+all. It also clips a step's gradient at norm 10, which here is the optimiser's (config.optimizer.clip): the paper variant and
+FedSKC's tables set it, the tables `digits` and `fair` do not. Equal cosines share a gradient that the code gives to one of them.
+Rows that pad a short batch are in no pair.
 """
 
 import jax

@@ -28,7 +28,7 @@ import optax
 from fedjax_core.algorithm import TARGETS, Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, check_each
 from methods.fedper import fedper
 
 HEAD = 0x68656164  # the head's draws; those of the body are a client's own, as in FedBABU
@@ -63,8 +63,7 @@ def fedrep(
     Raises:
       ValueError: an argument is out of range.
     """
-    if head_epochs < 0 or body_epochs < 0:
-        raise ValueError(f"head_epochs={head_epochs}, body_epochs={body_epochs} must be at least 0")
+    check_each(fedrep, head_epochs=head_epochs, body_epochs=body_epochs, finetune_epochs=finetune_epochs)
     is_head, loss = training.under(*personal), training.supervised(task)
 
     def phase(epochs, trainable):

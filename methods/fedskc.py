@@ -52,7 +52,7 @@ equal client sizes). Its ramp counts rounds from 1; it starts from no knowledge,
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task, width
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
 
 LEAST = 1e-6  # U below which logits count as equal to the knowledge
 
@@ -71,18 +71,18 @@ class Lcl(NamedTuple):
     """Local contrastive learning; the module's docstring has the options."""
 
     on: bool = True
-    tau: float = 0.08
+    tau: Positive = 0.08
     scale: str = "batch"
     twice: bool = False
     own: bool = False
-    ramp: int = 0
+    ramp: AtLeastZero = 0
 
 
 class Knowledge(NamedTuple):
     """How clients' knowledge is made and merged."""
 
     of: str = "logits"
-    neighbours: int = 1
+    neighbours: AtLeastZero = 1
     silu: bool = True
     source: str = "final"
     keep: bool = True
@@ -102,8 +102,8 @@ class Gpr(NamedTuple):
 
     on: bool = True
     form: str = "interpolate"
-    beta: float = 0.95
-    ddof: int = 0
+    beta: Fraction = 0.95
+    ddof: Literal[0, 1] = 0
     over: str = "both"
     entries: str = "params"
 
@@ -202,7 +202,7 @@ def fedskc(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    epochs: AtLeastZero = 10,
+    epochs: AtLeastOne = 10,
     batch: AtLeastOne = 64,
     variant: str = "default",
     weights: str = "samples",
@@ -236,12 +236,8 @@ def fedskc(
     made = _options("knowledge", Knowledge(), preset, knowledge)
     discrepancy = _options("gda", Gda(), preset, gda)
     period = _options("gpr", Gpr(), preset, gpr)
-    for name, found in (("lcl.tau", local.tau), ("epochs", epochs)):
-        if not found > 0:
-            raise ValueError(f"{name}={found} must be positive")
-    for name, found in (("lcl.ramp", local.ramp), ("knowledge.neighbours", made.neighbours)):
-        if found < 0:
-            raise ValueError(f"{name}={found} must not be negative")
+    check_each(fedskc, epochs=epochs)
+    weigh, by_discrepancy = aggregators.weights(weights), aggregators.by_discrepancy(*discrepancy[1:])  # checked also where unused
     model, classes = task.model, task.classes
     strength = jnp.minimum(1.0, (task.round + 1) / local.ramp) if local.ramp else 1.0
     review = optax.identity()
@@ -250,8 +246,8 @@ def fedskc(
         if period.entries == "params":
             review = optax.masked(review, Net(params=True, stats=False))
     aggregator = aggregators.aggregate(
-        aggregators.stack if discrepancy.on else aggregators.mean(aggregators.weights(weights)),
-        aggregators.by_discrepancy(*discrepancy[1:]) if discrepancy.on else None,
+        aggregators.stack if discrepancy.on else aggregators.mean(weigh),
+        by_discrepancy if discrepancy.on else None,
         review,
     )
 

@@ -33,7 +33,7 @@ from fedjax_core import by_name
 from fedjax_core.algorithm import PER_ROW, Algorithm, ClientData, Examples
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from methods.ditto import beside
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen
@@ -50,11 +50,11 @@ class Distillation(NamedTuple):
     """
 
     on: bool = False
-    rounds: int = 30
+    rounds: AtLeastZero = 30
     epochs: AtLeastZero = 20
     batch: AtLeastOne = 2048
-    lr: float = 1e-3
-    temperature: float = 1.0
+    lr: Positive = 1e-3
+    temperature: Positive = 1.0
 
 
 VARIANTS: dict[str, dict[str, Any]] = {"default": {}, "released": {"begin": 1, "fresh": True}}
@@ -64,7 +64,7 @@ def perada(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    lam: float = 0.5,
+    lam: NonNegative = 0.5,
     epochs: AtLeastZero = 2,
     batch: AtLeastOne = 32,
     weights: str = "uniform",
@@ -94,10 +94,7 @@ def perada(
     """
     reading = VARIANTS[by_name.choose("variant", variant, VARIANTS)]
     kd = by_name.options("distil", Distillation(), distil)
-    if not lam >= 0:
-        raise ValueError(f"lam={lam} must not be negative")
-    if not (kd.rounds >= 0 and kd.lr > 0 and kd.temperature > 0):
-        raise ValueError(f"distil: rounds={kd.rounds} must not be negative, lr={kd.lr}, temperature={kd.temperature} positive")
+    check_each(perada, lam=lam)
     if kd.on and not jax.tree.leaves(task.public):
         raise ValueError("distil.on=True needs public examples, task.public is empty; name a set in config.public")
     model, pull = task.model, 0.0 if variant == "released" else 2 * lam

@@ -38,16 +38,16 @@ from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, 
 from fedjax_core.learning import aggregators, training
 from fedjax_core.nn.layers import BatchNorm
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, Positive, PositiveFraction, check_each
 
 
 def pfedgate(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    sparsity: float = 0.5,
-    blocks: int = 5,
-    clip: float = 10.0,
+    sparsity: PositiveFraction = 0.5,
+    blocks: AtLeastOne = 5,
+    clip: Positive = 10.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -72,8 +72,7 @@ def pfedgate(
     """
     if task.shape is None:
         raise ValueError("task.shape=None: pfedgate must know the shape of an example; pass of_model(..., shape=...)")
-    if not (0 < sparsity <= 1 and blocks >= 1 and clip > 0):
-        raise ValueError(f"sparsity={sparsity} must lie in (0, 1], blocks={blocks} be at least 1, clip={clip} be positive")
+    check_each(pfedgate, sparsity=sparsity, blocks=blocks, clip=clip)
     model, shape = task.model, task.shape
     cut = layout(jax.eval_shape(model.init, jax.random.key(0)).params, blocks)
     least = min(max(1 / blocks, 0.1), sparsity)

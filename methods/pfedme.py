@@ -39,7 +39,7 @@ from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, 
 from fedjax_core.learning import training
 from fedjax_core.learning.trained import tell
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen
 
@@ -67,10 +67,10 @@ def pfedme(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    lam: float = 15.0,
-    inner_steps: int = 5,
-    outer_lr: float = 0.005,
-    beta: float = 1.0,
+    lam: NonNegative = 15.0,
+    inner_steps: AtLeastOne = 5,
+    outer_lr: Positive = 0.005,
+    beta: NonNegative = 1.0,
     warm: bool = True,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 20,
@@ -101,9 +101,7 @@ def pfedme(
       ValueError: an argument is out of range.
     """
     by_name.choose("variant", variant, VARIANTS)
-    if not (lam >= 0 and beta >= 0 and outer_lr > 0 and inner_steps >= 1):
-        found = f"lam={lam}, beta={beta} must not be negative, outer_lr={outer_lr} positive, inner_steps={inner_steps} at least 1"
-        raise ValueError(found)
+    check_each(pfedme, lam=lam, inner_steps=inner_steps, outer_lr=outer_lr, beta=beta)
     model, released = task.model, variant == "released"
     ce, inner = training.supervised(task), optax.with_extra_args_support(optimizer(task.round))
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=optax.scale(beta))

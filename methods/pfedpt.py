@@ -30,7 +30,7 @@ import optax
 from fedjax_core.algorithm import PER_ROW, Algorithm, ClientOutput, Net
 from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, BelowOne, Positive, check_each
 
 SCALE = 0.5  # of a pixel in [0, 1], per unit of a prompt
 PROMPT = 0x707274  # the prompt phase's draws; those of the network are a client's own, as in FedAvg
@@ -40,10 +40,10 @@ def pfedpt(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    pad: int = 2,
+    pad: AtLeastZero = 2,
     prompt_epochs: AtLeastZero = 5,
-    prompt_lr: float = 1.0,
-    prompt_momentum: float = 0.5,
+    prompt_lr: Positive = 1.0,
+    prompt_momentum: BelowOne = 0.5,
     epochs: AtLeastZero = 5,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -69,10 +69,7 @@ def pfedpt(
     """
     if task.shape is None:
         raise ValueError("task.shape=None: pfedpt must know the shape of an example to frame it; pass of_model(..., shape=...)")
-    if prompt_epochs < 0:
-        raise ValueError(f"prompt_epochs={prompt_epochs} must be at least 0")
-    if not (prompt_lr > 0 and 0 <= prompt_momentum < 1):
-        raise ValueError(f"prompt_lr={prompt_lr} must be positive, prompt_momentum={prompt_momentum} lie in [0, 1)")
+    check_each(pfedpt, prompt_epochs=prompt_epochs, prompt_lr=prompt_lr, prompt_momentum=prompt_momentum)
     model, place = task.model, frame(task.shape, pad)
     empty = np.zeros(task.shape, np.float32)
 

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
 from fedjax_core.learning import losses, training
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from methods.fedavg import fedavg
 
 
@@ -48,8 +48,8 @@ def pfedsd(
     task: Task,
     *,
     optimizer: training.Optimizer,
-    lam: float = 0.5,
-    temperature: float = 3.0,
+    lam: NonNegative = 0.5,
+    temperature: Positive = 3.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -71,8 +71,7 @@ def pfedsd(
     Raises:
       ValueError: lam is negative, temperature is not positive, or another argument is out of range.
     """
-    if not (lam >= 0 and temperature > 0):
-        raise ValueError(f"lam={lam}, temperature={temperature}: lam must not be negative, temperature must be positive")
+    check_each(pfedsd, lam=lam, temperature=temperature)
     model = task.model
 
     def parent(loss=None):

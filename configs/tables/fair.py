@@ -7,8 +7,11 @@ Variants: small (the default): digits with an MLP, 50 rounds, and 4,000 images o
 
 20 clients, Dirichlet(0.1), of which 4 are unseen: they never train, and are scored as newcomers. A fifth of each client's training
 rows is for validation: it chooses settings, by 8 trials for each row and column, and the round. Test rows choose nothing. Every row
-tries rates between 0.01 and 1, and its own coefficient over two magnitudes around its authors'. What a client is scored with is the
-method's own: its personal model if it has one, else the global one, on the client's own test rows.
+tries rates between 0.01 and 1. FedAvg, Local, FedAvg+Linear, FedPer and FedRep try nothing else; each other row tries one
+coefficient of its own: most of them over two magnitudes, which need not have the authors' value in their middle (FedSKC's tau from
+0.05 to 5, theirs is 0.08), SCAFFOLD's server rate over one magnitude, FedNH's scale from 1 to 30, pFedGate and FedCAC one of three
+values. What a client is scored with is the method's own: its personal model if it has one, else the global one, on the client's own
+test rows.
 """
 
 import importlib

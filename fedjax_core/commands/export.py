@@ -74,6 +74,11 @@ def export(
     number = view.client % len(config.models)
     spec, file = config.models[number], experiment.weight_files(config)[number]
     mean, std = experiment.scaling(config, data.train, file, seen_rows(data)) or (None, None)
+    if mean is None and layout == "own":
+        what = f"{run} was trained on {data.train.x.dtype} inputs, which are taken as they are"
+        raise ValueError(
+            f"{what}; a saved model needs inputs that are normalised (uint8 or floats), so use experiment.load in Python"
+        )
     outputs = data.classes if net is None else net.params["head"]["kernel"].shape[-1]
     names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # FedMD's tells those apart too
     description = {

@@ -8,7 +8,7 @@ from flax import nnx
 
 from fedjax_core.nn.layers import Conv, dropout
 from fedjax_core.nn.pool import max_pool
-from fedjax_core.values import one_of
+from fedjax_core.values import BelowOne, Width, one_of
 
 Array = jax.Array
 
@@ -23,13 +23,13 @@ class CNN(nnx.Module):
         classes: int,
         input_shape: tuple[int, int, int],
         *,
-        widths: Sequence[int] = (32, 64),
-        dense: int = 128,
-        kernel: int = 3,
-        padding: str = "VALID",
+        widths: Sequence[Width] = (32, 64),
+        dense: Width = 128,
+        kernel: Width = 3,
+        padding: Annotated[str, one_of("VALID", "SAME")] = "VALID",
         pool: Annotated[str, one_of("last", "each")] = "last",
-        dropout: float = 0.0,
-        head_dropout: float | None = None,
+        dropout: BelowOne = 0.0,
+        head_dropout: BelowOne | None = None,
         conv_form: str = "auto",
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,

@@ -21,6 +21,7 @@ from flax import nnx
 
 from fedjax_core.nn.layers import Conv, make_norm
 from fedjax_core.nn.pool import max_pool
+from fedjax_core.values import Width
 
 Array = jax.Array
 STEMS = ("cifar", "imagenet")
@@ -88,9 +89,9 @@ class ResNet(nnx.Module):
         blocks: Sequence[int],
         block: type[Block] = Block,
         stem: str = "cifar",
-        width: int = 64,
+        width: Width = 64,
         norm: str = "batch",
-        features: int | None = None,
+        features: Width | None = None,
         conv_form: str = "auto",
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,

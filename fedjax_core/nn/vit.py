@@ -20,7 +20,7 @@ the entry "prompts" of `params`, drawn last: without them a network is the same 
 
 import itertools
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,11 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from fedjax_core.values import Limit, Positive, Width
+
 Array = jax.Array
+Hidden = Annotated[float, Limit("in (0, 2**10]", lambda v: 0 < v <= 2**10)]
+Prompts = Annotated[int, Limit("in [0, 2**20]", lambda v: 0 <= v <= 2**20)]
 
 
 class Leaves(nnx.Module):
@@ -75,14 +79,14 @@ class ViT(nnx.Module):
         classes: int,
         input_shape: tuple[int, int, int],
         *,
-        patch: int = 16,
-        width: int = 384,
-        depth: int = 12,
-        heads: int = 6,
-        mlp: float = 4,
-        prompts: int = 0,
+        patch: Width = 16,
+        width: Width = 384,
+        depth: Width = 12,
+        heads: Width = 6,
+        mlp: Hidden = 4,
+        prompts: Prompts = 0,
         deep: bool = True,
-        epsilon: float = 1e-6,
+        epsilon: Positive = 1e-6,
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
@@ -110,6 +114,8 @@ class ViT(nnx.Module):
                 raise ValueError(f"{name}={size} of a vit must be at least 1")
         if prompts < 0:
             raise ValueError(f"prompts={prompts} of a vit must be 0 (none) or more")
+        if int(width * mlp) < 1:
+            raise ValueError(f"mlp={mlp} of a vit leaves no hidden layer at width={width}")
         if width % heads:
             raise ValueError(f"heads={heads} of a vit do not divide its width={width}")
         rows, columns, channels = input_shape

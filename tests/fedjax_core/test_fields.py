@@ -11,6 +11,7 @@ from fedjax_core import by_name, experiment
 from fedjax_core.experiment.asked import OF_METHODS
 from fedjax_core.experiment.fields import FIELDS
 
+INF = float("inf")
 HOSTILE = [
     None,
     True,
@@ -18,7 +19,7 @@ HOSTILE = [
     0,
     1.5,
     float("nan"),
-    float("inf"),
+    INF,
     2**70,
     "",
     "x\ny",
@@ -101,3 +102,71 @@ def test_late_errors_are_early(field, value):
     with config.ignore_type():
         place[last] = value
     assert f"{field}=" in refusal(config)
+
+
+def with_fields(config, **changes):
+    """`changes` by dotted name, with two underscores for the dot."""
+    for field, value in changes.items():
+        *above, last = field.split("__")
+        place = config[above[0]] if above else config
+        with config.ignore_type():
+            place[last] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"models": (1,)}, "models=(1,) must be a tuple, each a text"),
+        ({"optimizer__momentum": -0.5}, "optimizer.momentum=-0.5 must be at least 0"),
+        ({"optimizer__momentum": float("nan")}, "optimizer.momentum=nan must be a finite number, at least 0"),
+        ({"optimizer__weight_decay": -0.1}, "optimizer.weight_decay=-0.1 must be at least 0"),
+        ({"method": {"name": "fedopt", "tau": INF}}, "method.tau=inf must be a finite number"),
+        ({"method": {"name": "moon", "tau": INF}}, "method.tau=inf must be a finite number"),
+        ({"method": {"name": "fedrcl", "lam": INF}}, "method.lam=inf must be a finite number"),
+        ({"method": {"name": "ditto", "lam": INF}}, "method.lam=inf must be a finite number"),
+        ({"method": {"name": "fedamp", "sigma": INF}}, "method.sigma=inf must be a finite number"),
+    ],
+)
+def test_values_that_annotations_alone_refuse(changes, said):
+    assert said in refusal(with_fields(asked(), **changes))
+
+
+def test_fedskc_refuses_an_infinite_temperature():
+    """Its options stand in mappings, which are checked when it is made, before any data are divided."""
+    with pytest.raises(ValueError, match=r"^lcl\.tau=inf must be a finite number, positive$"):
+        experiment.method("fedskc")(None, optimizer=None, lcl={"tau": INF})
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("mlp(widths=(0,))", "widths=(0,) must be a tuple, each in [1, 2**20]"),
+        ("mlp(widths=(100000000000,))", "widths=(100000000000,) must be a tuple, each in [1, 2**20]"),
+        ("cnn(widths=(0,))", "widths=(0,) must be a tuple, each in [1, 2**20]"),
+        ("cnn(dense=0)", "dense=0 must be in [1, 2**20]"),
+        ("cnn(kernel=0)", "kernel=0 must be in [1, 2**20]"),
+        ("cnn(padding='same')", "padding='same' must be one of 'VALID', 'SAME'"),
+        ("cnn(dropout=1.5)", "dropout=1.5 must be in [0, 1)"),
+        ("cnn(head_dropout=1.0)", "head_dropout=1.0 must be in [0, 1)"),
+        ("resnet8(width=0)", "width=0 must be in [1, 2**20]"),
+        ("resnet8(features=0)", "features=0 must be in [1, 2**20]"),
+        ("vit(width=100000000000)", "width=100000000000 must be in [1, 2**20]"),
+        ("vit(depth=100000000000)", "depth=100000000000 must be in [1, 2**20]"),
+        ("vit(patch=0)", "patch=0 must be in [1, 2**20]"),
+        ("vit(mlp=1e30)", "mlp=1e+30 must be in (0, 2**10]"),
+        ("vit(prompts=-1)", "prompts=-1 must be in [0, 2**20]"),
+        ("vit(epsilon=0)", "epsilon=0 must be positive"),
+    ],
+)
+def test_sizes_of_networks(model, said):
+    assert said in refusal(with_fields(asked(), models=(model,)))
+
+
+def test_every_field_of_the_base_config_is_checked():
+    def flat(config, above=""):
+        for name, value in config.items():
+            yield from flat(value, f"{above}{name}.") if isinstance(value, dict) else (f"{above}{name}",)
+
+    own = {"method", "optimizer"}  # their options are checked by the signatures of what they name
+    assert {field for field in flat(base.get_config().to_dict()) if field.partition(".")[0] not in own} <= FIELDS.keys()

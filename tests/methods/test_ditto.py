@@ -73,7 +73,7 @@ class DittoTest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 
     @parameterized.parameters(
-        (dict(lam=-1.0), "lam=-1.0, personal_epochs=1 must not be negative"), (dict(personal_epochs=-1), "personal_epochs=-1")
+        (dict(lam=-1.0), "^lam=-1.0 must be at least 0$"), (dict(personal_epochs=-1), "^personal_epochs=-1 must be at least 0")
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -153,11 +153,11 @@ class FedAMPTest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 
     @parameterized.parameters(
-        (dict(alpha=-1.0), "alpha=-1.0, sigma=10.0, rho=1.0: alpha and rho must not be negative, sigma positive"),
-        (dict(sigma=0.0), "sigma=0.0"),
-        (dict(rho=float("nan")), "rho=nan"),
+        (dict(alpha=-1.0), "^alpha=-1.0 must be at least 0$"),
+        (dict(sigma=0.0), "^sigma=0.0 must be positive$"),
+        (dict(rho=float("nan")), "^rho=nan must be "),
         (dict(attention="cos"), "attention='cos' is not one of 'distance', 'cosine'"),
-        (dict(own_weight=1.5), r"own_weight=1.5 must lie in \[0, 1\]"),
+        (dict(own_weight=1.5), r"own_weight=1.5 must be in \[0, 1\]"),
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

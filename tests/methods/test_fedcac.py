@@ -123,7 +123,7 @@ class FedCACTest(chex.TestCase):
         numbers, packed = (5 * 6 + 6) + (6 * 3 + 3), 4 + 1 + 3 + 1
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers + packed))
 
-    @parameterized.parameters((dict(tau=1.5), r"tau=1.5, beta=100: tau must lie in \[0, 1\]"), (dict(beta=0), "beta=0"))
+    @parameterized.parameters((dict(tau=1.5), r"^tau=1.5 must be in \[0, 1\]$"), (dict(beta=0), "^beta=0 must be positive$"))
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
             simulate(made(fedcac, **arguments))

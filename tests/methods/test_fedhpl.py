@@ -249,8 +249,8 @@ class ClientTest(chex.TestCase):
         self.assertEqual(numbers(average=("prompts",))[0], K * (K + 1) + toy.PROMPTS * toy.INPUTS)
 
     @parameterized.parameters(
-        (dict(gamma=-1.0), "gamma=-1.0 must not be negative"),
-        (dict(temperature=0.0), "temperature=0.0 must be positive"),
+        (dict(gamma=-1.0), "^gamma=-1.0 must be at least 0$"),
+        (dict(temperature=0.0), "^temperature=0.0 must be positive$"),
         (dict(weighting="dim"), "weighting='dim' is not one of 'dims', 'uniform'"),
         (dict(logits="wrong"), "logits='wrong' is not one of 'correct', 'all'"),
         (dict(denominator="all"), "denominator='all' is not one of 'uploaded', 'local'"),

@@ -249,7 +249,7 @@ class FedOATest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 
     @parameterized.parameters(
-        (dict(lam=-1.0), "lam=-1.0, personal_epochs=2, reading.begin=0 must not be negative"),
+        (dict(lam=-1.0), "^lam=-1.0 must be at least 0$"),
         (dict(distance="l1"), "unknown distance 'l1'; allowed: l2, cosine, pearson"),
         (dict(variant="ours"), "unknown variant 'ours'; allowed: default, printed, released"),
         (dict(variant="released", distance="cosine"), "distance='cosine' has no reading.reduction='frobenius'"),
@@ -259,8 +259,9 @@ class FedOATest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             fedoa(toy.task(), optimizer=training.sgd(0.1), **arguments)
         for reading, message in (
+            ({"begin": -1}, "^reading.begin=-1 must be at least 0$"),
             ({"micro": 0}, "reading.micro=0 must be at least 1"),
-            ({"shared": 1.5}, r"reading.shared=1.5 must lie in \[0, 1\]"),
+            ({"shared": 1.5}, r"reading.shared=1.5 must be in \[0, 1\]"),
             ({"reduction": "sum"}, "unknown reading.reduction 'sum'; allowed: mean, frobenius"),
             ({"start": 1}, "unknown option of reading 'start'"),
         ):

@@ -53,7 +53,7 @@ class FedRepTest(chex.TestCase):
 
     def test_bad_epochs(self):
         for name in ("head_epochs", "body_epochs", "finetune_epochs"):
-            with self.assertRaisesRegex(ValueError, f"{name}=-1"):
+            with self.assertRaisesRegex(ValueError, f"^{name}=-1 must be at least 0$"):
                 simulate(made(fedrep, **{name: -1}))
 
     def test_what_travels(self):

@@ -142,10 +142,10 @@ class PerAdaTest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 
     @parameterized.parameters(
-        (dict(lam=-1.0), "lam=-1.0 must not be negative"),
+        (dict(lam=-1.0), "^lam=-1.0 must be at least 0$"),
         (dict(variant="printed"), "unknown variant 'printed'"),
         (dict(distil={"on": True}), "distil.on=True needs public examples, task.public is empty"),
-        (dict(distil={"temperature": 0.0}), "temperature=0.0 positive"),
+        (dict(distil={"temperature": 0.0}), "^distil.temperature=0.0 must be positive$"),
         (dict(distil={"steps": 5}), "unknown option of distil 'steps'"),
     )
     def test_bad_arguments(self, arguments, message):

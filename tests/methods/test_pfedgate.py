@@ -186,7 +186,9 @@ class PFedGateTest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * (57 + 5), 4 * (57 + 5)))
 
     @parameterized.parameters(
-        (dict(sparsity=0.0), "sparsity=0.0 must lie in"), (dict(blocks=0), "blocks=0"), (dict(clip=0), "clip=0")
+        (dict(sparsity=0.0), r"^sparsity=0.0 must be in \(0, 1\]$"),
+        (dict(blocks=0), "^blocks=0 must be at least 1$"),
+        (dict(clip=0), "^clip=0 must be positive$"),
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -144,10 +144,10 @@ class PFedMeTest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 
     @parameterized.parameters(
-        (dict(lam=-1.0), "lam=-1.0, beta=1.0 must not be negative"),
-        (dict(beta=-0.1), "beta=-0.1"),
-        (dict(outer_lr=0.0), "outer_lr=0.0 positive"),
-        (dict(inner_steps=0), "inner_steps=0 at least 1"),
+        (dict(lam=-1.0), "^lam=-1.0 must be at least 0$"),
+        (dict(beta=-0.1), "^beta=-0.1 must be at least 0$"),
+        (dict(outer_lr=0.0), "^outer_lr=0.0 must be positive$"),
+        (dict(inner_steps=0), "^inner_steps=0 must be at least 1$"),
         (dict(variant="printed"), "unknown variant 'printed'; allowed: default, released"),
     )
     def test_bad_arguments(self, arguments, message):

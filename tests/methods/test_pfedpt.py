@@ -124,8 +124,8 @@ class PFedPTTest(chex.TestCase):
         (dict(pad=3), r"pad=3 must be at least 0 and at most half of a side of \(5,\)"),
         (dict(pad=-1), "pad=-1"),
         (dict(prompt_epochs=-1), "prompt_epochs=-1 must be at least 0"),
-        (dict(prompt_lr=0.0), "prompt_lr=0.0 must be positive"),
-        (dict(prompt_momentum=1.0), r"prompt_momentum=1.0 lie in \[0, 1\)"),
+        (dict(prompt_lr=0.0), "^prompt_lr=0.0 must be positive$"),
+        (dict(prompt_momentum=1.0), r"^prompt_momentum=1.0 must be in \[0, 1\)$"),
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

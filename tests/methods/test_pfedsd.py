@@ -92,7 +92,9 @@ class PFedSDTest(chex.TestCase):
         numbers = (5 * 6 + 6) + (6 * 3 + 3) + 5
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 
-    @parameterized.parameters((dict(lam=-1.0), "lam=-1.0"), (dict(temperature=0.0), "temperature=0.0"))
+    @parameterized.parameters(
+        (dict(lam=-1.0), "^lam=-1.0 must be at least 0$"), (dict(temperature=0.0), "^temperature=0.0 must be positive$")
+    )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
             simulate(made(pfedsd, **arguments))

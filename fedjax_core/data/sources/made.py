@@ -72,8 +72,13 @@ def blank(shape: Sequence[int] = (32, 32, 3), classes: int = 10, rows: int = 100
     Raises:
       ValueError: a shape of another form, fewer than 2 classes, fewer rows than classes, or more than fits into memory.
     """
-    if len(shape) != 3 or min(shape) < 1 or classes < 2 or rows < classes:
-        raise ValueError(f"blank: shape={shape}, classes={classes}, rows={rows}: must be [H, W, C], at least 2, and at least K.")
+    for field, value, holds, wanted in (
+        ("shape", tuple(shape), len(shape) == 3 and min(shape) >= 1, "(H, W, C), each at least 1"),
+        ("classes", classes, classes >= 2, "at least 2"),
+        ("rows", rows, rows >= classes, f"at least as many as the {classes} classes"),
+    ):
+        if not holds:
+            raise ValueError(f"blank: {field}={value} must be {wanted}.")
     check_fits(f"blank: shape={shape}, rows={rows}", (rows, *shape), np.uint8)
     x, y = np.zeros((rows, *shape), np.uint8), np.arange(rows) % classes
     return from_arrays(x, y, x, y, [str(c) for c in range(classes)], name="blank")

@@ -16,7 +16,7 @@ import jax
 import pytest
 
 from configs import base, fedavg, local
-from configs.tables import first
+from configs.tables import digits, first
 from configs.tables.base import Column, Measure, Paper, Row, Table
 from configs.tables.fedpft import all_methods as fedpft
 from fedjax_core import experiment
@@ -688,3 +688,14 @@ def test_an_interrupted_notebook_cell_leaves_a_run_that_goes_on(tmp_path):
     for name in ("train/loss", "test/global/accuracy"):
         assert resumed.history[name].rounds.tolist() == [1, 2, 3]
         assert resumed.history[name].values.tolist() == whole.history[name].values.tolist()
+
+
+def test_the_table_of_digits_has_every_method_once_on_digits():
+    """Each cell's names and settings are found and checked; other targets and data have configs, and no row."""
+    of_digits = digits.get_table("small")
+    configs = {cell.row: cell.config for cell in tables.cells(of_digits, "small")}
+    assert experiment.names().keys() - configs.keys() == set()
+    for row, config in configs.items():
+        assert "digits" in experiment.resolve(config).data.source.spec, row
+    plain = [row for row in configs if row in digits.NAMES]
+    assert [configs[row].method.name for row in plain] == plain

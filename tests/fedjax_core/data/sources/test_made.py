@@ -26,9 +26,13 @@ def test_blank_images_have_the_shape_and_the_classes_asked_for():
     assert data.train.x.shape == (200, 8, 6, 1)
     assert not data.train.x.any()
     assert np.bincount(data.train.y).tolist() == [2] * 100
-    wrongs: list[dict[str, Any]] = [{"shape": (8, 8)}, {"classes": 1}, {"classes": 10, "rows": 9}]
-    for wrong in wrongs:
-        with pytest.raises(ValueError, match=r"blank: shape=.*must be \[H, W, C\], at least 2, and at least K"):
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"shape": (8, 8)}, r"blank: shape=\(8, 8\) must be \(H, W, C\), each at least 1"),
+        ({"classes": 1}, "blank: classes=1 must be at least 2"),
+        ({"classes": 10, "rows": 9}, "blank: rows=9 must be at least as many as the 10 classes"),
+    ]
+    for wrong, said in wrongs:
+        with pytest.raises(ValueError, match=said):
             sources.load("blank", **wrong)
 
 
