@@ -1,10 +1,17 @@
-"""Where time goes: the trace of one round; and callbacks that a config names."""
+"""Where time goes: the trace of one round; callbacks that a config names; processes whose clocks differ."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
+from fedjax_core.run import loop
 from fedjax_core.storage.json_files import read_jsonl
 
 
@@ -30,3 +37,61 @@ def test_one_round_is_traced_and_nothing_else_changes(tmp_path: Path):
     assert len(records[0]) == 3
     assert records[0] == records[1]
     assert Heard.rounds == 2 * [1, 2, 3]
+
+
+class Process(threading.local):
+    """Each thread is a process: which one, and what its clock says."""
+
+    number = 0
+    clock = 0.0
+
+
+@pytest.mark.parametrize("draw", range(5))
+def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
+    """The first is cold, the second warm, and no round takes as long as another: both dispatch the same rounds at once, and write
+    checkpoints after the same ones, those that the first alone would choose."""
+    cold, warm = np.random.default_rng(draw).lognormal((-1.5, -4.0), 1.0, (200, 2)).T * loop.DISPATCH_SECONDS
+    cold[0] += 30.0
+    here, meeting, told = Process(), threading.Barrier(2), [None, None]
+
+    def seen(numbers):
+        told[here.number] = numbers
+        meeting.wait(30)
+        every = np.asarray(told, np.int64)
+        meeting.wait(30)
+        return every
+
+    class Going(loop._Going):
+        def _rounds(self, n, evaluated, tracing):
+            pace = (cold, warm)[here.number][self.done]
+            here.clock += n * pace
+            self.done += n
+            self.dispatched.append(n)  # pyright: ignore[reportAttributeAccessIssue]
+            return pace, [], None
+
+    def of_process(number: int) -> tuple[list[int], list[int]]:
+        here.number, here.clock, dispatched, saved = number, 0.0, [], []
+        nothing: Any = SimpleNamespace(
+            **dict.fromkeys(("log", "rounds", "see"), lambda *given: None),
+            **{"failed": None, "asked": "", "reached": 0, "exhausted": False, "writer": True},
+        )
+        checkpoints: Any = SimpleNamespace(saved=saved)
+        going = Going(nothing, nothing, checkpoints, nothing, nothing, nothing, nothing, nothing, 0)
+        going.dispatched = dispatched  # pyright: ignore[reportAttributeAccessIssue]
+        going.on(SimpleNamespace(asked=False), 60, 20, 2.0, None)  # pyright: ignore[reportArgumentType]
+        return dispatched, saved
+
+    monkeypatch.setattr(loop.directories, "record_plan", lambda *given: None)
+    monkeypatch.setattr(
+        loop.directories, "save", lambda simulation, checkpoints, state, done, before: checkpoints.saved.append(done)
+    )
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: here.clock))
+    with monkeypatch.context() as each_by_itself:
+        each_by_itself.setattr(loop.together, "seen", lambda numbers: np.asarray(numbers, np.int64)[None])
+        alone = [of_process(number) for number in range(2)]
+    assert alone[0] != alone[1]
+    monkeypatch.setattr(loop.together, "seen", seen)
+    with ThreadPoolExecutor(2) as processes:
+        first, second = processes.map(of_process, range(2))
+    assert first == second == alone[0]
+    assert sum(first[0]) == 60
