@@ -73,14 +73,21 @@ def launcher(tmp_path_factory):
         yield started
 
 
-def _group(nodeid: str) -> str:
-    """Tests that share compiled rounds: those of a file, in the contract suite those of a method."""
+def _case(nodeid: str) -> str:
+    """The method of `tests/toy.py` that a test of the contract suite is about; empty of another test."""
     file, _, test = nodeid.partition("::")
     if not file.endswith("test_every_method.py"):
-        return file
+        return ""
     from tests import toy
 
-    return max((name for name in toy.METHODS if f"[{name}-" in test or f"_{name}" in test), key=len, default=file)
+    return max((name for name in toy.METHODS if f"[{name}-" in test or f"_{name}" in test), key=len, default="")
+
+
+def _group(nodeid: str) -> str:
+    """Tests that share compiled rounds: those of a file, and with a method's own file the contract of all its variants."""
+    file = nodeid.partition("::")[0]
+    own = [path for path in METHODS if _case(nodeid).startswith(path.stem.removeprefix("test_"))]
+    return f"tests/methods/{max(own, key=lambda path: len(path.stem)).name}" if own else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -97,6 +104,7 @@ def pytest_xdist_make_scheduler(config, log):
     return Groups(config, log)
 
 
+METHODS = sorted((Path(__file__).parent / "methods").glob("test_*.py"))
 SLOW = {  # files that take more than some ten seconds of computing, as measured
     *(
         "test_command_line",
@@ -172,7 +180,7 @@ SLOW_TESTS = {  # single ones of other files, by how their names begin
 def _slow(item) -> bool:
     file = item.path.stem
     if file == "test_every_method":
-        return _group(item.nodeid) not in QUICK_METHODS
+        return _case(item.nodeid) not in QUICK_METHODS
     if item.name.startswith(SLOW_TESTS.get(file, ())):
         return True
     return file in SLOW or (item.path.parent.name == "methods" and file.removeprefix("test_") not in QUICK_METHODS)
@@ -185,10 +193,24 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+KEPT = 2**30  # bytes of compiled programs and traces that tests may leave behind for the next ones
+_resident_before = 0
+
+
+def _resident() -> int | None:
+    """Bytes of this process in memory; None where nobody tells."""
+    file = Path("/proc/self/statm")
+    return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if file.exists() else None
+
+
 def pytest_runtest_teardown(item, nextitem):
-    """After a group its compiled programs are dropped: of the whole suite they would take many gigabytes."""
+    """After a group its compiled programs go where there are many: of the whole suite they would take many gigabytes, but what all
+    groups use would be made anew. What `toy.reference` gives stays, for other groups to compare with."""
+    global _resident_before
     if nextitem is None or _group(item.nodeid) != _group(nextitem.nodeid):
         for case in sys.modules["tests.toy"].CASES.values() if "tests.toy" in sys.modules else ():
             case.forget()
-        jax.clear_caches()
-        gc.collect()
+        if (_resident() or 2 * KEPT) > _resident_before + KEPT:
+            jax.clear_caches()
+            gc.collect()
+            _resident_before = _resident() or 0

@@ -34,7 +34,7 @@ class EnginePlansTest(chex.TestCase):
         state, _ = sim.rounds(sim.put(before), 2)
         chex.assert_trees_all_close(jax.device_get(state), after, atol=1e-5, rtol=1e-5)
 
-    @parameterized.parameters("scaffold", "fedhe_mixed")
+    @parameterized.named_parameters(("scaffold", "scaffold"), ("fedhe_mixed", "fedhe_mixed"))  # their groups have their references
     def test_states_on_the_host_are_those_on_the_device(self, name):
         """Under one plan: to rounding of one program in another."""
         _, _, after = toy.reference(name)

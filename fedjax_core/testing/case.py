@@ -79,9 +79,9 @@ class Case:
         return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim._stores]
 
     def forget(self) -> None:
-        """Drops what was compiled for it."""
-        for name in ("reference", "elsewhere"):
-            self.__dict__.pop(name, None)
+        """Drops `elsewhere`, with its data and states off the device. `reference` stays: it is small where jax's caches are
+        cleared, and compiles what it runs again."""
+        self.__dict__.pop("elsewhere", None)
 
     def one_round(self) -> tuple[Callable, list, list[PyTree]]:
         """The compiled round of `elsewhere` as a function (drawn, client states) -> (server, states, record), and a cohort for it.
