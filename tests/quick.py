@@ -4,7 +4,12 @@ from collections.abc import Mapping
 
 import jaxlib
 
-FLAGS = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "true", "xla_cpu_use_fusion_emitters": "false"}
+FLAGS = {
+    "xla_backend_optimization_level": "0",
+    "xla_llvm_disable_expensive_passes": "true",
+    "xla_cpu_use_fusion_emitters": "false",
+    "xla_cpu_parallel_codegen_split_count": "1",  # the parts of a small program cost more than they gain
+}
 KNOWN = ("0.10.", "0.11.")  # versions of jaxlib that have all of them: XLA ends the process at a flag that it does not know
 
 
