@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 VARIANTS = ("paper", "small", "smoke")
+SMOKE_PAIR = ("mlp(widths=(32,))", "cnn(widths=(4,), dense=32)")  # two architectures, quickly compiled
 
 
 def as_in_fedskc(config: Any) -> None:

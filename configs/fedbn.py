@@ -17,6 +17,7 @@ def get_config(variant: str = "small"):
     config.models = ("resnet8(width=8)",)  # a network that has batch normalisation
     if variant == "smoke":
         config.models = ("resnet8(width=4)",)
+        config.method.update(epochs=1)
     if variant == "paper":
         base.as_in_fedpft(config)
     return config

@@ -17,6 +17,9 @@ def get_config(variant: str = "small"):
     config.method = dict(name="fedgen", variant="mixed", epochs=5, batch=32, noise=32, hidden=64, generator_frozen=False)
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
+    if variant == "smoke":
+        config.models = base.SMOKE_PAIR
+        config.method.update(epochs=1)
     if variant == "paper":
         base.as_in_fedhpl(config)
         config.models = tuple(f"resnet{depth}(stem='imagenet', features=512)" for depth in (18, 34, 50, 34, 18))

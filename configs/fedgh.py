@@ -16,6 +16,9 @@ def get_config(variant: str = "small"):
     config.method = dict(name="fedgh", epochs=5, batch=32, server_lr=0.01)
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
+    if variant == "smoke":
+        config.models = base.SMOKE_PAIR
+        config.method.update(epochs=1)
     if variant == "paper":
         base.as_in_fedhpl(config, stem="cifar")
         config.method.update(epochs=1, projection=512)

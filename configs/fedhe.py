@@ -15,6 +15,9 @@ def get_config(variant: str = "small"):
     config.method = dict(name="fedhe", alpha=0.5, epochs=5, batch=32)
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
+    if variant == "smoke":
+        config.models = base.SMOKE_PAIR
+        config.method.update(epochs=1)
     if variant == "paper":
         base.as_in_fedhpl(config, stem="cifar")
         config.method.update(epochs=1)

@@ -20,7 +20,7 @@ def get_config(variant: str = "small"):
         "resnet8(width=8, frame=1)",
     )
     config.optimizer.update(name="adam", lr=2e-3)
-    config.method = dict(name="fedhpl", epochs=1 if variant == "paper" else 5, batch=32)
+    config.method = dict(name="fedhpl", epochs={"paper": 1, "small": 5, "smoke": 2}[variant], batch=32)
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":

@@ -20,7 +20,8 @@ def get_config(variant: str = "small"):
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
-        config.method.update(public_epochs=2, private_epochs=3)
+        config.models = base.SMOKE_PAIR
+        config.method.update(epochs=1, public_epochs=2, private_epochs=3)
     if variant == "paper":
         base.as_in_fedhpl(config, stem="cifar")
         config.public = "svhn(examples=5000)"

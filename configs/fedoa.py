@@ -17,6 +17,7 @@ def get_config(variant: str = "small"):
     if variant == "smoke":
         config.models = ("vit(patch=4, width=16, depth=1, heads=2)",)
         config.adapter, config.train = "lora(rank=2)", "head"
+        config.method.update(epochs=1)
     if variant == "paper":
         config.method = dict(name="fedoa", lam=0.5, measure=True)
         base.as_in_fedoa(config)

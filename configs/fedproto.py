@@ -16,6 +16,9 @@ def get_config(variant: str = "small"):
     config.method = dict(name="fedproto", lam=1.0, epochs=5, batch=32)
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
+    if variant == "smoke":
+        config.models = base.SMOKE_PAIR
+        config.method.update(epochs=1)
     if variant == "paper":
         base.as_in_fedhpl(config)
         config.models = tuple(f"resnet{depth}(stem='imagenet', features=512)" for depth in (18, 34, 50, 34, 18))

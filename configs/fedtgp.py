@@ -18,7 +18,8 @@ def get_config(variant: str = "small"):
     config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
-        config.method.update(server_epochs=5)
+        config.models = base.SMOKE_PAIR
+        config.method.update(epochs=1, server_epochs=5)
     if variant == "paper":
         base.as_in_fedhpl(config)
         config.models = tuple(f"resnet{depth}(stem='imagenet', features=512)" for depth in (18, 34, 50, 34, 18))

@@ -21,6 +21,7 @@ def get_config(variant: str = "small"):
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
         config.models = ("vit(patch=8, width=32, depth=1, heads=4, prompts=4, deep=False)",)
+        config.method.update(epochs=1)
     if variant == "paper":
         base.as_in_fedhpl(config)
         config.models, config.weights = ("vit_b16(prompts=10, deep=False, resize=224)",), "vit_b16.npz"
