@@ -61,11 +61,17 @@ def teacher(params, stats, heads, share, w, eps, y, official):
     return total + jnp.exp(-sum(pairs) / MADE**2), stats
 
 
+@functools.cache
+def teaching(official):
+    """The gradient of the generator's loss, compiled once."""
+    return jax.jit(jax.grad(functools.partial(teacher, official=official), has_aux=True))
+
+
 def learn(generator, moments, labels, heads, share, w, key, official, count):
     """Adam's steps on the generator; `moments`: (first, second), and `count` steps were before."""
     params, stats = generator
     lr, decay = (3e-4, 0.01) if official else (0.005, 0.0)
-    find = jax.jit(jax.grad(functools.partial(teacher, official=official), has_aux=True))
+    find = teaching(official)
     for i in range(STEPS):
         drawn, noises = jax.random.split(jax.random.fold_in(key, i))
         y = jax.random.categorical(drawn, jnp.log(labels), shape=(MADE,))

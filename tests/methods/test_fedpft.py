@@ -66,20 +66,15 @@ def contrast(p, stats, x, copies, queue):
     return total / len(f), (stats, copy_stats, jnp.stack(kept))
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5))
-def ce_gradient(p, stats, x, y, leaves, train):
-    def of(own):
-        return ce(p | own, stats, x, y, train)
-
-    return jax.grad(of, has_aux=True)({name: p[name] for name in leaves})
+@functools.partial(jax.jit, static_argnums=4)
+def ce_gradient(p, stats, x, y, train):
+    """Of all leaves, so that both phases have one program."""
+    return jax.grad(ce, has_aux=True)(p, stats, x, y, train)
 
 
-@functools.partial(jax.jit, static_argnums=5)
-def con_gradient(p, stats, x, copies, queue, leaves):
-    def of(own):
-        return contrast(p | own, stats, x, copies, queue)
-
-    return jax.grad(of, has_aux=True)({name: p[name] for name in leaves})
+@jax.jit
+def con_gradient(p, stats, x, copies, queue):
+    return jax.grad(contrast, has_aux=True)(p, stats, x, copies, queue)
 
 
 def follow(old, new):
@@ -103,15 +98,15 @@ def phase(p, stats, client, x, y, key, epochs, ce_leaves, con_leaves, train=True
         places = naive.order(key, epoch, len(y))
         for start in range(0, len(places), toy.BATCH):
             now = np.array(places[start : start + toy.BATCH])
-            steps, stats_after = ce_gradient(p, stats, x[now], y[now], ce_leaves, train)
-            steps = jax.tree.map(lambda g: ce_weight * g, steps)
+            of_ce, stats_after = ce_gradient(p, stats, x[now], y[now], train)
+            steps = {name: jax.tree.map(lambda g: ce_weight * g, of_ce[name]) for name in ce_leaves}
             stats = stats_after if train else stats
             if client.moco:
                 phi, copy_stats, h_rho = client.copies
                 copies = follow(phi, p["phi"]), copy_stats, follow(h_rho, p["h_rho"])
-                more, (stats, copy_stats, keys) = con_gradient(p, stats, x[now], copies, jnp.stack(client.queue), con_leaves)
-                for name, g in more.items():
-                    g = jax.tree.map(lambda g: con_weight * g, g)
+                more, (stats, copy_stats, keys) = con_gradient(p, stats, x[now], copies, jnp.stack(client.queue))
+                for name in con_leaves:
+                    g = jax.tree.map(lambda g: con_weight * g, more[name])
                     steps[name] = jax.tree.map(jnp.add, steps[name], g) if name in steps else g
                 client.copies = [copies[0], copy_stats, copies[2]]
                 for k in keys:

@@ -29,11 +29,17 @@ def generated(psi, i):
     return jnp.stack([row + shift for row in basis])
 
 
+@jax.jit
+def climb(psi, i, move):
+    """The generator's derivative of <P_i, delta P_i>."""
+    return jax.grad(lambda psi: jnp.sum(generated(psi, i) * move))(psi)
+
+
 def learnt(psi, moves, lr):
     """A step: for each client, the generator's derivative of <P_i, delta P_i>, which it climbs."""
     total = jax.tree.map(jnp.zeros_like, psi)
     for i, move in moves.items():
-        total = naive.plus(total, jax.grad(lambda psi, i=i, move=move: jnp.sum(generated(psi, i) * move))(psi))
+        total = naive.plus(total, climb(psi, i, move))
     return naive.plus(psi, total, lr)
 
 
