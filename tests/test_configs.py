@@ -101,10 +101,11 @@ def get(name: str, variant: str):
 
 @functools.cache
 def traced_once(*given, **options):
-    """`nn.build`; what a network computes is traced once for all configs that have it, and then put into their programs."""
-    model, inline = network(*given, **options), functools.partial(jax.jit, inline=True)
-    apply = inline(model.apply, static_argnames=("train", "intermediates"))
-    return model._replace(apply=apply, features=inline(model.features, static_argnames="train"))
+    """`nn.build`; what a network computes is traced and differentiated once for all configs that have it, and called by their
+    programs, which are not compiled here."""
+    model = network(*given, **options)
+    apply = jax.jit(model.apply, static_argnames=("train", "intermediates"))
+    return model._replace(init=jax.jit(model.init), apply=apply, features=jax.jit(model.features, static_argnames="train"))
 
 
 def build(config):
