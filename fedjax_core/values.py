@@ -38,10 +38,16 @@ def one_of(*names: str) -> Limit:
     return Limit(f"one of {', '.join(map(repr, names))}", lambda value: value in names)
 
 
+def is_part(value: float) -> bool:
+    """Whether a number is a part of something: a fraction in (0, 1), or how many, a whole number of at least 1."""
+    return 0 < value < 1 or (isinstance(value, numbers.Integral) and value >= 1)
+
+
 Positive = Annotated[float, Limit("positive", lambda v: v > 0)]
 NonNegative = Annotated[float, Limit("at least 0", lambda v: v >= 0)]
 Fraction = Annotated[float, Limit("in [0, 1]", lambda v: 0 <= v <= 1)]
 PositiveFraction = Annotated[float, Limit("in (0, 1]", lambda v: 0 < v <= 1)]
+Part = Annotated[float, Limit("a fraction in (0, 1), or a number of at least 1", is_part)]
 BelowOne = Annotated[float, Limit("in [0, 1)", lambda v: 0 <= v < 1)]
 AtLeastOne = Annotated[int, Limit("at least 1", lambda v: v >= 1)]
 AtLeastZero = Annotated[int, Limit("at least 0", lambda v: v >= 0)]

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedjax_core import values
 from fedjax_core.data import draws
 from fedjax_core.data.federated import FederatedData, Newcomers, divided_anew
 from fedjax_core.data.row_lists import RowLists
@@ -22,11 +23,10 @@ def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedDat
     """
     if data.unseen is not None:
         raise ValueError(f"data.unseen_clients={part}: these data have unseen clients already")
-    whole = isinstance(part, int | np.integer)
-    if isinstance(part, bool) or not (1 <= part < data.clients if whole else 0 < part < 1 < data.clients):
+    if values.must_be(part, values.Part) or max(part, 1) >= data.clients:
         what = f"data.unseen_clients={part} must be a fraction in (0, 1), or a number below that of all clients"
         raise ValueError(f"{what}, {data.clients}")
-    number = int(part) if whole else min(max(1, round(part * data.clients)), data.clients - 1)
+    number = int(part) if part >= 1 else min(max(1, round(part * data.clients)), data.clients - 1)
     ids = np.sort(draws.generator(seed, "unseen").permutation(data.clients)[:number]).astype(np.int32)
     others = np.setdiff1d(np.arange(data.clients), ids)
     train, test, validation = map(RowLists.of, (data.train_index, data.test_index, data.validation_index))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_core import values
 from fedjax_core.data import draws
 from fedjax_core.data.federated import FederatedData, divided_anew
 from fedjax_core.data.row_lists import RowLists
@@ -24,11 +25,9 @@ def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData
     """
     if RowLists.of(data.validation_index).total:
         raise ValueError(f"data.validation={part}: these data have validation rows already")
-    whole = isinstance(part, int | np.integer)
-    if isinstance(part, bool) or not (part >= 1 if whole else 0 < part < 1):
-        raise ValueError(f"data.validation={part} must be a fraction in (0, 1), or a number of rows of at least 1")
+    values.check("data.validation", part, values.Part)
     lists = RowLists.of(data.train_index)
-    numbers = np.where(lists.size > 0, part if whole else part * lists.size.astype(float), 0).astype(np.int64)
+    numbers = np.where(lists.size > 0, part if part >= 1 else part * lists.size.astype(float), 0).astype(np.int64)
     if len(few := np.flatnonzero((lists.size > 0) & (lists.size <= numbers))):
         most = int(lists.size[lists.size > 0].min()) - 1
         what = f"data.validation={part}: client {few[0]} has {lists.size[few[0]]} training rows"

@@ -11,11 +11,8 @@ from fedjax_core.privacy import ACCOUNTANTS
 from fedjax_core.privacy.settings import ALONE
 from fedjax_core.run import goal
 from fedjax_core.uplink import compression
-from fedjax_core.values import AtLeastOne, BelowOne, Fraction, PositiveFraction, Seed, one_of
+from fedjax_core.values import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
 
-Part = Annotated[
-    float, values.Limit("a fraction in (0, 1), or a number of at least 1", lambda v: 0 < v < 1 or (v >= 1 and v == int(v)))
-]
 Below = Annotated[float, values.Limit("in (0, 1)", lambda v: 0 < v < 1)]
 Pixels = Annotated[int, values.Limit("in [1, 4096]", lambda v: 1 <= v <= 4096)]
 
