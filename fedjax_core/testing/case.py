@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -85,17 +84,18 @@ class Case:
 
     def one_round(self) -> tuple[Callable, list, list[PyTree]]:
         """The compiled round of `elsewhere` as a function (drawn, client states) -> (server, states, record), and a cohort for it.
+        All of them are on the host, where what is done with them need not be compiled.
 
         All starts from the state before round 1.
         """
         sim, state, _ = self.elsewhere
         before = self.reference[1]
         start = sim.put(before)._replace(clients=state.clients)
-        drawn = sim._draw(sim.held, start.key, start.round)
-        ids = np.concatenate([jax.device_get(cohort.ids) for cohort, _ in drawn])
+        drawn = jax.device_get(sim._draw(sim.held, start.key, start.round))
+        ids = np.concatenate([cohort.ids for cohort, _ in drawn])
         held = sim.supply.of_clients(sim.held, ids, ["index"])
         rows = [
-            jax.tree.map(lambda x, p=p: jnp.take(x, p, axis=0, mode="clip"), s)
+            jax.tree.map(lambda x, p=p: np.take(x, p, axis=0, mode="clip"), s)
             for s, (_, p) in zip(before.clients, drawn, strict=True)
         ]
         spread = parallel.spread(sim.mesh)
@@ -104,7 +104,7 @@ class Case:
         def run(drawn, rows):
             drawn, rows = sim.put(drawn), jax.device_put(rows, spread)  # where the round expects them: else it would compile anew
             after, rows, record = sim._host_round[False](held, start, start.server, drawn, rows, touched)
-            return after.server, rows, record
+            return jax.device_get((after.server, rows, record))
 
         return run, drawn, rows
 

@@ -66,12 +66,12 @@ def an_absent_client_changes_nothing(case: Case) -> None:
     if case.reference[0].cohort == 1:
         return  # a pooled method has one client
     run, drawn, rows = case.one_round()
-    gone = [(Cohort(c.ids, c.examples.at[0].set(0)), p) for c, p in drawn]
+    gone = [(Cohort(c.ids, _first(c.examples, 0)), p) for c, p in drawn]
     poison = lambda x: jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 99  # a place in a queue is no float
-    poisoned = [jax.tree.map(lambda x: x.at[0].set(poison(x)), r) for r in rows]
+    poisoned = [jax.tree.map(lambda x: _first(x, poison(x)), r) for r in rows]
     server, after, record = run(gone, poisoned)
     nobody = federation.CLIENTS
-    empty = [(Cohort(c.ids.at[0].set(nobody), c.examples.at[0].set(0)), p.at[0].set(10**6)) for c, p in drawn]
+    empty = [(Cohort(_first(c.ids, nobody), _first(c.examples, 0)), _first(p, 10**6)) for c, p in drawn]
     server2, after2, record2 = run(empty, rows)
     chex.assert_trees_all_equal(server, server2)
     rest = functools.partial(jax.tree.map, lambda x: x[1:])
@@ -108,6 +108,13 @@ def scores_cover_every_predictor(case: Case) -> None:
     for model in sim._algorithm(0, sim._held_on_host, 0).predict:
         assert f"test/{model}/own/accuracy/mean" in scores, f"predictor {model!r} has no score"
     assert all(0 <= v <= 1 for k, v in scores.items() if "accuracy" in k)
+
+
+def _first(x: np.ndarray, value: Any) -> np.ndarray:
+    """A copy whose first entry is another."""
+    x = np.array(x)
+    x[0] = value
+    return x
 
 
 def _traces(program: Any) -> int:
