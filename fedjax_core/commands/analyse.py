@@ -9,13 +9,14 @@ What is read from a run is its directory alone; several runs share a figure wher
 """
 
 import argparse
+import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedjax_core import by_name, experiment
-from fedjax_core.commands import ending, steps
+from fedjax_core.commands import ending
 from fedjax_core.commands.analyses import figures, listings
 from fedjax_core.commands.analyses.asked import Asked, Loaded
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
@@ -96,34 +97,34 @@ def _ids(text: str) -> list[int]:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses, analyses; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
-    return steps.taken(lambda: _asked(arguments), _analysed)
-
-
-def _asked(arguments: Sequence[str]) -> tuple[list[str], Asked, str]:
-    """Which analyses of what, and where compiled programs are kept."""
-    given = _parser().parse_args(arguments)
-    what = [by_name.choose("analysis", name, WHAT) for name in given.what.split(",")]
-    runs = [Path(run) for run in given.runs]
-    if given.out is None and len(runs) > 1:
-        raise ValueError("several runs need --out=DIR, where their common files go")
-    chosen = None if given.clients is None else _ids(given.clients)
-    labels = None if given.labels is None else given.labels.split(",")
-    formats = [by_name.choose("--format", kind, FORMATS) for kind in given.format.split(",")]
-    if given.beams < 1:
-        raise ValueError(f"--beams={given.beams} must be at least 1")
-    out = runs[0] / "analysis" if given.out is None else Path(given.out)
-    scores = [name for name in given.score.split(",") if name]
-    shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
-    asked = Asked(runs, out, *shown, given.scope, given.span, given.points, given.seed, given.beams, labels, formats)
-    return what, asked, given.compilation_cache
-
-
-def _analysed(asked: tuple[list[str], Asked, str]) -> None:
-    what, shown, programs = asked
-    experiment.keep_programs(programs)
-    experiment.use_all_cores()
-    for file in analyse(what, shown):
-        report.say(file.read_text().rstrip() if file.suffix == ".md" else str(file))
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        given = _parser().parse_args(arguments)
+        what = [by_name.choose("analysis", name, WHAT) for name in given.what.split(",")]
+        runs = [Path(run) for run in given.runs]
+        if given.out is None and len(runs) > 1:
+            raise ValueError("several runs need --out=DIR, where their common files go")
+        chosen = None if given.clients is None else _ids(given.clients)
+        labels = None if given.labels is None else given.labels.split(",")
+        formats = [by_name.choose("--format", kind, FORMATS) for kind in given.format.split(",")]
+        if given.beams < 1:
+            raise ValueError(f"--beams={given.beams} must be at least 1")
+        out = runs[0] / "analysis" if given.out is None else Path(given.out)
+        scores = [name for name in given.score.split(",") if name]
+        shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
+        asked = Asked(runs, out, *shown, given.scope, given.span, given.points, given.seed, given.beams, labels, formats)
+    except ValueError as error:
+        return report.fail(error, 2)
+    try:
+        experiment.keep_programs(given.compilation_cache)
+        experiment.use_all_cores()
+        for file in analyse(what, asked):
+            report.say(file.read_text().rstrip() if file.suffix == ".md" else str(file))
+    except KeyboardInterrupt:
+        return report.fail("interrupted", 130)
+    except (ValueError, TypeError, OSError) as error:
+        return report.fail(error, 1)
+    return 0
 
 
 if __name__ == "__main__":

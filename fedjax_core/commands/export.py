@@ -10,6 +10,7 @@ The data must still be where the run found them; the run's directory is only rea
 """
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import numpy as np
 
 from fedjax_core import by_name, experiment
 from fedjax_core.algorithm import TARGETS
-from fedjax_core.commands import ending, steps
+from fedjax_core.commands import ending
 from fedjax_core.data.unseen import seen_rows
 from fedjax_core.engine.simulation import View
 from fedjax_core.reporting import report
@@ -138,13 +139,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses, exports; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
-    return steps.taken(lambda: _parser().parse_args(arguments), _exported)
-
-
-def _exported(given: argparse.Namespace) -> None:
-    experiment.keep_programs(experiment.PROGRAMS)
-    said = export(given.run, given.out, client=given.client, model=given.model, done=given.done, layout=given.layout)
-    report.say(f"{given.out}: the {said['predictor']} model of {said['method']}, {said['model']}, after round {said['round']}")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        given = _parser().parse_args(arguments)
+    except ValueError as error:
+        return report.fail(error, 2)
+    try:
+        experiment.keep_programs(experiment.PROGRAMS)
+        said = export(given.run, given.out, client=given.client, model=given.model, done=given.done, layout=given.layout)
+        report.say(f"{given.out}: the {said['predictor']} model of {said['method']}, {said['model']}, after round {said['round']}")
+    except KeyboardInterrupt:
+        return report.fail("interrupted", 130)
+    except (ValueError, TypeError, OSError) as error:
+        return report.fail(error, 1)
+    return 0
 
 
 if __name__ == "__main__":

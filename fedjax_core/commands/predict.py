@@ -9,6 +9,7 @@ Images are read from a folder (and the folders in it), converted to the model's 
 
 import argparse
 import io
+import logging
 import math
 import os
 import sys
@@ -25,7 +26,7 @@ import numpy as np
 
 from fedjax_core import by_name, experiment
 from fedjax_core.algorithm import PyTree
-from fedjax_core.commands import ending, steps
+from fedjax_core.commands import ending
 from fedjax_core.data.sources.images import IMAGE_ENDINGS
 from fedjax_core.reporting import report
 from fedjax_core.storage import export, predictor
@@ -211,14 +212,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses, predicts; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
-    return steps.taken(lambda: _parser().parse_args(arguments), _predicted)
-
-
-def _predicted(given: argparse.Namespace) -> None:
-    experiment.keep_programs(experiment.PROGRAMS)
-    table = predict(given.model, given.examples, array=given.array, batch=given.batch, trust=given.trust)
-    write_csv(given.out, table, COLUMNS)
-    report.say(f"{given.out}: {len(table)} predictions")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        given = _parser().parse_args(arguments)
+    except ValueError as error:
+        return report.fail(error, 2)
+    try:
+        experiment.keep_programs(experiment.PROGRAMS)
+        table = predict(given.model, given.examples, array=given.array, batch=given.batch, trust=given.trust)
+        write_csv(given.out, table, COLUMNS)
+        report.say(f"{given.out}: {len(table)} predictions")
+    except KeyboardInterrupt:
+        return report.fail("interrupted", 130)
+    except (ValueError, TypeError, OSError) as error:
+        return report.fail(error, 1)
+    return 0
 
 
 if __name__ == "__main__":

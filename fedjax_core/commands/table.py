@@ -10,12 +10,12 @@ again goes on where it was stopped, and runs what has changed in the definition.
 """
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from fedjax_core import experiment
-from fedjax_core.commands import ending, shipped, steps, tables
+from fedjax_core.commands import ending, shipped, tables
 from fedjax_core.reporting import report
 
 
@@ -56,29 +56,29 @@ def main(arguments: Sequence[str]) -> int:
       The exit status: 0; 1 if runs failed or the tables could not be written; 2 for a wrong command line or definition; 130 after
       an interruption.
     """
-    return steps.taken(lambda: _asked(arguments), _ran, "interrupted; the same command goes on from there")
-
-
-def _asked(arguments: Sequence[str]) -> tuple[argparse.Namespace, Any, list[str], list[int] | None]:
-    """The flags, the table, which of its cells, and which seeds."""
-    given = _parser().parse_args(arguments)
-    seeds = None if given.seeds is None else _seeds(given.seeds)
-    if (given.table is None) == (given.name is None):
-        raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
-    definition = shipped.file("table", given.table if given.name is None else given.name)
-    table = tables.changed(tables.read(definition, given.variant), given.set)
-    every = tables.cells(table, given.variant, seeds)
-    only = tables.names(every, given.only)
-    tables.choose(every, only)
-    tables.plan(table, given.variant)
-    return given, table, only, seeds
-
-
-def _ran(asked: tuple[argparse.Namespace, Any, list[str], list[int] | None]) -> int:
-    given, table, only, seeds = asked
-    experiment.keep_programs(given.compilation_cache)
-    experiment.use_all_cores()
-    return 1 if tables.run(table, given.workdir, given.variant, only=only, seeds=seeds).failures else 0
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        given = _parser().parse_args(arguments)
+        seeds = None if given.seeds is None else _seeds(given.seeds)
+        if (given.table is None) == (given.name is None):
+            raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
+        definition = shipped.file("table", given.table if given.name is None else given.name)
+        table = tables.changed(tables.read(definition, given.variant), given.set)
+        every = tables.cells(table, given.variant, seeds)
+        only = tables.names(every, given.only)
+        tables.choose(every, only)
+        tables.plan(table, given.variant)
+    except (ValueError, TypeError) as error:
+        return report.fail(error, 2)
+    try:
+        experiment.keep_programs(given.compilation_cache)
+        experiment.use_all_cores()
+        outcome = tables.run(table, given.workdir, given.variant, only=only, seeds=seeds)
+    except KeyboardInterrupt as error:
+        return report.fail(error if str(error) else "interrupted; the same command goes on from there", 130)
+    except (ValueError, TypeError, OSError) as error:
+        return report.fail(error, 1)
+    return 1 if outcome.failures else 0
 
 
 if __name__ == "__main__":

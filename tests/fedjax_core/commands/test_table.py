@@ -627,15 +627,15 @@ def test_a_setting_on_the_command_line_is_of_all_runs():
 def test_the_first_table_runs_and_leaves_nothing_in_memory(tmp_path):
     before = len(jax.live_arrays())
     defined = dataclasses.replace(first.get_table("smoke"), changes=first.get_table("smoke").changes | {"plan.devices": 1})
-    rows = ["FedAvg (samples)", "FedHe", "Centralized"]  # one model for all, one for each client, and a pooled method
+    rows = [row.label for row in defined.rows]
     outcome, said = run(tmp_path, defined, only=[f"{row}/Dirichlet(0.5)" for row in rows], seeds=[0])
     assert not outcome.failures, said
-    assert len(outcome.results) == len(rows)
+    assert len(outcome.results) == len(rows) == 6
     for result in outcome.results.values():
         assert set(result.values) == {"own test rows", "whole test set"}
         assert all(0.1 < value <= 1 for value in result.values.values())
         assert result.seconds_per_round > 0
-    assert (tmp_path / "table.md").read_text().count("Dirichlet(0.5)") == 2 * 2 + 3, "of two measures, their intervals, and costs"
+    assert (tmp_path / "table.md").read_text().count("Dirichlet(0.5)") == 2 * 2 + 6, "of two measures, their intervals, and costs"
     assert len(jax.live_arrays()) <= before
 
 
