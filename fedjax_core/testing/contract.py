@@ -110,8 +110,8 @@ def scores_cover_every_predictor(case: Case) -> None:
     assert all(0 <= v <= 1 for k, v in scores.items() if "accuracy" in k)
 
 
-def _first(x: np.ndarray, value: Any) -> np.ndarray:
-    """A copy whose first entry is another."""
+def _first(x: Any, value: Any) -> Any:
+    """A copy of an array whose first entry is another."""
     x = np.array(x)
     x[0] = value
     return x
