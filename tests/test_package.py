@@ -34,9 +34,10 @@ def test_every_package_is_installed():
     assert others == {f"{package}/{name}" for package, names in data.items() for name in names}, "needs a line of package-data"
 
 
-@pytest.mark.parametrize(
-    "requirement", [*CORE, *(r for name, extra in EXTRAS.items() if name != "reference" for r in extra)], ids=str
-)
+PINNED = ("reference", "plan")  # what others are held against, and a compiler that belongs to a version of jax
+
+
+@pytest.mark.parametrize("requirement", [*CORE, *(r for name, extra in EXTRAS.items() if name not in PINNED for r in extra)], ids=str)
 def test_versions_have_floors_and_no_ceilings(requirement):
     operators = {specifier.operator for specifier in requirement.specifier}
     assert operators <= {">="}, "a ceiling makes an install rot"
