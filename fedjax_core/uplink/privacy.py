@@ -3,9 +3,9 @@
 Central: the server is trusted. It clips what each client sends, adds up, adds noise to the sum once, and divides by a fixed number
 of clients, never by how many came. Local: nobody is trusted, each client adds the noise to what it sends itself.
 
-One client's part is all that it sends as one vector: the whole delta with its batch statistics, and SCAFFOLD's control variate
-beside the model's. Clipped together, they need no bounds of their own. A vector that is not finite counts as zeros, so that it
-moves the sum by less than the clip.
+One client's part is all that it sends as one vector: the whole delta, and SCAFFOLD's control variate beside the model's. Clipped
+together, they need no bounds of their own. A vector that is not finite counts as zeros, so that it moves the sum by less than the
+clip. Running statistics may not be part of it: with noise a running variance becomes negative.
 
 Where the server's noise stands: behind everything else (`ORDER`), so attackers and compressed messages are clipped like others.
 The draws of the server's noise come from the server's stream of keys, which no client sees.
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from fedjax_core import values
 from fedjax_core.algorithm import Array
 from fedjax_core.uplink.link import Carried, Link, Passed, Reduction
+from fedjax_core.uplink.statistics import has_statistics
 from fedjax_core.uplink.vectors import of_vector, vector
 from fedjax_core.values import Positive
 
@@ -147,9 +148,14 @@ def _local(name: str, clip: float, noise: float, draw: Callable, order: int) -> 
 
 
 def _bounded(kind: str, name: str) -> Callable[[str, Carried], None]:
-    """Refuses what is sent beside the delta, and has no bound."""
+    """Refuses what is sent beside the delta, and has no bound; and running statistics, which noise makes senseless."""
 
     def check(method: str, like: Carried) -> None:
+        if has_statistics(like.deltas):
+            raise ValueError(
+                f"{kind} {name!r} adds noise to all that {method}'s clients send, and with noise a running variance becomes "
+                "negative: set statistics='local', which sends none, or take a network without running statistics, such as norm='group'"
+            )
         if like.classes:
             what = "class means" if not like.deltas else "class means beside its delta"
             raise ValueError(

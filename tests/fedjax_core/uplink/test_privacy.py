@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies
 from hypothesis.extra import numpy as arrays
 
+from fedjax_core.algorithm import Net
 from fedjax_core.uplink import Carried, Sender, bare, privacy
 from fedjax_core.uplink.privacy import adaptive, gaussian, local_gaussian, local_laplace
 from tests import toy
@@ -92,7 +93,7 @@ def test_indicators_without_enough_noise_are_refused():
 def test_noise_is_the_servers_in_a_poisson_cohort():
     """With a clip of almost nothing the mean delta is the noise alone: the same whatever clients send, another in each round; and
     SCAFFOLD, which asks how many came, is told the expected number."""
-    sim = toy.simulate("scaffold", links=[gaussian(1e-6, 1e6, 5, 5)], leave_out=True, sampling="poisson")
+    sim = toy.simulate("scaffold", links=[gaussian(1e-6, 1e6, 5, 5)], leave_out=True, sampling="poisson", statistics=False)
     starts = [sim.init(0), sim.init(0)]
     elsewhere = jax.tree.map(lambda x: x + 1, bare(starts[1].server).net.params)
     inner = bare(starts[1].server)
@@ -120,12 +121,35 @@ def flat(tree):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
+        (
+            "fedavg_uniform",
+            r"all that fedavg's clients send, and with noise a running variance becomes negative: set statistics='local'",
+        ),
+        ("fedamp", "is for deltas and class means; what fedamp's clients send is neither"),
+    ],
+)
+def test_what_cannot_have_noise_is_refused_by_name(name, says):
+    with pytest.raises(ValueError, match=says):
+        toy.simulate(name, links=[gaussian(1.0, 1.0, 5, 5)])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
         ("fedavg", r"privacy 'gaussian' needs clients that count alike; fedavg weighs .* set method.weights='uniform'"),
         ("fedproto", "clips deltas; fedproto sends class means, whose counts"),
         ("fednh", "clips deltas; fednh sends class means beside its delta"),
-        ("fedamp", "is for deltas and class means; what fedamp's clients send is neither"),
     ],
 )
 def test_what_has_no_bound_is_refused_by_name(name, says):
     with pytest.raises(ValueError, match=says):
-        toy.simulate(name, links=[gaussian(1.0, 1.0, 5, 5)])
+        toy.simulate(name, links=[gaussian(1.0, 1.0, 5, 5)], statistics=False)
+
+
+def test_noise_and_running_statistics_that_travel_exclude_each_other():
+    nets = {True: Net({"w": jnp.ones(2)}, {"norm": {"mean": jnp.zeros(2), "var": jnp.ones(2)}}), False: Net({"w": jnp.ones(2)})}
+    for link in (gaussian(1.0, 1.0, 5, 5), local_laplace(1.0, 1.0, 5, 5)):
+        link.check("fedavg", Carried((nets[False],), ()))
+        with pytest.raises(ValueError, match="set statistics='local', which sends none, or take a network without") as refused:
+            link.check("fedavg", Carried((nets[True],), ()))
+        assert "\n" not in str(refused.value)
