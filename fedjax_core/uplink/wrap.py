@@ -11,6 +11,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, PyTree
 from fedjax_core.learning import aggregators
 from fedjax_core.task import Task
 from fedjax_core.uplink.link import Carried, Link, Reduction, Sender, order
+from fedjax_core.uplink.statistics import floored
 from fedjax_core.uplink.vectors import joined, of_vector, vector
 
 _STREAM = 0x6C696E6B  # keeps the links' draws apart from the method's own, which come from the same key
@@ -131,8 +132,9 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
     def lift(vectors, weights, sender: Sender):
         """Contributions of a client's deltas and of its class means, these mapped over their classes."""
         (of_deltas, of_classes), (w, of_class) = vectors, weights
-        deltas = () if of_deltas is None else reduction.lift(of_deltas, w, sender)
-        each = jax.vmap(lambda row, w: reduction.lift(row, w, sender._replace(memory=())))
+        there = lambda row, w: jnp.where(w > 0, row, 0)  # noise and what compression had left are no part of the absent
+        deltas = () if of_deltas is None else reduction.lift(there(of_deltas, w), w, sender)
+        each = jax.vmap(lambda row, w: reduction.lift(there(row, w), w, sender._replace(memory=())))
         return deltas, tuple(each(rows, w) for rows, w in zip(of_classes, of_class, strict=True))
 
     def client_update(sent: Sent, client: Client, data, key):
@@ -199,19 +201,23 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
                 of_classes.append(row)
             uplink = parts.reduced(made, of_classes, collected.weights)
         new, said = inner.server_update(server.inner, uplink, told, key)
-        return Server(new, tuple(memory)), {**(said or {}), **record}
+        return Server(floored(new) if links else new, tuple(memory)), {**(said or {}), **record}
 
     def crafted(deltas, classes, seen: Cohort, memory, key):
         """Contributions to the reduction, of stacks (vectors, weights) that attackers have changed."""
 
-        def changed(rows, weights, fold):
+        def changed(rows, weights, *folds):
             for place, craft in crafting:
-                rows = craft(rows, weights > 0, seen.ids, jax.random.fold_in(of_link(key, place), fold))
+                draw = functools.reduce(jax.random.fold_in, folds, of_link(key, place))
+                rows = craft(rows, weights > 0, seen.ids, draw)
             return jnp.where((weights > 0)[:, None], rows, 0)
+
+        def of_each(rows, weights, part):
+            return jax.vmap(changed, (1, 1, None, 0), 1)(rows, weights, part, jnp.arange(rows.shape[1]))
 
         rows, w = deltas if parts.like.deltas else (None, None)
         rows = None if rows is None else changed(rows, w, 0)
-        of_class = [(jax.vmap(changed, (1, 1, None), 1)(rows, w, n + 1), w) for n, (rows, w) in enumerate(classes)]
+        of_class = [(of_each(rows, w, n + 1), w) for n, (rows, w) in enumerate(classes)]
         keys = jax.vmap(lambda i: jax.random.fold_in(of_link(key, len(links)), i))(seen.ids)
 
         def one(rows, w, of_class, i, examples, key):

@@ -6,8 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Cohort, Net
 from fedjax_core.engine import faults
-from fedjax_core.uplink import Link, Passed, Reduction, bare, order
+from fedjax_core.learning import aggregators
+from fedjax_core.uplink import Link, Passed, Reduction, bare, order, rules, wrap
 from tests import toy
 
 SAME = Link("attack", "same", send=lambda value, sender, kept: Passed(value))
@@ -84,6 +86,60 @@ def test_a_link_keeps_something_with_clients_and_at_the_server():
     held = sim.view(state, 0).holds["global"]
     np.testing.assert_array_equal(held[0].params["head"]["bias"], bare(state.server).net.params["head"]["bias"])
     assert sim.evaluate(state)["test/global/accuracy"] > 0.3
+
+
+def one_part(collect, made):
+    """A method whose clients send `made`, and whose server is what it gets."""
+    return Algorithm(
+        server_init=lambda key: jnp.zeros(0),
+        client_update=lambda sent, client, data, key: ClientOutput(client, made, {}),
+        server_update=lambda server, collected, cohort, key: (collected, {}),
+        collect=collect,
+        predict={},
+    )
+
+
+def updated(algorithm, sizes):
+    """What the clients of a wrapped method send, all at once: client i has sizes[i] rows."""
+    server = algorithm.server_init(jax.random.key(0))
+    state = algorithm.client_init(jax.random.key(0), server, 0)
+
+    def one(i, size):
+        data = ClientData((), jnp.arange(3), size)
+        return algorithm.client_update(algorithm.broadcast(server, i), state, data, jax.random.key(i)).uplink
+
+    return server, jax.vmap(one)(jnp.arange(len(sizes)), jnp.array(sizes))
+
+
+def test_rows_that_are_not_there_are_zeros():
+    """Also where noise or what compression has left is added in place of an absent client's delta."""
+    told = lambda value, sender, kept: Passed(jax.tree.map(lambda x: x + 3.0, value))
+    links = [Link("local privacy", "noise", send=told), rules.parse("median")]
+    made = wrap(one_part(aggregators.mean(), jnp.ones(2)), links, jax.ShapeDtypeStruct((2,), jnp.float32))
+    rows, weights = updated(made, [5, 0])[1].deltas
+    np.testing.assert_array_equal(rows, [[4, 4], [0, 0]])
+    np.testing.assert_array_equal(weights, [5, 0])
+
+
+def test_attackers_draw_anew_for_every_class():
+    craft = lambda rows, there, ids, key: rows + jax.random.normal(key)
+    values = jnp.zeros((4, 1)), jnp.ones(4)
+    made = wrap(one_part(aggregators.class_mean(), values), [Link("attack", "noise", craft=craft)], jax.eval_shape(lambda: values))
+    server, sent = updated(made, [5, 2])
+    sent = sent._replace(weights=jax.tree.map(lambda x: jnp.sum(x, 0), sent.weights))
+    after, _ = made.server_update(server, sent, Cohort(jnp.arange(2), jnp.array([5, 2])), jax.random.key(0))
+    assert len(np.unique(after.inner[0])) == 4
+
+
+def test_a_running_variance_is_not_below_zero_behind_links():
+    """Of a server that takes what an attacker sends as its network; what else it holds stays as it is."""
+    net = Net({"var": jnp.full(2, -1.0)}, {"norm": {"mean": jnp.full(2, -2.0), "var": jnp.full(2, -3.0)}})
+    made = wrap(one_part(aggregators.mean(), net), [SAME], jax.eval_shape(lambda: net))
+    server, sent = updated(made, [1])
+    sent = sent._replace(uplink=jax.tree.map(lambda x: x[0], sent.uplink[0]))
+    after, _ = made.server_update(server, sent, Cohort(jnp.arange(1), jnp.ones(1)), jax.random.key(0))
+    wanted = net._replace(stats={"norm": {"mean": net.stats["norm"]["mean"], "var": jnp.zeros(2)}})
+    chex.assert_trees_all_equal(after.inner, wanted)
 
 
 def cohort(name):
