@@ -5,7 +5,7 @@
     config.compression.downlink = "bfloat16"
 
 A compressor packs arrays and unpacks them as the server does, inside the client loop: the bytes that a run reports are those of the
-packed arrays, which are really made. Counts of class means travel as they are, and so does what a compressor cannot make smaller.
+packed arrays, which are really made, also where an array is so small that it takes more. Counts of class means travel as they are.
 With error feedback the client adds to its next delta what compression took from this one: Stich, Cordonnier, Jaggi. Sparsified SGD
 with Memory. NeurIPS 2018; Karimireddy, Rebjock, Stich, Jaggi. Error Feedback Fixes SignSGD. ICML 2019. A client that is left out
 keeps what it had.
@@ -136,6 +136,11 @@ def _scattered(sent: tuple[Array, Array], shape: tuple[int, ...]) -> Array:
     return jnp.zeros(math.prod(shape)).at[at].set(taken).reshape(shape)
 
 
+def _product(a: Array, b: Array) -> Array:
+    """Of matrices, in full float32 on every device."""
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
 def power_sgd(rank: AtLeastOne = 2) -> Compressor:
     """Each matrix as the product of two of a low rank, by one step of the power method, from what the client sent the last time.
 
@@ -157,12 +162,12 @@ def power_sgd(rank: AtLeastOne = 2) -> Compressor:
         if sides(x.shape) is None:
             return x, kept
         matrix = x.reshape(sides(x.shape))
-        p, _ = jnp.linalg.qr(matrix @ kept)
-        q = matrix.T @ p
+        p, _ = jnp.linalg.qr(_product(matrix, kept))
+        q = _product(matrix.T, p)
         return (p, q), jnp.where(jnp.any(q != 0), q, kept)
 
     def unpack(sent, shape):
-        return sent if sides(shape) is None else (sent[0] @ sent[1].T).reshape(shape)
+        return sent if sides(shape) is None else _product(sent[0], sent[1].T).reshape(shape)
 
     return Compressor(pack, unpack, begin, feedback=True)
 
@@ -172,13 +177,15 @@ def sign(majority: bool = False, step: Positive = 1e-3) -> Compressor:
 
     Args:
       majority: the server takes a step of length `step` in each coordinate, as most clients vote, each with one vote, and there is
-        neither magnitude nor feedback: Bernstein, Wang, Azizzadenesheli, Anandkumar. signSGD. ICML 2018.
+        neither magnitude nor feedback: Bernstein, Wang, Azizzadenesheli, Anandkumar. signSGD. ICML 2018. For an entry that is
+        exactly 0 a client votes at random, so that what nobody trains does not drift to one side.
       step: of a majority.
     """
 
     def pack(x, key, kept):
-        del key
-        words = packed((x.reshape(-1) >= 0).astype(jnp.uint8), 1)
+        row = x.reshape(-1)
+        bits = jnp.where(row == 0, jax.random.bernoulli(key, shape=row.shape), row > 0) if majority else row >= 0
+        words = packed(bits.astype(jnp.uint8), 1)
         return (words if majority else (words, jnp.mean(jnp.abs(x)))), kept
 
     def unpack(sent, shape):

@@ -90,6 +90,25 @@ def test_a_majority_votes_on_the_step():
     np.testing.assert_array_equal(reduction.combine(votes, (), None)[0], [0.5, -0.5, 0])
 
 
+def test_a_majority_leaves_alone_what_nobody_trains():
+    """Nine clients whose deltas are zero: each votes by a draw of its own, so that the steps go both ways."""
+    link = compression.parse("sign(majority=True, step=0.5)")
+    value = Carried((jnp.zeros(400),), ())
+    send = lambda key: link.send(value, Sender(jnp.int32(0), jnp.int32(1), key, ()), link.state(value)).value.deltas[0]
+    votes = jax.jit(jax.vmap(send))(jax.random.split(jax.random.key(0), 9))
+    steps = np.asarray(link.reduction.combine(jnp.sum(votes, 0), (), None)[0])
+    assert abs(np.mean(steps)) < 0.1, "four standard errors of 400 steps"
+    assert abs(np.corrcoef(votes[0], votes[1])[0, 1]) < 0.2, "clients vote independently"
+
+
+def test_products_are_in_full_precision():
+    """Else TPUs and GPUs round their factors."""
+    one = compression.power_sgd(rank=2)
+    kept = one.begin(X.shape)
+    text = str(jax.make_jaxpr(lambda x: one.unpack(one.pack(x, None, kept)[0], X.shape))(X))
+    assert text.count("dot_general") == text.count("Precision.HIGHEST, Precision.HIGHEST") == 3
+
+
 def test_a_round_sends_packed_arrays_up_and_down():
     plain, _, state = toy.reference("scaffold")
     everything = toy.simulate("scaffold", links=[compression.parse("top_k(fraction=1.0)"), compression.down("float16")])
