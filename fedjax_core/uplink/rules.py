@@ -101,12 +101,13 @@ def multi_krum(attackers: Attackers = 0.2) -> Rule:
 
 
 def krum_scores(apart: Array, there: Array, f: Array) -> Array:
-    """[C] sums over the n - f - 2 nearest others, at least one, of squared distances [C, C]; infinite where nobody is."""
+    """[C] sums over the n - f - 2 nearest others, at least one, of squared distances [C, C]; infinite where nobody is, and there
+    alone, so that nobody is never chosen before somebody whose distances overflow."""
     n = jnp.sum(there)
     others = jnp.sort(jnp.where(jnp.eye(len(apart), dtype=bool), jnp.inf, apart), 1)
     near = jnp.arange(len(apart))[None] < jnp.maximum(n - f - 2, 1)
     scores = jnp.sum(jnp.where(near & (n > 1), others, 0), 1)
-    return jnp.where(there, scores, jnp.inf)
+    return jnp.where(there, jnp.minimum(scores, jnp.finfo(scores.dtype).max), jnp.inf)
 
 
 def _rank(scores: Array) -> Array:
@@ -149,7 +150,8 @@ def geometric_median(iterations: AtLeastOne = 8, smoothing: Positive = 1e-6) -> 
     def rule(rows, there):
         def step(_, z):
             w = jnp.where(there, 1 / jnp.maximum(jnp.linalg.norm(rows - z[None], axis=1), smoothing), 0)
-            return w @ rows / jnp.maximum(jnp.sum(w), jnp.finfo(rows.dtype).tiny)
+            total = jnp.matmul(w, rows, precision=jax.lax.Precision.HIGHEST)
+            return total / jnp.maximum(jnp.sum(w), jnp.finfo(rows.dtype).tiny)
 
         return jax.lax.fori_loop(0, iterations, step, median()(rows, there))
 
@@ -160,7 +162,8 @@ def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> Link
     """A centre, plus the mean of the differences to it, each clipped to length `radius`.
 
     Karimireddy, He, Jaggi. Learning from History for Byzantine Robust Optimization. ICML 2021, Algorithm 2. The centre is what the
-    round before has given, zero at first; of class means it is the median of each coordinate."""
+    round before has given, zero at first; of class means it is the median of each coordinate. A round without
+    anybody gives zeros, and leaves the centre as it was."""
 
     def combine(joined, memory, key):
         del key
@@ -173,7 +176,7 @@ def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> Link
 
         begin = median()(rows, there) if isinstance(memory, tuple) else memory
         centre = jax.lax.fori_loop(0, iterations, step, begin)
-        return centre, memory if isinstance(memory, tuple) else centre, {}
+        return jnp.where(jnp.any(there), centre, 0), memory if isinstance(memory, tuple) else centre, {}
 
     reduction = Reduction(_together, "stack", combine)
     return Link("rule", "centred_clipping", reduction=reduction, memory=lambda like: jnp.zeros(length(like.deltas)))

@@ -125,6 +125,24 @@ def test_nobody_gives_zero():
     rows, there = np.zeros((C, D), np.float32), np.zeros(C, bool)
     for name in ("median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound", "mixing | median"):
         np.testing.assert_array_equal(applied(name, rows, there), np.zeros(D), name)
+    clipping, centre = rules.parse("centred_clipping").reduction, jnp.arange(D, dtype=jnp.float32)
+    found, memory, _ = clipping.combine((rows, there.astype(np.float32)), centre, None)
+    np.testing.assert_array_equal(found, np.zeros(D), "the last round's step is not taken again")
+    np.testing.assert_array_equal(memory, centre)
+
+
+@pytest.mark.parametrize("name", ["krum", "multi_krum", "bulyan"])
+def test_who_is_there_is_chosen_where_all_distances_overflow(name):
+    """The first three clients are absent; the others are too far apart for float32, and each has 1 at its second place."""
+    rows, there = np.zeros((C, D), np.float32), np.arange(C) > 2
+    rows[there, 0], rows[there, 1] = 1e20 * (np.arange(3, C) - 7.5), 1
+    assert np.isinf(np.asarray(squared(rows, there))[~np.eye(C, dtype=bool)]).all()
+    assert applied(f"{name}(attackers=0.1)", rows, there)[1] == 1
+
+
+def test_the_geometric_median_multiplies_in_full_precision():
+    text = str(jax.make_jaxpr(rules.geometric_median())(jnp.zeros((C, D)), jnp.ones(C, bool)))
+    assert text.count("dot_general") == text.count("Precision.HIGHEST, Precision.HIGHEST") == 1
 
 
 @pytest.mark.parametrize(
