@@ -416,6 +416,13 @@ def _private(said: Mapping[str, Any]) -> tuple[Found | None, Privacy | None]:
             f"privacy.mechanism={spec!r} and aggregation.rule={said['aggregation.rule']!r} each say how uplinks become one, and of "
             "a rule's result nobody knows how far one client moves it; choose one of them"
         )
+    texts = by_name.parse(said["data.source"])[0] == language.SOURCE
+    if NORMALISATIONS.get(said["normalise"], ()) is None and not texts:
+        names = ", ".join(repr(name) for name, scaling in NORMALISATIONS.items() if scaling is not None)
+        raise ValueError(
+            f"privacy.mechanism={spec!r} and normalise={said['normalise']!r}: mean and deviation of all clients' rows would come "
+            f"without noise, which no epsilon is told of; set normalise to one of {names}"
+        )
     return found, privacy_asked(said, found.name)
 
 

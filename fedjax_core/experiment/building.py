@@ -21,7 +21,7 @@ from fedjax_core.data.validation import hold_out
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine import parallel
 from fedjax_core.engine.simulation import Group, Simulation
-from fedjax_core.experiment import given
+from fedjax_core.experiment import cautions, given
 from fedjax_core.experiment.asked import NORMALISATIONS, OF_TARGETS, Asked, Config, Network, algorithm, files, network, resolve
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, backdoor, episodes, lora, scored
@@ -59,6 +59,7 @@ def build(
     shapes_only: bool = False,
     devices: Sequence[Any] | None = None,
     kind: Kind | None = None,
+    noise: float | None = None,
 ) -> Simulation:
     """The simulation that a config describes.
 
@@ -69,6 +70,7 @@ def build(
       shapes_only: nothing will run: what is frozen is zeros that take no memory, and files of weights are not looked for.
       devices: in place of those that jax sees, such as a topology's to compile for.
       kind: in place of the way that the config's data are read (`stand_in.py`).
+      noise: multiplier of a run whose noise is known, so that it is not calibrated, and nothing is accounted for.
 
     Returns:
       The simulation, checked but not compiled; nothing is on a device yet.
@@ -106,7 +108,9 @@ def build(
             f"adversary.attack={values.short(config.adversary.attack)}: a pooled method has no clients that could attack"
         )
     seed, evil = asked.data.seed, attackers(asked, data.clients)
-    spent = _spent(asked, data.clients, calibrate=not shapes_only)
+    spent = _spent(asked, data.clients, not shapes_only, noise)
+    if not shapes_only:
+        cautions.say(asked, config.get("aggregation", {}).get("rule"), data.clients, len(evil))
     return Simulation(
         groups,
         data if shapes_only else poison.poisoned(data, poisons, evil, seed),
@@ -134,19 +138,22 @@ def _attacked(asked: Asked, population: int) -> tuple[list[poison.Poison], list[
     found = [] if asked.adversary is None else asked.adversary.attacks
     ids = attackers(asked, population)
     made = [(one, one()) for one in found]
+    patterns = [one.spec for one, attack in made if isinstance(attack, poison.Poison) and attack.trigger is not None]
+    if len(patterns) > 1:
+        raise ValueError(f"adversary.attack has two backdoors, {' and '.join(patterns[:2])}; one can be scored, so give one")
     links = [attacks.link(one.name, attack, ids) for one, attack in made if not isinstance(attack, poison.Poison)]
     return [attack for _, attack in made if isinstance(attack, poison.Poison)], links
 
 
 def spent(config: Config, simulation: Simulation) -> Spent | None:
     """What rounds of a config's simulation cost in privacy; None where there is none."""
-    return _spent(resolve(config), simulation.population, calibrate=True)
+    return _spent(resolve(config), simulation.population)
 
 
-def _spent(asked: Asked, population: int, calibrate: bool) -> Spent | None:
+def _spent(asked: Asked, population: int, calibrate: bool = True, known: float | None = None) -> Spent | None:
     if asked.privacy is None:
         return None
-    return asked.privacy.spent(cohorts.number(asked.cohort, population), population, asked.sampling, calibrate)
+    return asked.privacy.spent(cohorts.number(asked.cohort, population), population, asked.sampling, calibrate, known)
 
 
 def _private(asked: Asked, spent: Spent | None, population: int) -> list[Link]:

@@ -22,7 +22,7 @@ from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, RECORDED, RUN
 
 _NEEDED = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # of config.json, to build it again
-_CHOSEN = RECORDED | {"partition": {"hash": str}}
+_CHOSEN = RECORDED | {"partition": {"hash": str}, "privacy?": {"noise_multiplier?": float}}
 PROGRAMS = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
 
 
@@ -112,9 +112,10 @@ def load(
         config.plan.devices = None
     if (config.plan.devices or jax.device_count()) % (config.plan.get("model") or 1):
         config.plan.model = None
-    before = read_json(folder / RUN, _CHOSEN)["partition"]["hash"]
+    recorded = read_json(folder / RUN, _CHOSEN)
+    before = recorded["partition"]["hash"]
     try:
-        simulation = build(config, data)
+        simulation = build(config, data, noise=recorded.get("privacy", {}).get("noise_multiplier"))
     except AttributeError as error:
         raise ValueError(f"{folder / CONFIG} has no field {error}; another version of the code wrote it") from None
     if before != (now := simulation.data.partition_hash):

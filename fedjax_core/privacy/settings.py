@@ -34,7 +34,7 @@ class Privacy(NamedTuple):
     accountant: str | None
     rounds: int
 
-    def spent(self, cohort: int, population: int, sampling: str, calibrate: bool = True) -> "Spent":
+    def spent(self, cohort: int, population: int, sampling: str, calibrate: bool = True, known: float | None = None) -> "Spent":
         """With the simulation known: what one round is, and how much noise it has.
 
         Args:
@@ -42,11 +42,14 @@ class Privacy(NamedTuple):
           population: N of it.
           sampling: "fixed" or "poisson".
           calibrate: False: noise that would have to be calibrated is 1, and nothing is accounted; for shapes alone.
+          known: the noise multiplier that the run has; it is not found again, and nothing is accounted.
 
         Raises:
           ValueError: the deployment is smaller than the simulation; the accountant cannot do it; dp-accounting is not installed.
         """
         real, everybody = self.cohort or cohort, self.population or population
+        if everybody < population:
+            raise ValueError(f"privacy.population={everybody} must be at least the simulated population, {population}")
         if real < cohort:
             raise ValueError(
                 f"privacy.cohort={real} must be at least the simulated cohort, {cohort}: noise can be scaled down only"
@@ -60,13 +63,13 @@ class Privacy(NamedTuple):
         else:
             release = Release(NOISE[self.name], sampling, real, everybody)
         accountant = choose(release, self.accountant)
-        noise = self.noise
+        noise, calibrate = self.noise if known is None else known, calibrate and known is None
         if noise is None:
             noise = 1.0
             if calibrate:
                 assert self.epsilon is not None
                 noise = calibrated(release, self.epsilon, self.delta, self.rounds, accountant)
-        made = Spent(release, noise, self.clip, self.delta, accountant, self.rounds, self.name)
+        made = Spent(release, noise, self.clip, self.delta, accountant, self.rounds, self.name, (cohort, population))
         if calibrate:
             made.epsilon(1)  # says before round 1 that the accountant is missing
         return made
@@ -83,6 +86,7 @@ class Spent(NamedTuple):
       accountant: "pld" or "rdp".
       rounds: the last one.
       name: of the mechanism.
+      simulated: cohort and population of the simulation, which are not always the release's.
     """
 
     release: Release
@@ -92,6 +96,12 @@ class Spent(NamedTuple):
     accountant: str
     rounds: int
     name: str
+    simulated: tuple[int, int]
+
+    @property
+    def larger(self) -> bool:
+        """Whether epsilon is of a deployment that is larger than the simulation."""
+        return self.release.sampling != "local" and self.simulated != (self.release.cohort, self.release.population)
 
     def epsilon(self, done: int) -> float:
         """Of so many rounds. PLD finds it anew for each number of rounds, so it is found for a few, and told for those before: an
@@ -112,16 +122,20 @@ class Spent(NamedTuple):
         whose = {"sampling": self.release.sampling, "neighbours": self.release.relation, "accountant": self.accountant}
         if self.release.sampling == "local":
             return said | whose
-        return said | {"cohort": self.release.cohort, "population": self.release.population} | whose
+        of = {"cohort": self.release.cohort, "population": self.release.population}
+        simulated = dict(zip(("simulated_cohort", "simulated_population"), self.simulated, strict=True)) if self.larger else {}
+        return said | of | simulated | whose
 
     def words(self, done: int) -> str:
         """One line on what was spent."""
         told = f"epsilon {self.epsilon(done):.4g} at delta {self.delta:g} after round {done}"
         if done < self.rounds:
             told += f", {self.epsilon(self.rounds):.4g} after round {self.rounds}"
-        clients = (
-            "of one client that sends in every round" if self.release.sampling == "local" else f"{self.release.sampling} cohorts"
-        )
+        clients = "of one client that sends in every round"
+        if self.release.sampling != "local":
+            clients = f"{self.release.sampling} cohorts of {self.release.cohort} of {self.release.population}"
+        if self.larger:
+            clients += " (deployment; simulated {} of {})".format(*self.simulated)
         how = f"noise multiplier {self.noise:.4g}, clip {self.clip:g}, {clients}, by {self.accountant}"
         return f"privacy  {told} ({self.name}: {how}; neighbours: {self.release.relation})"
 
@@ -155,5 +169,9 @@ def asked(said: Mapping[str, Any], name: str | None) -> Privacy | None:
         for field in ("cohort", "population"):
             if found[field] is not None:
                 raise ValueError(f"privacy.{field}={found[field]} says nothing of {name!r}: each client has noise of its own")
+    elif found["population"] is not None and found["cohort"] is None:
+        raise ValueError(
+            f"privacy.population={found['population']} needs privacy.cohort, the clients that the deployment has in a round"
+        )
     found["delta"] = found["delta"] or 0.0
     return Privacy(name=name, rounds=said["rounds"], **found)

@@ -65,6 +65,7 @@ def alie(z: Annotated[float | None, values.Limit("a number", lambda v: abs(v) < 
 
     Baruch, Baruch, Goldberg. A Little Is Enough: Circumventing Defenses For Distributed Learning. NeurIPS 2019, Algorithm 3. z is
     the largest with which, of n clients and m attackers, floor(n / 2 + 1) - m honest ones are still further away, if none is given.
+    With few attackers that is 0 or less, so that the attack is none: 0 for n = 10 and m = 2. `largest_z` says it beforehand.
     """
 
     def vector(rows, honest, evil, key):
@@ -73,12 +74,20 @@ def alie(z: Annotated[float | None, values.Limit("a number", lambda v: abs(v) < 
         deviation = jnp.sqrt(_mean((rows - mean[None]) ** 2, honest))
         if z is not None:
             return mean - z * deviation
-        n, m = jnp.sum(honest | evil), jnp.sum(evil)
-        supporters = n // 2 + 1 - m
-        most = jax.scipy.special.ndtri(jnp.clip((n - m - supporters) / jnp.maximum(n - m, 1), 1e-3, 1 - 1e-3))
-        return mean - most * deviation
+        return mean - largest_z(jnp.sum(honest | evil), jnp.sum(evil)) * deviation
 
     return Crafted(vector)
+
+
+def largest_z(n: Array | int, m: Array | int) -> Array:
+    """The z of `alie` for n clients, m attackers among them.
+
+    Example:
+      >>> abs(round(float(largest_z(10, 2)), 4)), round(float(largest_z(50, 24)), 2)
+      (0.0, 1.43)
+    """
+    supporters = n // 2 + 1 - m
+    return jax.scipy.special.ndtri(jnp.clip((n - m - supporters) / jnp.maximum(n - m, 1), 1e-3, 1 - 1e-3))
 
 
 def inner_product(epsilon: Positive = 0.5) -> Crafted:

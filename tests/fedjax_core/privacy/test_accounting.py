@@ -77,6 +77,10 @@ def test_a_run_says_what_it_has_spent():
     assert planned().spent(50, 50, "fixed").release.sampling == "all"
     larger = planned(cohort=500, population=10**6, accountant="pld").spent(5, 50, "poisson")
     assert (larger.release.cohort, larger.release.population) == (500, 10**6)
+    assert "poisson cohorts of 500 of 1000000 (deployment; simulated 5 of 50), by pld" in larger.words(40)
+    assert "poisson cohorts of 5 of 50, by rdp" in spent.words(3)
+    assert larger.facts().items() >= {"cohort": 500, "simulated_cohort": 5, "simulated_population": 50}.items()
+    assert "simulated_cohort" not in spent.facts()
     known = [larger.epsilon(done) for done in range(33, 41)]
     assert len(set(known)) < 8, "PLD is asked for a few numbers of rounds"
     assert known == sorted(known)
@@ -87,6 +91,7 @@ def test_what_cannot_be_accounted_for_is_refused(monkeypatch):
     for given, says in [
         ({"cohort": 3}, "privacy.cohort=3 must be at least the simulated cohort, 5"),
         ({"cohort": 60}, "must be at most the population, 50; set privacy.population"),
+        ({"cohort": 20, "population": 40}, "privacy.population=40 must be at least the simulated population, 50"),
         ({"accountant": "pld"}, "cannot account for cohorts of a fixed size"),
     ]:
         with pytest.raises(ValueError, match=says):

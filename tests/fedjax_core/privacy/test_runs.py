@@ -7,7 +7,7 @@ import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
-from fedjax_core.privacy import Release, epsilon
+from fedjax_core.privacy import Release, epsilon, settings
 from fedjax_core.storage.json_files import read_json, read_jsonl
 
 
@@ -15,13 +15,14 @@ def private(rounds=2, **given):
     config = fedavg.get_config("smoke")
     config.rounds, config.evaluation.every, config.data.examples = rounds, 5, 60
     config.method.update(epochs=1, weights="uniform")
+    config.normalise = "unit"
     config.cohort.update(size=4, fraction=0.2, sampling="poisson")
     config.privacy.update({"mechanism": "gaussian", "clip": 0.5, "noise": 1.1, "delta": 1e-5, "accountant": "rdp"} | given)
     return config
 
 
 @pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
-def test_a_run_tells_its_epsilon(tmp_path: Path):
+def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
     heard: list[str] = []
     release = Release("gaussian", "poisson", 4, 20)
     spent = [epsilon(release, 1.1, done, 1e-5, "rdp") for done in range(4)]
@@ -35,6 +36,11 @@ def test_a_run_tells_its_epsilon(tmp_path: Path):
     assert any(line.startswith(f"privacy  epsilon {spent[2]:.4g} at delta 1e-05 after round 2") for line in resumed)
     with pytest.raises(ValueError, match="privacy"):
         experiment.execute(private(3, noise=1.2), str(tmp_path / "run"), progress=False)
+    for name in ("epsilon", "calibrated"):
+        monkeypatch.setattr(settings, name, lambda *given: pytest.fail("a run is read without an accountant"))
+    assert experiment.load(str(tmp_path / "run"))[1].cohort == 4
+    calibrated = settings.Privacy("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", 3)
+    assert calibrated.spent(4, 20, "poisson", known=1.25).noise == 1.25
 
 
 @pytest.mark.parametrize(
@@ -46,6 +52,7 @@ def test_a_run_tells_its_epsilon(tmp_path: Path):
         ({"delta": None}, r"privacy\.delta must be given"),
         ({"delta": 1.5}, r"privacy\.delta=1\.5 must be in \(0, 1\)"),
         ({"mechanism": "local_gaussian", "cohort": 9}, "privacy.cohort=9 says nothing of 'local_gaussian'"),
+        ({"population": 90}, "privacy.population=90 needs privacy.cohort, the clients that the deployment has in a round"),
         ({"mechanism": "gauss"}, "unknown mechanism 'gauss'; allowed: .*Did you mean"),
         ({"mechanism": "adaptive(quantile=2.0)"}, r"quantile=2\.0 must be in \(0, 1\)"),
         ({"mechanism": "tests.toy:simulate"}, "only those whose privacy can be accounted for"),
@@ -54,6 +61,14 @@ def test_a_run_tells_its_epsilon(tmp_path: Path):
 def test_what_makes_no_sense_is_refused_in_one_line(given, says):
     with pytest.raises((ValueError, TypeError), match=says) as caught:
         experiment.resolve(private(**given))
+    assert "\n" not in str(caught.value)
+
+
+def test_scaling_by_all_rows_has_no_noise_and_is_refused():
+    config = private()
+    config.normalise = "data"
+    with pytest.raises(ValueError, match=r"and normalise='data': .*; set normalise to one of 'imagenet', 'half', 'unit'") as caught:
+        experiment.resolve(config)
     assert "\n" not in str(caught.value)
 
 

@@ -9,6 +9,7 @@ import pytest
 from configs import base
 from fedjax_core import experiment
 from fedjax_core.data import poison
+from fedjax_core.experiment import cautions
 from fedjax_core.testing import contract
 from fedjax_core.testing.case import Case
 from fedjax_core.uplink import attacks, compression, rules
@@ -89,6 +90,26 @@ def test_what_makes_no_sense_is_refused_with_a_reason(changes, says):
     with pytest.raises(ValueError, match=says) as refused:
         experiment.resolve(config(**changes))
     assert "\n" not in str(refused.value)
+
+
+def test_two_backdoors_are_refused():
+    attack = dict(adversary__attack="backdoor(target=1, size=2) | scaled | backdoor(target=0)", adversary__fraction=0.25)
+    with pytest.raises(ValueError, match=r"two backdoors, backdoor\(target=1, size=2\) and backdoor\(target=0\)"):
+        experiment.build(config(**attack), toy.data())
+
+
+def test_settings_that_do_nothing_are_said():
+    """Ten clients of whom two attack; four of whom a fifth is none."""
+    settings = config(adversary__attack="alie", adversary__fraction=0.2)
+    said = lambda n, m: cautions.of_attack(experiment.resolve(settings), n, n, m)
+    (line,) = said(10, 2)
+    assert "of 10 clients a round 2 attack, for which alie takes z = 0, which is no attack; give it one" in line
+    assert said(50, 24) == []
+    settings.adversary.attack = "alie(z=1.0)"
+    assert said(10, 2) == []
+    (line,) = cautions.of_rule("mixing(attackers=0.3) | krum", 4)
+    assert line.endswith("attackers=0.2 of the 4 clients of a round is less than one, so krum withstands none")
+    assert cautions.of_rule("mixing | krum(attackers=0.0)", 5) == cautions.of_rule("median", 1) == cautions.of_rule(None, 1) == []
 
 
 class Composed(Case):

@@ -1,0 +1,51 @@
+"""Settings of attacks and rules that are allowed, and do nothing in cohorts of the config's size: said in a line before a run."""
+
+import logging
+
+from fedjax_core import by_name, values
+from fedjax_core.engine import cohort as cohorts
+from fedjax_core.experiment.asked import Asked
+from fedjax_core.uplink import attacks, rules
+
+log = logging.getLogger("fedjax_core")
+
+
+def say(asked: Asked, rule: str | None, population: int, attackers: int) -> None:
+    """Warns of what `of_attack` and `of_rule` find.
+
+    Args:
+      asked: the config.
+      rule: its `aggregation.rule`.
+      population: N.
+      attackers: how many of these attack.
+    """
+    size = cohorts.number(asked.cohort, population)
+    there = max(1, round(size * (1 - asked.dropout)))
+    for line in (*of_attack(asked, there, population, attackers), *of_rule(rule, there)):
+        log.warning("%s", line)
+
+
+def of_attack(asked: Asked, there: int, population: int, attackers: int) -> list[str]:
+    """ALIE whose own choice of z is not above 0: it then sends the mean of the honest, or what is better for them."""
+    m = round(there * attackers / population)
+    found = [] if asked.adversary is None else asked.adversary.attacks
+    chosen = [one for one in found if one.function is attacks.alie and one.options.get("z") is None]
+    if not chosen or (z := float(attacks.largest_z(there, m))) > 1e-6:
+        return []
+    said = f"of {there} clients a round {m} attack, for which alie takes z = {round(z, 2) + 0.0:g}, which is no attack"
+    return [f"adversary.attack: {said}; give it one, such as alie(z=1.0)"]
+
+
+def of_rule(rule: str | None, there: int) -> list[str]:
+    """Rules whose `attackers` is less than one client of those that are there."""
+    said = []
+    for part in [] if rule is None else rule.split("|"):
+        found = by_name.find("rule", part.strip(), rules.RULES, field="aggregation.rule")
+        takes = by_name.parameters(found.function)[0]
+        if found.origin != by_name.BUILT_IN or "attackers" not in takes:
+            continue
+        share = found.options.get("attackers", takes["attackers"].default)
+        if share > 0 and int(rules.counts(there, share)[1]) == 0:
+            what = f"attackers={share:g} of the {there} clients of a round is less than one, so {found.name} withstands none"
+            said.append(f"aggregation.rule={values.short(rule)}: {what}")
+    return said
