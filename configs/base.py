@@ -109,9 +109,9 @@ def get_config(variant: str = "small") -> Any:
     config.weights = placeholder(object)  # a file that networks begin from, or a tuple with one (or None) for each model
     config.train = "all"  # or "prompts" (and head), "head": the rest of a network stays as it began, in evaluation mode
     config.adapter = placeholder(str)  # "lora(rank=8)": what is trained of a frozen network, beside `train`'s entries if not "all"
-    config.normalise = (
-        "data"  # pixels, by mean and deviation: "data" (training set's), "imagenet", "half" (0.5), "unit" (in [0, 1]); or a file's
-    )
+    # Pixels, by mean and deviation: "data" (the training set's; not with privacy), "imagenet", "half" (0.5), "unit" (in [0, 1]); or
+    # those of a file of weights.
+    config.normalise = "data"
     config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
     config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/learning/augment.py
@@ -174,7 +174,7 @@ def get_config(variant: str = "small") -> Any:
     config.privacy.cohort = placeholder(
         int
     )  # clients a round of the deployment: noise and epsilon are of these; None: as simulated
-    config.privacy.population = placeholder(int)  # and its clients in all; None: as simulated
+    config.privacy.population = placeholder(int)  # and its clients in all, which needs its cohort; None: as simulated
     config.privacy.accountant = placeholder(str)  # "pld", "rdp"; None: the tighter that has the sampling
 
     config.callbacks = ()  # told what happens, may ask to stop: "wandb(project='x')", "my.module:Name(option=1)"

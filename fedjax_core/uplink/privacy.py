@@ -154,7 +154,7 @@ def _bounded(kind: str, name: str) -> Callable[[str, Carried], None]:
         if has_statistics(like.deltas):
             raise ValueError(
                 f"{kind} {name!r} adds noise to all that {method}'s clients send, and with noise a running variance becomes "
-                "negative: set statistics='local', which sends none, or take a network without running statistics, such as norm='group'"
+                "negative: set statistics='local', which sends none, or take a network without them, such as norm='group'"
             )
         if like.classes:
             what = "class means" if not like.deltas else "class means beside its delta"
