@@ -2,6 +2,8 @@
 
 import logging
 
+import jax.numpy as jnp
+
 from fedjax_core import by_name, values
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.experiment.asked import Asked
@@ -45,7 +47,7 @@ def of_rule(rule: str | None, there: int) -> list[str]:
         if found.origin != by_name.BUILT_IN or "attackers" not in takes:
             continue
         share = found.options.get("attackers", takes["attackers"].default)
-        if share > 0 and int(rules.counts(there, share)[1]) == 0:
+        if share > 0 and int(rules.counts(jnp.ones(there, bool), share)[1]) == 0:
             what = f"attackers={share:g} of the {there} clients of a round is less than one, so {found.name} withstands none"
             said.append(f"aggregation.rule={values.short(rule)}: {what}")
     return said
