@@ -115,7 +115,7 @@ def attackers(population: int, fraction: float, seed: int) -> np.ndarray:
 
     Example:
       >>> attackers(10, 0.2, seed=0).tolist()
-      [2, 4]
+      [0, 2]
     """
     number = max(1, round(fraction * population))
     draw = np.random.default_rng([seed, 0x6164])
