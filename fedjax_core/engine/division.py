@@ -12,14 +12,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import PyTree
+from fedjax_core.data import memory
 from fedjax_core.engine import parallel
 from fedjax_core.engine.check import Shapes
 from fedjax_core.engine.federation import Federation, Held, State
 from fedjax_core.task import Axes, axis_of
 
+FEW = 3  # arrays that a line names
 log = logging.getLogger("fedjax_core")
 
 
@@ -59,6 +62,9 @@ def layout(fed: Federation, held: Held, shapes: Shapes) -> Layout:
     for model in models:
         if not model.model_axes:
             _whole(model.name, fed.plan.model)
+    for task, client, model in zip(held.tasks, (group.client for group in shapes.groups), models, strict=True):
+        if model.model_axes:
+            _kept_whole(model.name, (task, shapes.groups[0].server, client), model.model_axes, fed.plan.model)
     tasks = tuple(shardings(task, own, on) for task, own in zip(held.tasks, axes, strict=True))
     everything = Held(*[cast(Any, whole)] * len(Held._fields))._replace(tasks=tasks)
     server = shardings(shapes.groups[0].server, sum(axes, ()), on)
@@ -75,6 +81,46 @@ def _whole(name: str, devices: int) -> None:
     log.warning(text, devices, name)
 
 
+def divided(lies: Layout) -> bool:
+    """Whether there is an array that is."""
+    if not isinstance(lies.held, Held):
+        return False
+    places = jax.tree.leaves((lies.held.tasks, lies.server, lies.blocks))
+    return any(parallel.MODEL in place.spec for place in places)
+
+
+def _kept_whole(name: str, trees: PyTree, axes: Axes, devices: int) -> None:
+    """Says which arrays a rule names and cannot divide, or that the rules name none."""
+    named, size, whole = 0, 0, {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
+        shape, where = tuple(getattr(leaf, "shape", ())), jax.tree_util.keystr(path, simple=True, separator="/")
+        axis = axis_of(where, axes)
+        if axis is None:
+            continue
+        named += 1
+        if not _divides(shape, axis, devices):
+            size += int(np.prod(shape)) * np.dtype(leaf.dtype).itemsize
+            whole["/".join(where.split("/")[-3:])] = shape
+    if not named:
+        _tell(
+            f"plan.model={devices}: no array's path ends as model_axes of the network {name!r} say, so each device holds all of it"
+        )
+    elif whole:
+        first = ", ".join(f"{end} {list(shape)}" for end, shape in list(whole.items())[:FEW])
+        more = f" and {len(whole) - FEW} more" if len(whole) > FEW else ""
+        _tell(f"plan.model={devices} does not divide evenly {first}{more}: each device holds their {memory.said(size)} whole")
+
+
+@functools.cache
+def _tell(text: str) -> None:
+    """Says it once."""
+    log.warning("%s", text)
+
+
+def _divides(shape: tuple[int, ...], axis: int, devices: int) -> bool:
+    return -axis <= len(shape) and shape[axis] % devices == 0
+
+
 def shardings(tree: PyTree, axes: Axes, on: Mesh, *front: str | None) -> PyTree:
     """One for each array or shape of a tree, by the rules; `front` names axes that stand before it, such as that of clients."""
 
@@ -82,7 +128,7 @@ def shardings(tree: PyTree, axes: Axes, on: Mesh, *front: str | None) -> PyTree:
         shape = tuple(getattr(leaf, "shape", ()))
         names: list[str | None] = [None] * len(shape)
         axis = axis_of(jax.tree_util.keystr(path, simple=True, separator="/"), axes)
-        if axis is not None and -axis <= len(shape) and shape[axis] % on.shape[parallel.MODEL] == 0:
+        if axis is not None and _divides(shape, axis, on.shape[parallel.MODEL]):
             names[axis] = parallel.MODEL
         return NamedSharding(on, PartitionSpec(*front, *names))
 

@@ -58,7 +58,7 @@ def choose(
     Args:
       cohort: C.
       chunk: clients at once on one device; None: by backend.
-      devices: None: all that there are, but no more than the cohort has clients, `model` for each (one process only).
+      devices: None: all that there are, but no more than the cohort has clients, `model` for each; on several processes all.
       model: devices that hold a network together.
       among: the devices that there are; None: those that jax sees. Others, such as those of a topology, can be compiled for.
 
@@ -66,9 +66,11 @@ def choose(
       The plan.
 
     Raises:
-      ValueError: chunk, devices or model below 1, more devices than there are, or a number of them that model does not divide.
+      ValueError: chunk, devices or model below 1, more devices than there are, a number of them that model does not divide, or
+        one that leaves a process without a device.
     """
-    there, processes = jax.device_count() if among is None else len(among), jax.process_count()
+    there = jax.device_count() if among is None else len(among)
+    processes = jax.process_count() if among is None else len({device.process_index for device in among})
     if devices is not None and not 1 <= devices <= there:
         raise ValueError(f"plan.devices={devices} is not between 1 and {there}, the devices that jax sees")
     most = there if devices is None else devices
@@ -77,6 +79,11 @@ def choose(
         raise ValueError(f"plan.model={model} does not divide the {most} devices; it may be {fits}")
     if model > 1 and processes > 1:
         raise ValueError(f"plan.model={model}: a network is divided over devices of one process, and there are {processes}")
+    if devices is not None and processes > 1:
+        used = {device.process_index for device in (jax.devices() if among is None else among)[:devices]}
+        if len(used) < processes:
+            text = f"plan.devices={devices} leaves {processes - len(used)} of {processes} processes without a device"
+            raise ValueError(f"{text}; leave it out to take all {there}")
     if devices is None:
         devices = there if processes > 1 else min(there // model, cohort) * model
     each = -(-cohort // (devices // model))

@@ -59,6 +59,7 @@ class Simulation:
     Attributes:
       data: the federated data (pooled for a method that asks for it).
       cohort: C.
+      places: of a round's clients: C, of Poisson cohorts more.
       targets: what its rows are labelled with, one of `algorithm.TARGETS`.
       unserved: why unseen clients, if there are any, are not scored: the method has no models for them; "" if they are.
       placed: where the data lie, and why.
@@ -133,7 +134,7 @@ class Simulation:
         self._of = dataclasses.replace(fixed, rate=rate)
         self.placed = placement.choose(data_on, data, mesh)
         data, self._readers = placement.opened(self.placed, data)
-        self.data, self.population, self.cohort = data, population, size
+        self.data, self.population, self.cohort, self.places = data, population, size, places
         self.dropout, self.evaluation, self.episodes, self.hold = dropout, evaluation, episodes, hold
         self.dispatch = dispatch
         self._held_on_host = held_arrays(groups, data, episodes)
@@ -184,6 +185,11 @@ class Simulation:
         self._unseen = [program(unseen.of_unseen, g) for g in each]
         self._view = [program(view.holdings, g, out=lies.view, static_argnums=6) for g in each]
         self._predict = [program(view.predict, g, static_argnums=2) for g in each]
+
+    @property
+    def divided(self) -> bool:
+        """Whether some array of a network is divided over devices."""
+        return division.divided(self._layout)
 
     @property
     def groups(self) -> tuple[Group, ...]:

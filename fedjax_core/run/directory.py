@@ -44,7 +44,7 @@ def same_data(simulation: Simulation, workdir: WorkDir) -> None:
     """Raises ValueError if the directory, or another process, has other data."""
     data = simulation.data
     together.alike("the data", data.partition_hash)
-    before = together.said(workdir.recorded("partition"))
+    before = _recorded(workdir, "partition")
     if before is None:
         _record_data(data, workdir)
     elif before["hash"] != data.partition_hash:
@@ -70,24 +70,38 @@ def _record_data(data: FederatedData, workdir: WorkDir) -> None:
 def same_settings(workdir: WorkDir, record: Mapping[str, Any]) -> None:
     """Raises ValueError if the directory has recorded something else."""
     for name, value in record.items():
-        before = together.said(workdir.recorded(name))
+        before = _recorded(workdir, name)
         if before is None:
             workdir.record(name, value)
         elif before != value:
             raise ValueError(f"{workdir.path} holds a run with {name} {before}, this one has {value}")
 
 
+def _recorded(workdir: WorkDir, name: str) -> Any:
+    """What process 0 reads; if it cannot, all raise."""
+    read = lambda: workdir.recorded(name) if workdir.writer else None
+    return together.said(together.all_or_none(f"read what {RUN} says of the {name}", read))
+
+
 def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporter: report.Reporter) -> None:
-    """Gives the simulation the plan that the directory has, unless the user has chosen one or there are too few devices."""
-    before = together.said(workdir.recorded("plan"))
+    """Gives the simulation the plan that the directory has, unless the user has chosen one or there are too few devices. Several
+    processes take up its chunk alone, and all their devices: the first of them might leave a process without one."""
+    before = _recorded(workdir, "plan")
     if before is None:
         record_plan(simulation, workdir)
         return
     plan = parallel.Plan(before["chunk"], before["devices"], before.get("model", 1))
+    several = jax.process_count() > 1
+    if several and not chosen and plan != simulation.plan:
+        now = simulation.plan
+        now = parallel.choose(simulation.places, chunk=plan.chunk, devices=now.devices, model=now.model)
+        if now != simulation.plan:
+            simulation.use(now)
     if plan == simulation.plan:
         return
-    if chosen or plan.devices > jax.device_count() or (plan.model > 1 and jax.process_count() > 1):
-        why = "as asked" if chosen else f"there are {jax.device_count()} devices"
+    if chosen or several or plan.devices > jax.device_count():
+        there = f"there are {jax.device_count()} devices"
+        why = "as asked" if chosen else f"{there} of {jax.process_count()} processes" if several else there
         reporter.say(f"the client loop's plan was {plan}, it is {simulation.plan} now ({why}); results agree to rounding")
     else:
         simulation.use(plan)
@@ -125,10 +139,8 @@ def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: i
     if kept is None:
         checkpoints.save(done, simulation.without_clients(state), record)
         return
-    earlier = None
-    if checkpoints.writer and checkpoints.number_of_parts(before) is not None:
-        earlier = checkpoints.record(before)
-    earlier = together.said(earlier)
+    read = lambda: checkpoints.record(before) if checkpoints.writer and checkpoints.number_of_parts(before) is not None else None
+    earlier = together.said(together.all_or_none("read the checkpoint before this one", read))
     rows = sum(int(store.changed.sum()) for store in kept.stores) + (0 if earlier is None else earlier["rows_in_parts"])
     after_whole = 0 if earlier is None else earlier.get("after_whole", 0) + 1
     whole = earlier is None or after_whole >= MOST_CHECKPOINTS or rows > 2 * sum(record["touched"])
@@ -147,11 +159,14 @@ def save_whole(simulation: Simulation, checkpoints: Checkpoints, state: State, d
 def same_hold(simulation: Simulation, directory: str | Path) -> None:
     """Raises ValueError if the run there keeps client states on the devices and this one does not, or the reverse: their
     checkpoints differ; or if its run.json or config.json has another form."""
-    before = None
-    if jax.process_index() == 0:
+
+    def read() -> str | None:
+        if jax.process_index():
+            return None
         files = {Path(directory) / RUN: RECORDED, Path(directory) / CONFIG: _HOLD}
         chose, config = [read_json(file, form) if file.exists() else {} for file, form in files.items()]
-        before = chose.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
-    before = together.said(before)
+        return chose.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
+
+    before = together.said(together.all_or_none(f"read {directory}", read))
     if before is not None and (before == "device") != (simulation.hold == "device"):
         raise ValueError(f"plan.hold={simulation.hold!r}: {directory} holds a run with plan.hold={before!r}; resume it with that")

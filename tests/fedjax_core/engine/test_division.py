@@ -118,6 +118,7 @@ def test_a_divided_network_begins_as_a_whole_one():
 
 def test_states_of_clients_and_moments_are_divided_off_the_devices_too():
     kept = simulate("fedoa", 4, hold="host")
+    assert kept.divided
     rows = jax.tree.leaves(kept._layout.rows)
     assert {"clients"} == {sharding.spec[0] for sharding in rows}
     assert any("model" in sharding.spec for sharding in rows)
@@ -131,6 +132,22 @@ def test_a_network_without_rules_stays_whole_which_is_said_once(caplog):
     said = [record.getMessage() for record in caplog.records]
     assert said == ["plan.model=2: the network 'toy6' does not say how it is divided (model_axes), so each device holds all of it"]
     assert not any("model" in sharding.spec for sharding in jax.tree.leaves(sim._layout.state.server))
+    assert not sim.divided
+
+
+def test_arrays_that_cannot_be_divided_are_named(caplog):
+    """Two rules' arrays of three and five columns; and rules that no array's path ends with."""
+    division._tell.cache_clear()
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    tree = {"params": {"even": {"kernel": shape(2, 8)}, "odd": {"kernel": shape(2, 3)}, "head": {"kernel": shape(2**18, 5)}}}
+    for _ in range(2):
+        division._kept_whole("net", (tree,), (("kernel", -1),), 4)
+        division._kept_whole("net", (tree,), (("weight", -1),), 4)
+        division._kept_whole("net", (tree["params"]["even"],), (("kernel", -1),), 4)
+    uneven, none = [record.getMessage() for record in caplog.records]
+    assert uneven.startswith("plan.model=4 does not divide evenly params/head/kernel [262144, 5], params/odd/kernel [2, 3]: ")
+    assert uneven.endswith("each device holds their 5.0 MB whole")
+    assert none == "plan.model=4: no array's path ends as model_axes of the network 'net' say, so each device holds all of it"
 
 
 def test_rules_hold_for_whatever_is_nested_like_the_network():
