@@ -51,10 +51,11 @@ class Exchange:
           stores: per group.
           draw: (key data, rounds done) -> `rounds.draw`.
           put: rows of clients -> on the devices.
-          sharding: of such rows.
+          sharding: of such rows, or for each group a tree of such in a list.
         """
         self._stores, self._draw, self._put = stores, draw, put
-        self._patch = jax.jit(_patched, out_shardings=sharding)
+        each = sharding if isinstance(sharding, list) else [sharding] * len(stores)
+        self._patch = [jax.jit(_patched, out_shardings=one) for one in each]  # as the round has them: else it is compiled anew
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._next: tuple[tuple[bytes, int], concurrent.futures.Future[Coming]] | None = None
         self._writes: list[concurrent.futures.Future[None]] = []
@@ -138,7 +139,7 @@ class Exchange:
         rows, touched = list(found.rows), list(found.touched)
         for g, (at, both) in enumerate(again(found, last)):
             if both.any():
-                rows[g] = self._patch(rows[g], left[g], at.astype(np.int32), both)
+                rows[g] = self._patch[g](rows[g], left[g], at.astype(np.int32), both)
                 touched[g] = touched[g] | both
         return found._replace(rows=rows, touched=touched)
 

@@ -58,5 +58,4 @@ def between(kept: OnHost, draw: Callable[[Any, int], Any], sharding: Any) -> Exc
     """The exchange of these states; `sharding` of rows of clients on the devices, or for each group a tree of such in a list."""
     if kept.shares is not None:
         return SharedExchange(kept.stores, draw, kept.shares)
-    of_patched = None if isinstance(sharding, list) else sharding  # None: as those that are patched
-    return Exchange(kept.stores, draw, lambda rows: jax.device_put(rows, sharding), of_patched)
+    return Exchange(kept.stores, draw, lambda rows: jax.device_put(rows, sharding), sharding)

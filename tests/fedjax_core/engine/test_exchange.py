@@ -70,6 +70,15 @@ def test_rounds_see_what_the_rounds_before_have_left(store, shared):
     assert not [thread for thread in threading.enumerate() if "client states" in thread.name]
 
 
+def test_states_that_are_patched_lie_as_those_that_were_read():
+    """Else the round that takes them is compiled a second time."""
+    mesh = parallel.mesh(parallel.Plan(1, 8, 2))
+    lies = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("clients", "model"))
+    exchange = between(OnHost((), [HostStore(N, LIKE)], None), draw, [{"w": lies}])
+    rows = {"w": jax.device_put(jnp.zeros((4, 2)), parallel.replicated(mesh))}
+    assert exchange._patch[0](rows, rows, np.arange(4, dtype=np.int32), np.ones(4, bool))["w"].sharding == lies
+
+
 def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeypatch):
     kept = DiskStore(N, LIKE)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
