@@ -6,7 +6,7 @@ _TPU, _NVIDIA = "https://docs.cloud.google.com/tpu/docs", "https://www.nvidia.co
 
 
 class Chip(NamedTuple):
-    """One device as jax counts them: of TPU v2, v3 and v4 a half of a chip.
+    """One device as jax counts them: of TPU v2 and v3 a half of a chip.
 
     Attributes:
       flops: dense FLOP/s of bfloat16 matrix products, at most. On a TPU products of float32 are of that kind unless a precision is
@@ -29,7 +29,7 @@ def _gib(size: float) -> int:
 CHIPS = {  # by `device.device_kind`
     "TPU v2": Chip(23e12, 350e9, _gib(7.48), f"{_TPU}/v2"),
     "TPU v3": Chip(61.5e12, 450e9, _gib(15.48), f"{_TPU}/v3"),
-    "TPU v4": Chip(137.5e12, 600e9, _gib(15.25), f"{_TPU}/v4"),
+    "TPU v4": Chip(275e12, 1200e9, _gib(30.75), f"{_TPU}/v4"),
     "TPU v5 lite": Chip(197e12, 819e9, _gib(15.75), f"{_TPU}/v5e"),
     "TPU v5": Chip(459e12, 2765e9, _gib(95.73), f"{_TPU}/v5p"),
     "TPU v6 lite": Chip(918e12, 1638e9, _gib(31.24), f"{_TPU}/v6e"),

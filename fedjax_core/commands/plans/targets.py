@@ -11,7 +11,7 @@ HERE = "here"
 TPU_CHIPS = ("v2", "v3", "v4", "v5e", "v5p", "v6e")
 TRIED = {("0.10", "0.0.52")}  # jax and libtpu that were seen to work, beside those that jax itself asks for
 _FORM = re.compile(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+){0,2})")
-MISSING = "TPU topologies need the package libtpu: pip install 'fedjax-core[plan]'"
+MISSING = "TPU topologies need the package libtpu"
 ENVIRONMENT = {  # of a process that compiles for a TPU without one
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",  # there is no machine to ask what it is
@@ -68,17 +68,19 @@ def check(targets: Sequence[Target]) -> str | None:
     """Why some of the targets cannot be compiled for here: in one line; None if they can."""
     if all(target.name == HERE for target in targets):
         return None
-    try:
-        version = importlib.metadata.version("libtpu")
-    except importlib.metadata.PackageNotFoundError:
-        return MISSING
     asked = [re.search(r"libtpu==([\d.]+)\.\*", line) for line in importlib.metadata.requires("jax") or ()]
     wanted = next((found[1] for found in asked if found), None)
     minor = ".".join(jax.__version__.split(".")[:2])
+    tried = any(of == minor for of, _ in TRIED)  # then it is what the extra has
+    install = "pip install " + (f"'libtpu=={wanted}.*'" if wanted and not tried else "'fedjax-core[plan]'")
+    try:
+        version = importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        return f"{MISSING}: {install}"
     if wanted is None or f"{version}.".startswith(f"{wanted}.") or (minor, version) in TRIED:
         return None
     known = " or ".join([f"{wanted}.*", *sorted(libtpu for of, libtpu in TRIED if of == minor)])
-    return f"libtpu {version} is not known to fit jax {jax.__version__}, which wants {known}: pip install 'fedjax-core[plan]'"
+    return f"libtpu {version} is not known to fit jax {jax.__version__}, which wants {known}: {install}"
 
 
 def devices(target: Target) -> Sequence[Any]:
@@ -91,7 +93,9 @@ def devices(target: Target) -> Sequence[Any]:
         return jax.devices()
     from jax.experimental import topologies
 
-    more = {"num_slices": target.slices} if target.slices > 1 else {}
+    more: dict[str, Any] = {"num_slices": target.slices} if target.slices > 1 else {}
+    if target.topology.startswith("v4:"):
+        more["chip_config_name"] = "megacore"  # both cores of a chip as one device, as a machine's jax has them
     try:
         return topologies.get_topology_desc(topology_name=target.topology, platform="tpu", **more).devices
     except Exception as error:  # the compiler's own kinds
