@@ -10,10 +10,11 @@ name imports what it names, so a configuration is as trustworthy as the code tha
 """
 
 import ast
+import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from fedjax_core import outside, values
@@ -22,6 +23,7 @@ from fedjax_core.values import did_you_mean
 T = TypeVar("T", bound=NamedTuple)
 BUILT_IN = "built in"
 LONGEST = 20_000  # signs of a spec
+_noting: list[list[Callable]] = []
 
 
 class Found(NamedTuple):
@@ -148,10 +150,10 @@ def lookup(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Cont
     if name in builtin or (first in builtin and first in prefixes):
         return builtin[name if name in builtin else first], BUILT_IN
     if outside.PLACE.fullmatch(name):
-        return outside.member(what, name)
+        return _noted(*outside.member(what, name))
     brought = outside.announced(what)
     if name in brought:
-        return outside.load(what, name)
+        return _noted(*outside.load(what, name))
     names = [*builtin, *brought]
     looked = (
         f" Looked in those built in and in entry points of the group {outside.GROUPS[what]!r}; " if what in outside.GROUPS else ""
@@ -160,6 +162,23 @@ def lookup(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Cont
     raise ValueError(
         f"unknown {what} {values.short(name)}; allowed: {', '.join(names)}.{did_you_mean(name, names)}{looked}{others}"
     )
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[list[Callable]]:
+    """A list of what is found meanwhile that is not built in."""
+    found: list[Callable] = []
+    _noting.append(found)
+    try:
+        yield found
+    finally:
+        _noting.remove(found)
+
+
+def _noted(function: Callable, origin: str) -> tuple[Callable, str]:
+    for found in _noting:
+        found.append(function)
+    return function, origin
 
 
 def check(what: str, function: Callable, given: Iterable[str], options: Mapping[str, Any], prefix: str | None = None) -> None:

@@ -10,9 +10,12 @@ The config is named as for `fedjax-core run`. Neither data nor weights are read,
 pip install 'fedjax-core[plan]'. Without --topology the plan is for the devices that are here.
 """
 
+import contextlib
 import logging
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -92,17 +95,18 @@ def main(arguments: Sequence[str]) -> int:
         experiment.check(given.config)
         if why := targets.check(wanted):
             raise ValueError(why)
-        plan = planned.planned(
-            given.config.to_dict(),
-            wanted,
-            parts=tuple(part for part in PARTS if part in given.programs),
-            counts=counts,
-            tries=given.search,
-            seconds=given.limit,
-            folder=given.kept or None,
-            fresh=given.fresh,
-            say=report.say,
-        )
+        with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+            plan = planned.planned(
+                given.config.to_dict(),
+                wanted,
+                parts=tuple(part for part in PARTS if part in given.programs),
+                counts=counts,
+                tries=given.search,
+                seconds=given.limit,
+                folder=given.kept or None,
+                fresh=given.fresh,
+                say=report.say,
+            )
         sys.stdout.write(f"{written.text(plan)}\n")
         if given.json:
             write_json(given.json, plan)
@@ -111,6 +115,23 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, TypeError, OSError) as error:
         return report.fail(error, 1)
     return 0 if planned.fits(plan) else 1
+
+
+@contextlib.contextmanager
+def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """Takes them as Ctrl-C, so that the process that compiles ends too."""
+
+    def leave(number: int, frame: object) -> None:
+        del frame
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    mine = signals if threading.current_thread() is threading.main_thread() else ()
+    before = {one: signal.signal(one, leave) for one in mine}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, signal.SIG_DFL if handler is None else handler)
 
 
 def _counts(given: Any) -> Counts:

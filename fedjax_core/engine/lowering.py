@@ -14,6 +14,7 @@ from fedjax_core.engine.rows import Streamed
 from fedjax_core.engine.simulation import Simulation
 
 START, ROUND, EVALUATION = PARTS = ("start", "round", "evaluation")
+SCORED_ROUND = f"{EVALUATION}: scored round"
 
 
 def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str, Callable[[], Traced]]:
@@ -49,7 +50,7 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
                     _reads(sim, held, ids, ("index",), whole), state.server, key, places, states(g, len(ids))[0]
                 )
     if ROUND in parts:
-        ids, drawn = np.arange(sim.cohort, dtype=np.int32), put(jax.eval_shape(sim._draw, held, key, number))
+        ids, drawn = np.arange(sim.places, dtype=np.int32), put(jax.eval_shape(sim._draw, held, key, number))
         of_round = _reads(sim, held, ids, ("index",), whole)
         if on_host:
             cohort = [states(g, len(of_group.ids)) for g, (of_group, _) in enumerate(drawn)]
@@ -89,8 +90,8 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
                     _reads(sim, held, ids, tables, whole), state.server, number, key, put(ids)
                 )
         if "post_local" in sim.evaluation.scopes and not on_host:
-            both = _reads(sim, held, np.arange(sim.cohort, dtype=np.int32), ("index", "test_index"), whole)
-            found[f"{EVALUATION}: scored round"] = lambda: sim._scored.trace(both, state, number)
+            both = _reads(sim, held, np.arange(sim.places, dtype=np.int32), ("index", "test_index"), whole)
+            found[SCORED_ROUND] = lambda: sim._scored.trace(both, state, number)
     return found
 
 

@@ -216,6 +216,7 @@ def _plan(asked: Asked, population: int, devices: Sequence[Any] | None) -> paral
         return None
     cohort = population if asked.cohort is None else asked.cohort
     number = cohorts.number(cohort, population)
+    number = cohorts.places(number, population) if asked.sampling == "poisson" else number
     return parallel.choose(number, chunk=asked.chunk, devices=asked.devices, model=asked.model, among=devices)
 
 

@@ -53,8 +53,9 @@ def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
       ValueError, OSError: as `prepare`.
     """
     check(own)
-    folder = Path(own.folder) if own.folder is not None else pretrained.installed(str(own.package))
-    model = described(folder, own, None if (folder / pretrained.CONFIG).is_file() else KNOWN.get(folder.name))
+    file = described_in(own)
+    folder = file.parent
+    model = described(folder, own, None if file.is_file() else KNOWN.get(folder.name))
     rows = sizes.rows or 1000 * clients
     encoder = isinstance(model, Encoder)
 
@@ -75,3 +76,12 @@ def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
     options = {"tokens": tokens, "mask": tokens == 0} if encoder else None
     divided = instructions.Divided([], [], tuple(train), tuple(test), names)
     return Prepared(data, model, options, own, folder, divided, (of.leave_out,), ())
+
+
+def described_in(own: Spec) -> Path:
+    """The config.json of a model, whether or not it is there.
+
+    Raises:
+      FileNotFoundError: its package is not installed.
+    """
+    return (Path(own.folder) if own.folder is not None else pretrained.installed(str(own.package))) / pretrained.CONFIG

@@ -56,7 +56,11 @@ def about(sim: Simulation) -> dict[str, Any]:
         "data on": sim.placed.where,
         "population": sim.population,
         "cohort": sim.cohort,
+        "places": sim.places,
         "rows": {"all": int(sizes.sum()), "mean": float(sizes.mean()), "most": int(sizes.max())},
+        "processes": len({device.process_index for device in sim.mesh.devices.flat}),
+        "hold": sim.hold,
+        "divided": sim.divided,
         "chip": None if chip is None else {"flops": chip.flops, "bandwidth": chip.bandwidth, "source": chip.source},
         "bytes": parts(sim),
     }
@@ -75,8 +79,19 @@ def parts(sim: Simulation) -> dict[str, float]:
     }
 
 
-def analysed(traced: Any, sim: Simulation) -> dict[str, Any]:
-    """One program, compiled; "short" is by how many bytes it does not fit."""
+def present(sim: Simulation) -> float:
+    """How many of a round's places are taken by clients that come back, on average."""
+    return sim.cohort / sim.places * (1 - sim.dropout)
+
+
+def analysed(traced: Any, sim: Simulation, part: float = 1.0) -> dict[str, Any]:
+    """One program, compiled; "short" is by how many bytes it does not fit.
+
+    Args:
+      traced: it.
+      sim: whose it is.
+      part: of its places for clients that are taken, on average.
+    """
     clock = time.perf_counter()
     lowered = lowering.lowered(traced)
     before = time.perf_counter() - clock
@@ -91,7 +106,7 @@ def analysed(traced: Any, sim: Simulation) -> dict[str, Any]:
     text, sizes = hlo.Program(compiled.as_text() or ""), compiled.memory_analysis()
     if sizes is None:
         raise ValueError("this jax's compiler does not tell how much memory its programs take")
-    clients = loops.Clients(RowLists.of(sim.data.train_index).size)
+    clients = loops.Clients(RowLists.of(sim.data.train_index).size, part)
     need = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return {
         "fits": True,
@@ -99,7 +114,7 @@ def analysed(traced: Any, sim: Simulation) -> dict[str, Any]:
         "temporary": sizes.temp_size_in_bytes,
         "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
         "peak": max(need, getattr(sizes, "peak_memory_in_bytes", 0)),
-        "flops": flops.count(traced.jaxpr, clients.trips) / sim.plan.model,  # as if all products were divided evenly
+        "flops": flops.count(traced.jaxpr, clients.trips) / (sim.plan.model if sim.divided else 1),  # at least so many
         "traffic": text.traffic(clients.trips),
         "collectives": [one._asdict() for one in text.collectives(clients.trips)],
         "seconds": time.perf_counter() - clock,
@@ -128,7 +143,12 @@ def main() -> None:
             write_json(out, done)
             for name in (name for name in programs if name not in asked["done"]):
                 signal.alarm(asked["seconds"])
-                done["programs"][name] = analysed(programs[name](), sim)
+                part = present(sim) if name in (lowering.ROUND, lowering.SCORED_ROUND) else 1.0
+                try:
+                    done["programs"][name] = analysed(programs[name](), sim, part)
+                except (ValueError, TypeError, OSError) as error:  # of this program; the others are compiled all the same
+                    said = " ".join(str(error).split())
+                    done["programs"][name] = {"fits": None, "says": said, "limit_s": asked["seconds"]}
                 write_json(out, done)
     except (ValueError, TypeError, OSError) as error:
         done["error"] = " ".join(str(error).split())

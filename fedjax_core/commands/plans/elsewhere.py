@@ -1,5 +1,6 @@
 """Compiling in other processes, one program at a time and within a time, and keeping what was found."""
 
+import functools
 import hashlib
 import inspect
 import json
@@ -13,16 +14,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_core import experiment
-from fedjax_core.by_name import BUILT_IN
+from fedjax_core import by_name, experiment
 from fedjax_core.commands import shipped
 from fedjax_core.commands.plans import targets
+from fedjax_core.data import memory
 from fedjax_core.experiment.stand_in import Counts
+from fedjax_core.language import stand_in as language
 from fedjax_core.storage.json_files import plain, read_json, write_json
 
 KEPT = os.path.join("~", ".cache", "fedjax_core", "plan")
 _NOT_COMPILED = ("seed", "rounds", "checkpoint", "callbacks", "profile", "data.dir")  # fields of which no program depends
 _NOT_COMPILED += tuple(f"evaluation.{name}" for name in ("every", "last_k", "select", "patience", "until", "targets"))
+_COMPILED = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE")
+_COMPILED += ("JAX_NUMPY_DTYPE_PROMOTION", "LIBTPU_INIT_ARGS")  # of the environment, what programs depend on
+_HERE = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS")
+_HERE += ("XLA_PYTHON_CLIENT_MEM_FRACTION", "NVIDIA_TF32_OVERRIDE")  # and of what is here
+_ASKED = """import json, jax
+first = jax.local_devices()[0]
+print(json.dumps([first.platform, first.device_kind, jax.device_count(), (first.memory_stats() or {}).get("bytes_limit")]))"""
 _OVERHEAD = 120  # seconds that a process may take beside compiling, to import and to end
 
 
@@ -90,33 +99,61 @@ def _further(job: Job, found: dict[str, Any], place: Path) -> dict[str, Any]:
     if not found:
         place.unlink(missing_ok=True)
     command, text = [sys.executable, "-m", "fedjax_core.commands.plans.compiling"], json.dumps(plain(asked))
-    longest = 20 * job.seconds + _OVERHEAD
     try:
-        ended = subprocess.run(command, input=text, text=True, capture_output=True, env=environment, timeout=longest, check=False)
+        ended = subprocess.run(
+            command, input=text, text=True, capture_output=True, env=environment, check=False, timeout=_longest(job.seconds)
+        )
         status, said = ended.returncode, ended.stderr
     except subprocess.TimeoutExpired as error:
-        status, said = -signal.SIGALRM, str(error)
+        status, said = None, str(error)
     new = read_json(place) if place.is_file() else {"programs": {}}
+    says = _why(status, said, job.seconds)
+    if "error" in new and "there" in found:  # what was compiled before stays
+        new, says = found, new["error"]
     if "error" in new or "there" not in new:
         place.unlink(missing_ok=True)
-        why = f"{job.target.name}: {_why(status, said, job.seconds)}, before anything was compiled"
+        why = f"{job.target.name}: {says}, before anything was compiled"
         raise ValueError(new.get("error", why))
     left = [name for name in new["there"] if name not in new["programs"]]
-    if left:
-        new["programs"][left[0]] = {"fits": None, "says": _why(status, said, job.seconds), "limit_s": job.seconds}
+    if left and (status is not None or set(new["programs"]) == set(asked["done"])):  # else it had much to do, and another goes on
+        new["programs"][left[0]] = {"fits": None, "says": says, "limit_s": job.seconds}
         write_json(place, new)
     return new
 
 
-def _why(status: int, said: str, seconds: int) -> str:
+def _why(status: int | None, said: str, seconds: int) -> str:
+    if status is None:
+        return f"its process did not end in {_longest(seconds)} s, though no program may take more than {seconds} s (--limit)"
     if status == -signal.SIGALRM:
         return f"not compiled in {seconds} s (--limit)"
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return f"the compiler ended its process ({status}): {lines[-1][:200] if lines else 'it said nothing'}"
 
 
+def _longest(seconds: int) -> int:
+    """Seconds that a process may take with all its programs."""
+    return 20 * seconds + _OVERHEAD
+
+
+@functools.cache
+def here() -> tuple[Any, ...]:
+    """What the devices here are, by a process of its own: this one keeps off them.
+
+    Raises:
+      ValueError: jax finds none; one line.
+    """
+    environment = dict(os.environ) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    ended = subprocess.run([sys.executable, "-c", _ASKED], text=True, capture_output=True, env=environment, check=False)
+    if ended.returncode:
+        raise ValueError(f"{targets.HERE}: {_why(ended.returncode, ended.stderr, 0)}")
+    affinity = getattr(os, "sched_getaffinity", None)  # of a CPU each core is a device
+    cores = len(affinity(0)) if affinity else os.cpu_count()
+    return *json.loads(ended.stdout.splitlines()[-1]), cores, memory.there()
+
+
 def key(job: Job) -> str:
-    """A digest of all that a result depends on: what of the config is compiled, target, data's size, versions, and sources."""
+    """A digest of all that a result depends on: what of the config is compiled, target, devices that are here, data's size,
+    versions, environment, and sources."""
     config = json.loads(json.dumps(plain(job.config)))
     for field in _NOT_COMPILED:
         *above, last = field.split(".")
@@ -124,9 +161,13 @@ def key(job: Job) -> str:
         for name in above:
             place = place.get(name, {})
         place.pop(last, None)
+    is_here = job.target.name == targets.HERE
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")}
-    flags = [os.environ.get(name) for name in ("LIBTPU_INIT_ARGS", *(("XLA_FLAGS",) if job.target.name == targets.HERE else ()))]
-    said = [config, job.target.name, list(job.parts), list(job.counts), versions, flags]
+    plugins = [point.dist for point in metadata.entry_points(group="jax_plugins") if point.dist]
+    versions |= {plugin.name: plugin.version for plugin in plugins}
+    flags = {name: os.environ.get(name) for name in (*_COMPILED, *(_HERE if is_here else ()))}
+    devices = here() if is_here else None
+    said = [config, job.target.name, devices, list(job.parts), list(job.counts), versions, flags]
     digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode())
     for file in sources(job.config):
         digest.update(file.read_bytes())
@@ -141,15 +182,16 @@ def _version(package: str) -> str | None:
 
 
 def sources(config: dict[str, Any]) -> Sequence[Path]:
-    """The files with what is compiled: the library's, the methods', and of what a config names from outside its file."""
+    """Files with what is compiled: the library, the methods, what a config names from outside, a language model's config.json."""
     from ml_collections import ConfigDict
 
     from fedjax_core.experiment.runs import tuples
 
-    asked = experiment.resolve(ConfigDict(tuples(config)))
-    outside = [one for one in (asked.method, *(network.found for network in asked.networks)) if one.origin != BUILT_IN]
-    functions = [one.function for one in outside] + list(asked.scores.values()) + ([asked.loss] if asked.loss else [])
-    found = {Path(file) for file in (_file(function) for function in functions) if file}
+    with by_name.noting() as outside:
+        asked = experiment.resolve(ConfigDict(tuples(config)))
+    found = {Path(file) for file in map(_file, outside) if file}
+    of_texts = [one.found() for one in asked.networks if one.found.function is language.Spec]
+    found |= {file.resolve() for file in map(language.described_in, of_texts) if file.is_file()}
     for package in ("fedjax_core", "methods"):
         found |= {file for file in (shipped.HOME / package).rglob("*.py") if "reporting" not in file.parts}
     return sorted(found)

@@ -13,15 +13,17 @@ class Clients(NamedTuple):
 
     Attributes:
       size: [N] training rows of each.
+      part: how many of the places that a program has for clients are taken, on average. A client that is absent takes no step.
     """
 
     size: np.ndarray
+    part: float = 1.0
 
     def trips(self, name: str) -> float | None:
-        """How often a loop of this name runs, on average over the clients; None for a name that says nothing of rows.
+        """How often a loop of this name runs, on average over the places; None for a name that says nothing of rows.
 
         >>> Clients(np.array([10, 30])).trips("jit(many)/while/body/batches_of_20/while")
         1.5
         """
         found = _NAME.search(name)
-        return None if found is None else float(np.mean(-(-self.size // int(found[1]))))
+        return None if found is None else self.part * float(np.mean(-(-self.size // int(found[1]))))

@@ -49,7 +49,7 @@ def planned(
         about = first["about"]
         programs = {name: _judged(first["programs"][name], name, about) for name in first["there"]}
         plan = about["plan"]
-        chunk, most = plan["chunk"], -(-about["cohort"] // (plan["devices"] // plan.get("model", 1)))
+        chunk, most = plan["chunk"], -(-about["places"] // (plan["devices"] // plan.get("model", 1)))
         of_round = programs.get(ROUND)
         largest = None
         if of_round is not None and tries:

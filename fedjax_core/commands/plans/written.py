@@ -30,6 +30,10 @@ def _target(one: Mapping[str, Any]) -> str:
     lines = [head, *table([HEAD, *(_row(name, program) for name, program in one["programs"].items())])]
     says = {program["says"] for program in one["programs"].values() if "says" in program}
     lines += [f"  {line}" for line in sorted(says)]
+    if about["processes"] > 1 and about["hold"] != "device":
+        lines.append(f"  Not counted: what {about['processes']} processes exchange of client states (plan.hold={about['hold']}).")
+    if about["plan"].get("model", 1) > 1 and not about["divided"]:
+        lines.append("  No array is divided by plan.model: each device holds and computes networks whole.")
     if chunk:
         end = "" if chunk["exact"] else f"; {chunk['below']} do not, between them nothing was tried"
         whole = " (all that a device has)" if chunk["chunk"] == one["clients of a device"] else ""

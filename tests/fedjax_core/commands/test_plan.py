@@ -2,15 +2,21 @@
 
 import functools
 import importlib.metadata
+import io
 import json
+import os
+import signal
 import subprocess
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import topologies
 from jax.sharding import PartitionSpec
 
 from configs import fedavg, fedopt_femnist, fedpft
@@ -18,12 +24,14 @@ from configs import fedoa as fedoa_config
 from fedjax_core import experiment, nn
 from fedjax_core.algorithm import ClientData, Examples
 from fedjax_core.commands import plan
-from fedjax_core.commands.plans import advice, chunks, elsewhere, flops, hlo, loops, planned, targets, written
-from fedjax_core.engine import chips, lowering
+from fedjax_core.commands.plans import advice, chunks, compiling, elsewhere, flops, hlo, loops, planned, targets, written
+from fedjax_core.engine import chips, lowering, parallel
+from fedjax_core.engine.lowering import PARTS
 from fedjax_core.experiment import stand_in
 from fedjax_core.experiment.stand_in import Counts
 from fedjax_core.learning import training
 from fedjax_core.nn.conv import compiled_for, describe
+from fedjax_core.storage.json_files import plain
 
 ROWS = loops.Clients(np.array([10, 10]))
 
@@ -178,6 +186,14 @@ def test_what_is_no_target(text, says):
         targets.parse(text)
 
 
+def test_a_chip_of_v4_is_one_device(monkeypatch):
+    asked = []
+    monkeypatch.setattr(topologies, "get_topology_desc", lambda **given: asked.append(given) or SimpleNamespace(devices=()))
+    for target in targets.parse("v4:2x2x1,v5p:2x2x1"):
+        targets.devices(target)
+    assert [one.get("chip_config_name") for one in asked] == ["megacore", None]
+
+
 def test_targets_and_their_compiler(monkeypatch):
     found = targets.parse("v5e:16x16, 2*v6e:4x4,here")
     assert found == [targets.Target("v5e:16x16", 1, "v5e:16x16"), targets.Target("2*v6e:4x4", 2, "v6e:4x4"), targets.Target("here")]
@@ -191,7 +207,11 @@ def test_targets_and_their_compiler(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert "libtpu 0.0.12 is not known to fit jax" in str(targets.check(found))
     versions.clear()
-    assert targets.check(found) == targets.MISSING
+    assert targets.check(found) == f"{targets.MISSING}: pip install 'fedjax-core[plan]'"
+    with monkeypatch.context() as newer:  # another jax than the extra's compiler is for
+        newer.setattr(targets, "TRIED", {("0.9", "0.0.40")})
+        newer.setattr(importlib.metadata, "requires", lambda package: ['libtpu==0.0.60.*; extra == "tpu"'])
+        assert str(targets.check(found)).endswith("pip install 'libtpu==0.0.60.*'")
     assert targets.check(found[2:]) is None
 
 
@@ -274,6 +294,10 @@ ABOUT = {
     "data on": "device",
     "population": 40,
     "cohort": 32,
+    "places": 32,
+    "processes": 1,
+    "hold": "device",
+    "divided": False,
     "rows": {"all": 400, "mean": 10.0, "most": 20},
     "chip": chips.CHIPS["TPU v5 lite"]._asdict(),
     "bytes": {"rows of data": 300.0, "frozen and public arrays": 0.0, "client states": 200.0, "server state": 10.0},
@@ -372,12 +396,143 @@ def test_what_cannot_be_built_is_said_and_not_kept(monkeypatch, tmp_path, found,
     assert not list((tmp_path / "kept").iterdir())
 
 
-def test_keys_know_what_programs_depend_on():
+@pytest.mark.parametrize("finished", [0, 1])
+def test_a_process_that_takes_too_long_with_all_its_programs(monkeypatch, tmp_path, finished):
+    calls = []
+
+    def late(command, *, input, timeout, **options):  # noqa: A002
+        asked = json.loads(input)
+        calls.append(list(asked["done"]))
+        if len(calls) == 2:
+            return Compiler()(command, input=input)
+        of_start = {"start": {"fits": True, "peak": 10, "collectives": []}} if finished else {}
+        with open(asked["out"], "w") as file:
+            json.dump({"about": ABOUT, "there": ["start", "round"], "programs": of_start}, file)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    job = elsewhere.Job(config().to_dict(), targets.parse("v5e:2x2")[0], ("start", "round"), Counts(), 5)
+    programs = elsewhere.compiled(job, tmp_path)["programs"]
+    assert calls == [[], ["start"]]
+    assert programs["start"].get("says", "").startswith("" if finished else "its process did not end in 220 s")
+    assert programs["start"]["fits"] is (True if finished else None)
+    assert programs["round"]["fits"]  # it is not blamed
+
+
+def test_what_was_compiled_before_an_error_stays(monkeypatch, tmp_path):
+    compiler = Compiler(bad=("round",))
+
+    def breaks(command, *, input, **options):  # noqa: A002
+        asked = json.loads(input)
+        if asked["done"]:
+            with open(asked["out"], "w") as file:
+                json.dump({"programs": asked["done"], "error": "no such file"}, file)
+            return subprocess.CompletedProcess(command, 0, "", "")
+        return compiler(command, input=input)
+
+    monkeypatch.setattr(subprocess, "run", breaks)
+    job = elsewhere.Job(config().to_dict(), targets.parse("v5e:2x2")[0], PARTS, Counts(), 5)
+    programs = elsewhere.compiled(job, tmp_path)["programs"]
+    assert programs["start"]["fits"]
+    assert programs["evaluation: server"] == {"fits": None, "says": "no such file", "limit_s": 5}
+
+
+def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
+    out = tmp_path / "found.json"
+    asked = {"config": config().to_dict(), "counts": Counts()._asdict(), "target": ["here", 1, ""], "parts": ["start", "round"]}
+    asked |= {"done": {}, "seconds": 60, "out": str(out), "cores": False}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(plain(asked))))
+
+    def analysed(traced, sim, part):
+        if part == 1.0:  # the start: of the round's clients some drop out
+            return {"fits": True}
+        raise ValueError("this program\nis bad")
+
+    monkeypatch.setattr(compiling, "analysed", analysed)
+    sim: Any = SimpleNamespace(cohort=8, places=16, dropout=0.5)
+    monkeypatch.setattr(compiling, "simulation", lambda *_: sim)
+    monkeypatch.setattr(compiling, "about", lambda sim: {})
+    monkeypatch.setattr(lowering, "programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
+    compiling.main()
+    found = json.loads(out.read_text())
+    assert "error" not in found
+    assert found["programs"] == {"start": {"fits": True}, "round": {"fits": None, "says": "this program is bad", "limit_s": 60}}
+    assert compiling.present(sim) == 0.25
+    assert loops.Clients(np.array([10, 30]), 0.25).trips("batches_of_20") == 1.5 / 4
+
+
+def test_cohorts_by_poisson_are_planned_with_all_their_places():
+    of = config()
+    of.data.clients, of.cohort.fraction, of.cohort.sampling = 40, 0.1, "poisson"
+    of.plan.chunk, of.plan.devices = 100, 1
+    kind = stand_in.kind(experiment.resolve(of))
+    sim = experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:1])
+    assert sim.cohort == 4 < sim.places == sim.plan.chunk
+    assert compiling.about(sim)["places"] == sim.places
+
+
+def test_several_processes_are_those_of_the_topology(monkeypatch):
+    device = lambda process: SimpleNamespace(process_index=process, platform="tpu")
+    four = [device(0), device(0), device(1), device(1)]
+    with pytest.raises(ValueError, match=r"plan\.model=2: a network is divided over devices of one process, and there are 2"):
+        parallel.choose(8, model=2, among=four)
+    with pytest.raises(ValueError, match=r"plan\.devices=2 leaves 1 of 2 processes without a device"):
+        parallel.choose(8, devices=2, among=four)
+    assert parallel.choose(2, devices=3, among=four).devices == 3
+    assert parallel.choose(2, among=four).devices == 4
+    monkeypatch.setitem(ABOUT["bytes"], "server state", 900.0)
+    assert any("plan.model" in sentence for sentence in advice.advice(config().to_dict(), ABOUT, 1))
+    assert not any("plan.model" in sentence for sentence in advice.advice(config().to_dict(), ABOUT | {"processes": 2}, 1))
+
+
+def test_a_plan_says_what_is_not_counted(monkeypatch, tmp_path):
+    monkeypatch.setitem(ABOUT, "processes", 4)
+    monkeypatch.setitem(ABOUT, "hold", "host")
+    assert "Not counted: what 4 processes exchange" in written.text(made(monkeypatch, tmp_path, Compiler(), tries=0))
+
+
+def test_a_termination_ends_the_process_that_compiles_too(monkeypatch, capsys, tmp_path):
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def run(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)  # an exception ends what `subprocess.run` has started
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    try:
+        assert planning(["fedavg:smoke", "--topology=here", "--kept="]) == 130
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_keys_know_what_programs_depend_on(monkeypatch):
+    monkeypatch.setattr(elsewhere, "here", lambda: ("gpu", "NVIDIA H200", 8, 2**37))
     job = elsewhere.Job(config().to_dict(), targets.Target("here"), ("round",), Counts(), 60)
     other = lambda **changed: elsewhere.key(job._replace(config=config().to_dict() | changed))
     assert elsewhere.key(job) == other(rounds=9) == other(seed=3) == elsewhere.key(job._replace(seconds=9))
     assert len({elsewhere.key(job), other(models=("mlp",)), elsewhere.key(elsewhere.with_chunk(job, 3))}) == 3
     assert elsewhere.key(job) != elsewhere.key(job._replace(counts=Counts(rows=3)))
+    before = elsewhere.key(job)
+    with monkeypatch.context() as others:
+        others.setattr(elsewhere, "here", lambda: ("gpu", "NVIDIA A100-SXM4-40GB", 8, 2**35))
+        assert elsewhere.key(job) != before
+    with monkeypatch.context() as others:
+        others.setenv("JAX_ENABLE_X64", "1")
+        assert elsewhere.key(job) != before
+
+
+def test_what_a_config_names_from_outside_is_known_by_its_text(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def keep():\n    return lambda part: part\n\n\ndef decide(scale: float = 1.0):\n    return None\n")
+    of = config()
+    of.data.partition = f"{file}:decide"
+    assert file in elsewhere.sources(of.to_dict())
+    of = fedoa_config.get_config("paper")
+    (tmp_path / "config.json").write_text("{}")
+    of.models = (f"pretrained(folder={str(tmp_path)!r}, limit=512)",)
+    assert (tmp_path / "config.json").resolve() in elsewhere.sources(of.to_dict())
 
 
 def planning(arguments):
