@@ -230,8 +230,8 @@ def test_fewer_devices_are_said_aloud_and_agree_to_rounding(launcher, command, p
     straight, resumed = on_two_devices[0], shutil.copytree(on_two_devices[1], place / "two then one")
     ended = launcher.run(*command("fedavg", resumed), environment=devices(1))
     assert ended.status == 0, ended.err
-    assert "the client loop's plan was Plan(chunk=1, devices=2), it is Plan(chunk=1, devices=1) now" in ended.err
-    assert read_json(resumed / "run.json")["plan"] == {"chunk": 1, "devices": 1}
+    assert "the client loop's plan was Plan(chunk=1, devices=2, model=1), it is Plan(chunk=1, devices=1, model=1) now" in ended.err
+    assert read_json(resumed / "run.json")["plan"] == {"chunk": 1, "devices": 1, "model": 1}
     assert_close(resumed, straight)
 
 
@@ -240,5 +240,5 @@ def test_a_plan_that_is_asked_for_wins_and_is_said_aloud(launcher, command, alon
     assert launcher.run(*command("fedavg", directory, "--config.rounds=6")).status == 0
     ended = launcher.run(*command("fedavg", directory, "--config.plan.devices=1", "--config.plan.chunk=3"))
     assert ended.status == 0, ended.err
-    assert "it is Plan(chunk=3, devices=1) now (as asked)" in ended.err
+    assert "it is Plan(chunk=3, devices=1, model=1) now (as asked)" in ended.err
     assert_close(directory, alone("fedavg"))

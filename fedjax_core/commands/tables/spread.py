@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core import by_name
+from fedjax_core.engine.scores import ByClient
 from fedjax_core.reporting import clients, resampling, words
 
 FILES = {"last": clients.LAST, "selected": clients.SELECTED}  # by a measure's statistic
@@ -116,9 +117,15 @@ def read(run: Path, measure: Any, score: str | None, done: int) -> tuple[str, Va
                 f"measure {measure.label!r}: {file} is of round {of}, not {done}; remove its directory to run it again"
             )
         wanted = next((name for name in measure.scores if name in found.scores), None)
-        return None if wanted is None else (wanted, Values(found.ids, found.rows, found.scores[wanted]))
-    values = found.scores.get(score.rpartition("/")[0])
-    return (score, Values(found.ids, found.rows, values)) if of == done and values is not None else None
+        return None if wanted is None else (wanted, _scored(found, wanted))
+    name = score.rpartition("/")[0]
+    return (score, _scored(found, name)) if of == done and name in found.scores else None
+
+
+def _scored(found: ByClient, name: str) -> Values:
+    """Of the clients that have the score alone: the file also has those of other scores, such as unseen ones."""
+    has = np.isfinite(found.scores[name])
+    return Values(found.ids[has], found.rows[has], found.scores[name][has])
 
 
 def number(measure: Any, score: str, found: Values) -> float:

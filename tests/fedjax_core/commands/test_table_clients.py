@@ -11,7 +11,7 @@ import pytest
 from configs.tables.base import Column, Measure, Row
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import latex
+from fedjax_core.commands.tables import latex, spread
 from fedjax_core.engine.scores import ByClient
 from fedjax_core.reporting import clients, report
 from tests.fedjax_core.commands.test_table import definition, get_config, run
@@ -218,7 +218,7 @@ def test_clients_that_are_not_those_of_the_named_row_leave_the_cell_empty(fake):
     results = {}
     for cell in every:
         number = 1 if cell.row == "Same" else N
-        found = tables.results.spread.Values(np.arange(number), np.ones(number), values(cell.row, 0)[:number])
+        found = spread.Values(np.arange(number), np.ones(number), values(cell.row, 0)[:number])
         one = {"worse off": float("nan")}, {"worse off": OWN}, {}, 1.0, 1.0, 0.0, 0.0, {"worse off": found}
         results[cell.name] = tables.Result(*one)
     contents = tables.Contents(made, "smoke", every, results, {})
@@ -226,3 +226,25 @@ def test_clients_that_are_not_those_of_the_named_row_leave_the_cell_empty(fake):
     assert "| Same |  |" in text
     assert "| Better | 0.00 |" in text
     assert "nan" not in text + latex.latex(contents)
+
+
+def test_clients_of_other_scores_in_the_file_are_no_other_clients(tmp_path):
+    """FedAvg scores unseen clients too, Local cannot; their own test rows are those of the same five clients all the same."""
+    own, unseen = np.r_[np.full(5, 0.5), np.full(2, np.nan)], np.r_[np.full(5, np.nan), np.ones(2)]
+    files = {
+        "fedavg": ByClient(np.arange(7), np.full(7, 4), {GLOBAL: own, "test/global/unseen/accuracy": unseen}),
+        "local": ByClient(np.arange(5), np.full(5, 4), {OWN: np.linspace(0, 1, 5)}),
+    }
+    found = []
+    for name, of in files.items():
+        (tmp_path / name).mkdir()
+        clients.write(tmp_path / name / clients.LAST, 3, of)
+        found.append(spread.read(tmp_path / name, WORSE, None, 3))
+    (score, fedavg), (_, local) = found
+    assert spread.alike(fedavg, local)
+    worse = spread.worse(fedavg, score, local)
+    assert worse is not None
+    assert worse.values.tolist() == [0, 0, 0, 1, 1]
+    single = spread.read(tmp_path / "fedavg", MEAN, f"{GLOBAL}/mean", 3)
+    assert single is not None
+    assert len(single[1].values) == 5
