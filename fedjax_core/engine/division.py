@@ -61,7 +61,8 @@ def layout(fed: Federation, held: Held, shapes: Shapes) -> Layout:
     axes = [model.model_axes for model in models]
     for model in models:
         if not model.model_axes:
-            _whole(model.name, fed.plan.model)
+            what = f"the network {model.name!r} does not say how it is divided (model_axes)"
+            _tell(f"plan.model={fed.plan.model}: {what}, so each device holds all of it")
     for task, client, model in zip(held.tasks, (group.client for group in shapes.groups), models, strict=True):
         if model.model_axes:
             _kept_whole(model.name, (task, shapes.groups[0].server, client), model.model_axes, fed.plan.model)
@@ -72,13 +73,6 @@ def layout(fed: Federation, held: Held, shapes: Shapes) -> Layout:
     blocks, rows = ([shardings(*each, on, front) for each in zip(states, axes, strict=True)] for front in (None, parallel.AXIS))
     clients = ((),) * len(states) if fed.on_host else tuple(blocks)
     return Layout(everything, State(server, clients, *[cast(Any, whole)] * 2), server, rows, blocks, None)
-
-
-@functools.cache
-def _whole(name: str, devices: int) -> None:
-    """Says it once."""
-    text = "plan.model=%d: the network %r does not say how it is divided (model_axes), so each device holds all of it"
-    log.warning(text, devices, name)
 
 
 def divided(lies: Layout) -> bool:

@@ -260,8 +260,7 @@ def resolve(config: Config) -> Asked:
         said["plan.data"],
         _adversary(said),
         _links(said),
-        said["aggregation.not_finite"] == "leave_out"
-        or (said["aggregation.not_finite"] is None and bool(said["aggregation.rule"] or said["privacy.mechanism"])),
+        _leaves_out(said),
         said["cohort.sampling"] or "fixed",
         *_private(said),
     )
@@ -386,6 +385,12 @@ def _links(said: Mapping[str, Any]) -> tuple[Link, ...]:
     return order([parse(said[field]) for field, parse in parsers.items() if said[field] is not None])
 
 
+def _leaves_out(said: Mapping[str, Any]) -> bool:
+    """Whether clients that send something not finite are left out: as the config says, else where there is a rule or privacy."""
+    asked = said["aggregation.not_finite"]
+    return bool(said["aggregation.rule"] or said["privacy.mechanism"]) if asked is None else asked == "leave_out"
+
+
 def _adversary(said: Mapping[str, Any]) -> Adversary | None:
     attack, fraction = said["adversary.attack"], said["adversary.fraction"]
     if (attack is None) != (fraction is None):
@@ -394,8 +399,7 @@ def _adversary(said: Mapping[str, Any]) -> Adversary | None:
     if attack is None:
         return None
     found = attacks.find(attack, poison.POISONS)
-    stays = said["aggregation.not_finite"] or ("leave_out" if said["aggregation.rule"] or said["privacy.mechanism"] else "end")
-    if any(one.function is attacks.not_finite for one in found) and stays == "end":
+    if any(one.function is attacks.not_finite for one in found) and not _leaves_out(said):
         raise ValueError(
             f"adversary.attack={values.short(attack)} ends the run at once; set aggregation.not_finite='leave_out', or a rule"
         )

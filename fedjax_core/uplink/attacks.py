@@ -23,10 +23,12 @@ from fedjax_core import by_name, values
 from fedjax_core.algorithm import Array
 from fedjax_core.by_name import Found
 from fedjax_core.uplink.link import Carried, Link, Passed
+from fedjax_core.uplink.vectors import mean_of
 from fedjax_core.values import Positive, one_of
 
 Attack = Callable[[Array, Array], Array]
-Factor = Annotated[float, values.Limit("a number", lambda v: abs(v) < values.LARGEST)]
+_NUMBER = values.Limit("a number", lambda v: abs(v) < values.LARGEST)
+Factor = Annotated[float, _NUMBER]
 
 
 class Crafted(NamedTuple):
@@ -60,7 +62,7 @@ def not_finite(value: Annotated[str, one_of("nan", "inf")] = "nan") -> Attack:
     return lambda x, key: jnp.full_like(x, float(value))
 
 
-def alie(z: Annotated[float | None, values.Limit("a number", lambda v: abs(v) < values.LARGEST)] = None) -> Crafted:
+def alie(z: Annotated[float | None, _NUMBER] = None) -> Crafted:
     """Mean of the honest minus z of their standard deviations, coordinate by coordinate: "a little is enough".
 
     Baruch, Baruch, Goldberg. A Little Is Enough: Circumventing Defenses For Distributed Learning. NeurIPS 2019, Algorithm 3. z is
@@ -70,8 +72,8 @@ def alie(z: Annotated[float | None, values.Limit("a number", lambda v: abs(v) < 
 
     def vector(rows, honest, evil, key):
         del key
-        mean = _mean(rows, honest)
-        deviation = jnp.sqrt(_mean((rows - mean[None]) ** 2, honest))
+        mean = mean_of(rows, honest)
+        deviation = jnp.sqrt(mean_of((rows - mean[None]) ** 2, honest))
         if z is not None:
             return mean - z * deviation
         return mean - largest_z(jnp.sum(honest | evil), jnp.sum(evil)) * deviation
@@ -93,17 +95,13 @@ def largest_z(n: Array | int, m: Array | int) -> Array:
 def inner_product(epsilon: Positive = 0.5) -> Crafted:
     """`-epsilon` times the mean of the honest: Xie, Koyejo, Gupta. Fall of Empires: Breaking Byzantine-tolerant SGD by Inner
     Product Manipulation. UAI 2019."""
-    return Crafted(lambda rows, honest, evil, key: -epsilon * _mean(rows, honest))
+    return Crafted(lambda rows, honest, evil, key: -epsilon * mean_of(rows, honest))
 
 
 def mimic() -> Crafted:
     """What one honest client sends, that with the lowest id: Karimireddy, He, Jaggi. Byzantine-Robust Learning on Heterogeneous
     Datasets via Bucketing. ICLR 2022, without its search for the client."""
     return Crafted(lambda rows, honest, evil, key: jnp.where(jnp.any(honest), rows[jnp.argmax(honest)], 0))
-
-
-def _mean(rows: Array, chosen: Array) -> Array:
-    return jnp.sum(jnp.where(chosen[:, None], rows, 0), 0) / jnp.maximum(jnp.sum(chosen), 1)
 
 
 SENT: dict[str, Callable[..., Any]] = {"sign_flip": sign_flip, "scaled": scaled, "noise": noise, "not_finite": not_finite}

@@ -26,7 +26,7 @@ from fedjax_core import by_name, values
 from fedjax_core.algorithm import Array
 from fedjax_core.uplink.distances import nearest, squared
 from fedjax_core.uplink.link import Link, Reduction
-from fedjax_core.uplink.vectors import length
+from fedjax_core.uplink.vectors import length, mean_of
 from fedjax_core.values import AtLeastOne, Positive
 
 Rule = Callable[[Array, Array], Array]
@@ -37,12 +37,6 @@ def counts(there: Array, attackers: float) -> tuple[Array, Array]:
     """(n, f)."""
     n = jnp.sum(there)
     return n, jnp.floor(attackers * n + 1e-4).astype(n.dtype)  # 0.3 of 10 are 3, in float32 too
-
-
-def _mean(rows: Array, chosen: Array) -> Array:
-    """Of the chosen rows [C]; zeros if there are none."""
-    total = jnp.sum(jnp.where(chosen[:, None], rows, 0), 0)
-    return total / jnp.maximum(jnp.sum(chosen), 1)
 
 
 def _sorted(rows: Array, there: Array) -> Array:
@@ -72,7 +66,7 @@ def trimmed_mean(attackers: Attackers = 0.2) -> Rule:
     def rule(rows, there):
         n, f = counts(there, attackers)
         rank = jnp.arange(len(rows))
-        return _mean(_sorted(rows, there), (rank >= f) & (rank < n - f))
+        return mean_of(_sorted(rows, there), (rank >= f) & (rank < n - f))
 
     return rule
 
@@ -95,7 +89,7 @@ def multi_krum(attackers: Attackers = 0.2) -> Rule:
     def rule(rows, there):
         n, f = counts(there, attackers)
         scores = krum_scores(squared(rows, there), there, f)
-        return _mean(rows, there & (_rank(scores) < n - f))
+        return mean_of(rows, there & (_rank(scores) < n - f))
 
     return rule
 
@@ -136,7 +130,7 @@ def bulyan(attackers: Attackers = 0.2) -> Rule:
         away = jnp.where(chosen[:, None], jnp.abs(rows - median()(rows, chosen)[None]), jnp.inf)
         order = jnp.argsort(away, 0, stable=True)
         close = jnp.take_along_axis(rows, order, 0)
-        return _mean(close, jnp.arange(len(rows)) < take - 2 * f)
+        return mean_of(close, jnp.arange(len(rows)) < take - 2 * f)
 
     return rule
 
@@ -172,7 +166,7 @@ def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> Link
         def step(_, v):
             away = rows - v[None]
             shrink = jnp.minimum(1, radius / jnp.maximum(jnp.linalg.norm(away, axis=1), 1e-30))
-            return v + _mean(away * shrink[:, None], there)
+            return v + mean_of(away * shrink[:, None], there)
 
         begin = median()(rows, there) if isinstance(memory, tuple) else memory
         centre = jax.lax.fori_loop(0, iterations, step, begin)

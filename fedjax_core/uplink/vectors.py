@@ -31,3 +31,8 @@ def joined(stacked: PyTree, there: Array) -> PyTree:
     """The sum over the leading axis [C], of those that are `there` [C]."""
     only = lambda x: jnp.where(there.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
     return jax.tree.map(lambda x: jnp.sum(only(x), 0), stacked)
+
+
+def mean_of(rows: Array, chosen: Array) -> Array:
+    """[D], of the chosen [C] of rows [C, D]; zeros if there are none."""
+    return joined(rows, chosen) / jnp.maximum(jnp.sum(chosen), 1)

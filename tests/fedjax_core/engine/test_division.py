@@ -125,7 +125,7 @@ def test_states_of_clients_and_moments_are_divided_off_the_devices_too():
 
 
 def test_a_network_without_rules_stays_whole_which_is_said_once(caplog):
-    division._whole.cache_clear()
+    division._tell.cache_clear()
     build = functools.partial(fedavg, optimizer=training.sgd(0.1), batch=toy.BATCH)
     for _ in range(2):
         sim = simulation.Simulation(toy.groups(build), toy.data(), plan=Plan(1, 8, 2))
