@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import inspect
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name, experiment
+from fedjax_core import by_name, experiment, outside
 from fedjax_core.commands import shipped
 from fedjax_core.commands.plans import targets
 from fedjax_core.data import memory
@@ -187,18 +186,11 @@ def sources(config: dict[str, Any]) -> Sequence[Path]:
 
     from fedjax_core.experiment.runs import tuples
 
-    with by_name.noting() as outside:
+    with by_name.noting() as named:
         asked = experiment.resolve(ConfigDict(tuples(config)))
-    found = {Path(file) for file in map(_file, outside) if file}
+    found = {file for file in map(outside.file_of, named) if file is not None}
     of_texts = [one.found() for one in asked.networks if one.found.function is language.Spec]
     found |= {file.resolve() for file in map(language.described_in, of_texts) if file.is_file()}
     for package in ("fedjax_core", "methods"):
         found |= {file for file in (shipped.HOME / package).rglob("*.py") if "reporting" not in file.parts}
     return sorted(found)
-
-
-def _file(function: Any) -> str | None:
-    try:
-        return inspect.getsourcefile(inspect.unwrap(getattr(function, "func", function)))
-    except TypeError:
-        return None

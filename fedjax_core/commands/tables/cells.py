@@ -3,11 +3,12 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import by_name, experiment
+from fedjax_core import by_name, experiment, outside
 from fedjax_core.commands.tables.definition import Definition, check, slug, targets_of
 from fedjax_core.commands.tables.measures import ANALYSIS
 from fedjax_core.reporting import report
@@ -84,11 +85,12 @@ def cell(
     where = f"{row.label} / {column.label}" + (f" / trial {trial}" if trial and tuned else "")
     try:
         config = _resolved(table, row, column, seed, variant, tuned or {})
-        experiment.check(config)
+        with by_name.noting() as named:
+            experiment.check(config)
         _check_scores(table, config)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {report.one_line(error)}") from error
-    name = f"{slug(row.label)}--{slug(column.label)}--seed{seed}--{_hash(config)}"
+    name = f"{slug(row.label)}--{slug(column.label)}--seed{seed}--{_hash(config, outside.own_files(named))}"
     return Cell(row.label, column.label, seed, config, name, trial)
 
 
@@ -160,16 +162,18 @@ def _fields(config: ConfigDict, prefix: str = "") -> list[str]:
     return found
 
 
-def _hash(config: Any) -> str:
+def _hash(config: Any, files: Sequence[Path]) -> str:
     """Of what makes a run what it is: not how it is spread over devices, saved or summarised, and no field that is not given, so
-    that new fields of configs leave it as it was."""
+    that new fields of configs leave it as it was. `files`: the user's own that the config names, without what these import."""
 
     def given(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in left_out}
         return {key: given(value, f"{prefix}{key}.") if isinstance(value, dict) else value for key, value in kept.items()}
 
-    left_out = set(MAY_DIFFER) - {"rounds", "evaluation.until"}
+    left_out = set(MAY_DIFFER) - {"rounds", "evaluation.until", "evaluation.patience"}  # these say where it ends
     fields = given(plain(config.to_dict()))
+    if files:
+        fields["files"] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import functools
+import math
 import re
 import signal
 import threading
@@ -13,17 +14,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import optax
 import pytest
 
 from configs import base, fedavg, local
 from configs.tables import digits, first
 from configs.tables.base import Column, Measure, Paper, Row, Table
 from configs.tables.fedpft import all_methods as fedpft
-from fedjax_core import experiment
+from fedjax_core import experiment, outside
 from fedjax_core.commands import analyse, table, tables
 from fedjax_core.commands.tables import latex, measures, progress, running, written
 from fedjax_core.reporting import report
 from fedjax_core.storage.json_files import read_json, read_jsonl
+from methods.fedavg import fedavg as fedavg_method
 from tests import test_configs
 
 GLOBAL = Measure("global", ("test/global/accuracy",))
@@ -184,6 +187,21 @@ def test_what_a_name_depends_on():
         assert name(**changes) != plain
     seeds = [cell.config.data.seed for cell in tables.cells(definition(new_partitions=True), "smoke", [0, 3])]
     assert seeds == [0] * 4 + [3] * 4
+
+
+def test_code_of_ones_own_is_in_the_name_of_its_cells_alone(tmp_path):
+    mine = tmp_path / "mine.py"
+    rows = (definition().rows[0], Row("Mine", get_config, {"loss": f"{mine}:loss"}))
+
+    def names(code: str) -> list[str]:
+        mine.write_text(f"def loss(logits, y, mask):\n    {code}\n")
+        return [cell.name for cell in tables.cells(definition(rows=rows), "smoke", [0])[:2]]
+
+    before, changed, again = names("return 0.0"), names("return 1.0"), names("return 0.0")
+    assert before[0] == changed[0] == tables.cells(definition(), "smoke", [0])[0].name
+    assert before[1] != changed[1]
+    assert before == again
+    assert outside.own_files([optax.sgd, math.exp, fedavg_method, get_config]) == [Path(__file__)]
 
 
 def test_changes_apply_from_the_table_to_the_cell():

@@ -96,6 +96,10 @@ def test_runs_that_end_elsewhere_have_other_directories():
     texts = [f"test/global/accuracy >= {value}" for value in (0.8, 0.9)]
     names = {tables.cells(definition(changes={"evaluation.until": text}), "smoke")[0].name for text in texts}
     assert len(names) == 2
+    select = {"evaluation.select": "validation/global/accuracy", "data.validation": 0.2}
+    ends = [{"evaluation.patience": number} for number in (2, 20, None)]
+    names = {tables.cells(definition(changes=select | end), "smoke")[0].name for end in ends}
+    assert len(names | {tables.cells(definition(changes=select), "smoke")[0].name}) == 3, "none is as if it were not there"
 
 
 def test_only_rounds_may_never_be_reached():
