@@ -134,6 +134,8 @@ class Contents(NamedTuple):
         pairs: dict[int, spread.Values] = {}
         for seed in found.keys() & others.keys():
             one, other = found[seed], others[seed]
+            if label not in one.clients or label not in other.clients:  # such as unseen clients, whom one of them cannot serve
+                continue
             shares = spread.worse(one.clients[label], one.scores[label], other.clients[label])
             pairs |= {} if shares is None else {seed: shares}
         return pairs

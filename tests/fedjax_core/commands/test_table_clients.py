@@ -228,6 +228,20 @@ def test_clients_that_are_not_those_of_the_named_row_leave_the_cell_empty(fake):
     assert "nan" not in text + latex.latex(contents)
 
 
+def test_a_row_without_models_for_newcomers_leaves_the_cells_of_all_empty():
+    """Local scores no unseen clients, so nobody is worse off than with it."""
+    unseen = Measure("worse off", ("test/global/unseen/accuracy",), clients="worse_than(row='Local')")
+    made = table(measures=(unseen,), changes={"data.unseen_clients": 0.2})
+    every, results = tables.cells(made, "smoke", [0]), {}
+    for cell in every:
+        some = {unseen.label: spread.Values(np.arange(4), np.ones(4), np.ones(4))} if cell.row == "Better" else {}
+        scored = dict.fromkeys(some, unseen.scores[0])
+        results[cell.name] = tables.Result(dict.fromkeys(some, float("nan")), scored, {}, 1.0, 1.0, 0.0, 0.0, some)
+    contents = tables.Contents(made, "smoke", every, results, {})
+    assert [contents.of_clients(row, "IID", unseen) for row in ROWS] == [{}, {}, {}]
+    assert "| Better |  |" in tables.markdown(contents)
+
+
 def test_clients_of_other_scores_in_the_file_are_no_other_clients(tmp_path):
     """FedAvg scores unseen clients too, Local cannot; their own test rows are those of the same five clients all the same."""
     own, unseen = np.r_[np.full(5, 0.5), np.full(2, np.nan)], np.r_[np.full(5, np.nan), np.ones(2)]
