@@ -173,8 +173,8 @@ def _study(table: Definition, row: Any, column: Any, variant: str) -> Study:
     points = spaces.settings(row.space, search.sampler, search.seed, search.trials - 1, own) if row.space else []
     if len(points) + 1 < search.trials and row.label not in search.fewer:
         raise ValueError(
-            f"{where}: the space has {len(points)} points beside the row's own settings, too few for {search.trials} trials; "
-            "give it more, or name the row in the search's fewer"
+            f"{where}: the space of {', '.join(row.space)} has {len(points)} points beside the row's own settings, too few for "
+            f"{search.trials} trials; give it more, or name the row in the search's fewer"
         )
     shorter = {} if search.rounds is None else {"rounds": search.rounds}
     trials = []

@@ -18,6 +18,7 @@ Space = Mapping[str, Any]
 OF_THE_TABLE = ("seed", "rounds", "data", "task", "cohort", "dropout", "evaluation", "plan", "checkpoint", "callbacks", "profile")
 EDGE = 0.1  # the outer part of an interval, on its own scale
 DIGITS = 4  # of drawn numbers, so that what the table shows is what was tried
+ATTEMPTS = 1000  # draws of one point, where nobody knows how many there are
 
 
 def check(row: str, space: Space) -> None:
@@ -49,7 +50,7 @@ def settings(space: Space, sampler: str, seed: int, number: int, own: Mapping[st
       space: checked, with at least one field.
       sampler: "random" or "grid".
       seed: of the draws.
-      number: how many there may be; there are fewer only if the space has fewer.
+      number: how many there may be; there are fewer only if the space has fewer, or `ATTEMPTS` draws find no other.
       own: the row's settings in the fields of the space.
     """
     fields = list(space)
@@ -61,10 +62,12 @@ def settings(space: Space, sampler: str, seed: int, number: int, own: Mapping[st
     found: list[dict[str, Any]] = []
     left = _size(space) - (1 if _inside(space, own) else 0)
     while len(found) < min(number, left):
-        for attempt in itertools.count():  # a point that an earlier trial has is drawn again
+        for attempt in range(ATTEMPTS) if left == math.inf else itertools.count():  # what an earlier trial has is drawn again
             point = {field: _drawn(space[field], _share(seed, len(found) + 1, field, attempt)) for field in fields}
             if _key(point) not in taken:
                 break
+        else:
+            return found  # a narrow interval has few numbers of so many digits
         taken.add(_key(point))
         found.append(point)
     return found

@@ -391,6 +391,11 @@ def test_the_records_say_what_was_chosen(tmp_path, fake):
             {"rows": (Row("A", get_config, space={"optimizer.lr": (0.1, 0.2)}),)},
             "1 points beside the row's own settings, too few",
         ),
+        (
+            {"trials": 8},
+            {"rows": (Row("A", get_config, space={"optimizer.lr": Uniform(0.1, 0.1004)}),)},
+            "A / IID: the space of optimizer.lr has [34] points beside the row's own settings, too few for 8 trials",
+        ),
         ({}, {"rows": (Row("A", get_config, space={"optimizer.lrr": (0.1, 0.2, 0.3, 0.4)}),)}, "trial 1: .*no field optimizer.lrr"),
         ({}, {"rows": (Row("A", get_config, space={"method.batch": Uniform(1, 9)}),)}, "A / IID / trial 1: .*method.batch"),
         ({}, {"rows": (Row("A", get_config, space={"data.clients": (2, 3, 4, 5)}),)}, "data.clients is not the row's to choose"),
