@@ -243,7 +243,7 @@ def resolve(config: Config) -> Asked:
         by_name.choose("normalise", said["normalise"], NORMALISATIONS),
         by_name.choose("statistics", said["statistics"], STATISTICS),
         said["augment"],
-        {found.name.rpartition(":")[2]: _score(found) for found in _scores(said["evaluation.scores"] or ())},
+        _scores(said["evaluation.scores"] or ()),
         _loss(said["loss"]),
         cohort,
         said["dropout"],
@@ -362,8 +362,20 @@ def network(spec: str, file: str | None = None) -> Network:
     return Network(Found("model", spec, name, options, function, origin), around, file)
 
 
-def _scores(specs: Sequence[str]) -> list[Found]:
-    return [by_name.find("score", spec, {}, given=("outputs", "x", "y", "mask"), field="evaluation.scores") for spec in specs]
+def _scores(specs: Sequence[str]) -> dict[str, Callable]:
+    """What is scored beside, by its name in the records."""
+    scored, spec_of = {}, {}
+    for spec in specs:
+        found = by_name.find("score", spec, {}, given=("outputs", "x", "y", "mask"), field="evaluation.scores")
+        name = found.name.rpartition(":")[2]
+        if name in spec_of:
+            both = " and ".join(map(values.short, (spec_of[name], spec)))
+            raise ValueError(
+                f"evaluation.scores: {both} would both be recorded as {name!r}; give one of them a name of its own, such as by "
+                "another function"
+            )
+        scored[name], spec_of[name] = _score(found), spec
+    return scored
 
 
 def _score(found: Found) -> Callable:

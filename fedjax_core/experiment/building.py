@@ -170,7 +170,7 @@ def _fits(asked: Asked, config: Config, kind: str) -> None:
     loss = None if config.get("loss") is None else by_name.parse(config.loss, "loss")[0]
     if loss in OF_TARGETS and kind not in OF_TARGETS[loss]:
         raise ValueError(f"loss={config.loss!r} is for {' or '.join(OF_TARGETS[loss])}, the data have {kind}: {TARGETS[kind]}")
-    if taken := [name for name in asked.scores if kind != "classes" and name in scored.NAMES[kind]]:
+    if taken := [name for name in asked.scores if name in scored.NAMES[kind]]:
         raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {kind} already; give yours another name")
     if kind == "classes":
         return
