@@ -10,7 +10,9 @@ from fedjax_core.commands import shipped
 
 MORE = "--help tells more"
 HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
-_METHOD = "--config.method."
+SWITCHES = {"distributed", "nodistributed", "fresh", "nofresh"}  # flags of the commands that take no value
+_METHOD = re.compile(r"--?config\.method\.(.+)")
+_FLAG = re.compile(r"--?[^\W\d]")  # not a number below 0
 
 
 def line_of(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, Any]]:
@@ -47,7 +49,7 @@ def parted(arguments: Sequence[str]) -> tuple[str, list[str]]:
             found.append(word)
         else:
             rest.append(word)
-            if not equals and words and not words[0].startswith("-"):
+            if not equals and name.lstrip("-") not in SWITCHES and words and not words[0].startswith("-"):
                 rest.append(words.pop(0))
     if len(found) != 1 or not found[0]:
         named = f"found {', '.join(map(repr, found))}" if found else "found no config"
@@ -58,13 +60,20 @@ def parted(arguments: Sequence[str]) -> tuple[str, list[str]]:
 def other_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """(the line without its flags of config.method, what they say) where they name a method, which may be another one than the
     config's, with other options; else the line as it is."""
-    of = [word for word in line if word.startswith(_METHOD) and "=" in word]
+    words, rest = list(line), []
     said: dict[str, Any] = {}
-    for word in of:
-        *above, last = word.removeprefix(_METHOD).partition("=")[0].split(".")
+    while words:
+        name, equals, value = words[0].partition("=")
+        if not (field := _METHOD.fullmatch(name)):
+            rest.append(words.pop(0))
+            continue
+        words.pop(0)
+        if not equals:  # the next word, or none where it is said of something that holds or not
+            value = words.pop(0) if words and not _FLAG.match(words[0]) else "True"
+        *above, last = field[1].split(".")
         place = functools.reduce(lambda at, key: at.setdefault(key, {}), above, said)
-        place[last] = _literal(word.partition("=")[2])
-    return ([word for word in line if word not in of], said) if "name" in said else (list(line), {})
+        place[last] = _literal(value)
+    return (rest, said) if "name" in said else (list(line), {})
 
 
 def _literal(text: str) -> Any:

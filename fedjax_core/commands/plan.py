@@ -88,8 +88,8 @@ def main(arguments: Sequence[str]) -> int:
     except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return report.fail(config_line.misused(error, arguments), 2)
     try:
-        if other:
-            experiment.switch(given.config, other)
+        if other and (said := experiment.switch(given.config, other)):
+            report.say(said)
         if given.clients is not None:
             given.config.data.clients = given.clients
         experiment.check(given.config)

@@ -70,8 +70,8 @@ def main(arguments: Sequence[str]) -> int:
     except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return report.fail(config_line.misused(error, arguments), 2)
     try:
-        if other and (dropped := experiment.switch(given.config, other)):
-            report.say(f"method {other['name']!r} has no options {', '.join(dropped)}: those of the config are dropped")
+        if other and (said := experiment.switch(given.config, other)):
+            report.say(said)
         experiment.keep_programs(given.compilation_cache)
         if given.distributed or given.coordinator:
             processes.join(given.coordinator, given.processes, given.process)

@@ -41,6 +41,7 @@ NORMALISATIONS = {  # mean and deviation by channel, where the data's own are no
 }
 TASKS = {"classification": lambda: None, "episodes": episodes.Episodes}
 MODELS: dict[str, Callable] = nn.MODULES | {language.MODEL: language.Spec}
+PROTOCOL = ("epochs", "batch", "weights")  # how a method trains, whatever it is: what a config keeps with another one
 OF_METHODS, OF_MODELS = ("task", "optimizer"), ("classes", "input_shape", "rngs", "dtype", "blocks", "block")
 FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
 
@@ -200,25 +201,54 @@ def builder(name: str) -> Callable:
     return by_name.lookup("model", name, MODELS)[0]
 
 
-def switch(config: Config, method_of: Mapping[str, Any]) -> list[str]:
-    """Gives a config another method, in place: options that the new one has not are dropped.
+def switch(config: Config, method_of: Mapping[str, Any]) -> str:
+    """Gives a config another method, in place. Of the old one's options those of `PROTOCOL` that the new one has are kept, all
+    others are dropped: a coefficient of one method says nothing of another's that has the same name.
 
     Args:
       config: with a method; it may be locked.
-      method_of: "name" of the new method, and options of it.
+      method_of: "name" of the new method, and options of it. If it is the config's own method, these change its options.
 
     Returns:
-      The options that were dropped.
+      A line that says what was kept and what was dropped; empty where it is the config's own method.
 
     Raises:
       ValueError: there is no such method.
     """
-    takes, others = by_name.parameters(method(by_name.parse(method_of["name"], "method.name")[0]))
-    before = config.method.to_dict()
-    kept = {key: value for key, value in before.items() if key in takes or others}
+    name, own = by_name.parse(method_of["name"], "method.name")
+    function, before = method(name), config.method.to_dict()
+    old = before.pop("name")
+    if same := _is_method(old, function):
+        kept = {key: value for key, value in before.items() if key not in own}
+    else:
+        takes, others = by_name.parameters(function)
+        kept = {key: value for key, value in before.items() if key in PROTOCOL and key not in own and (key in takes or others)}
     with config.unlocked():
-        config.method = kept | dict(method_of)
-    return sorted(set(before) - set(kept) - {"name"})
+        config.method = _merged(kept, method_of)
+    if same:
+        return ""
+    settings = {key: value for key, value in kept.items() if key not in method_of}
+    dropped = {key: value for key, value in before.items() if key not in {*kept, *own, *method_of}}
+    said = [f"{word} {_said(of)}" for word, of in (("kept", settings), ("dropped", dropped)) if _given(of)]
+    return f"method {name} in place of {old}: {'; '.join([*said, 'its other options are its defaults'])}"
+
+
+def _is_method(name: str, function: Callable) -> bool:
+    """Whether a name stands for this builder."""
+    try:
+        return method(by_name.parse(name)[0]) is function
+    except ValueError:  # such as one that an earlier process was given
+        return False
+
+
+def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with others, mappings among them one by one."""
+    both = {key for key in before if isinstance(before[key], Mapping) and isinstance(more.get(key), Mapping)}
+    return {**before, **more, **{key: _merged(before[key], more[key]) for key in both}}
+
+
+def _said(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in _given(options).items())
 
 
 def resolve(config: Config) -> Asked:

@@ -6,6 +6,7 @@ class of a module as "module:name(option=...)", which a later process finds agai
 """
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedjax_core import by_name, outside
 from fedjax_core.experiment.asked import Config, switch
 from fedjax_core.task import Model
 
+log = logging.getLogger("fedjax_core")
 Scores = Sequence[Callable] | Mapping[str, Callable]
 
 
@@ -29,8 +31,8 @@ def into(
 
     Args:
       config: see `configs/base.py`.
-      method: (task, optimizer=..., ...) -> Algorithm. It takes those of `config.method`'s options that it names; others of its
-        own are bound by `functools.partial`.
+      method: (task, optimizer=..., ...) -> Algorithm. Of `config.method`'s options it has those that `asked.switch` keeps, of its
+        own those that are bound by `functools.partial`.
       model: a network, or a sequence of them for client i mod their number: what builds a module of Flax NNX or Linen
         (`nn/outside.py`), a Linen module, or a `Model`.
       loss: of labels, (logits [B, K], y [B], mask [B]) -> the mean over the rows in `mask`.
@@ -38,6 +40,7 @@ def into(
 
     Raises:
       TypeError: a network is a module of NNX that is made already: its initial values could not be drawn by the run's seed.
+      ValueError: two different networks, or scores, would have one name.
     """
     if method is None and model is None and loss is None and scores is None:
         return config
@@ -47,16 +50,41 @@ def into(
             bound = method.keywords if isinstance(method, functools.partial) else {}
             for option in set(bound) & set(config.method):
                 del config.method[option]
-            switch(config, {"name": named("method", method)})
+            if said := switch(config, {"name": named("method", method)}):
+                log.warning("%s", said)
         if model is not None:
             several = model if isinstance(model, list | tuple) and not isinstance(model, Model) else (model,)
-            config.models = tuple(named("model", _builder(one)) for one in several)
+            config.models = _several("model", [(None, one, _builder(one)) for one in several])
         if loss is not None:
             config.loss = named("loss", loss)
         if scores is not None:
             several = scores.items() if isinstance(scores, Mapping) else ((None, score) for score in scores)
-            config.evaluation.scores = tuple(named("score", score, name) for name, score in several)
+            config.evaluation.scores = _several("score", [(name, score, score) for name, score in several])
     return config
+
+
+def _several(what: str, given: Sequence[tuple[str | None, Any, Callable]]) -> tuple[str, ...]:
+    """The specs of several things of a kind.
+
+    Args:
+      what: they are.
+      given: of each the name that it must have or None, what was given, and what it is called as.
+
+    Raises:
+      ValueError: two different ones would have one name.
+    """
+    found: dict[str, Any] = {}
+    specs = []
+    for name, one, function in given:
+        spec = named(what, function, name)
+        if spec.startswith("given:") and found.setdefault(spec, one) is not one:
+            own = spec.removeprefix("given:")
+            raise ValueError(
+                f"two different {what}s are given that are both called {own!r}; give one of them another name, such as by `def` in "
+                "place of lambda"
+            )
+        specs.append(spec)
+    return tuple(specs)
 
 
 def named(what: str, given: Callable, name: str | None = None) -> str:

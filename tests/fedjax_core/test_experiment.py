@@ -36,6 +36,10 @@ def build(*arguments, **changes):
     return experiment.build(config(*arguments, **changes), toy.data())
 
 
+def rows(path: str):
+    """A data set of somebody's own."""
+
+
 class ErrorsTest(chex.TestCase):
     @parameterized.parameters(
         (ValueError, dict(method=dict(name="fedavgg")), r"unknown method 'fedavgg'; allowed: .*scaffold.* Did you mean 'fedavg'\?"),
@@ -105,18 +109,34 @@ class ErrorsTest(chex.TestCase):
         with self.assertRaisesRegex((ValueError, TypeError), r"digit.*[Dd]id you mean 'digits'\?"):
             experiment.build(config(data__source="digit"))
 
+    def test_only_a_path_that_its_name_says_is_no_option(self):
+        mine = f"{__file__}:rows"
+        self.assertEqual(experiment.resolve(config(data__source=f"{mine}(path='a.csv')")).data.source.options, dict(path="a.csv"))
+        self.assertEqual(experiment.resolve(config(data__source="npz:a.npz")).data.source.options, {})
+        self.assertEqual(experiment.resolve(config(data__source="npz(path='a.npz')")).data.source.options, dict(path="a.npz"))
+
 
 class SwitchTest(chex.TestCase):
-    def test_another_method_keeps_what_it_takes(self):
+    def test_another_method_keeps_how_it_trains(self):
         settings = config(dict(name="fedprox", epochs=3, batch=4, mu=0.5)).lock()
-        self.assertEqual(experiment.switch(settings, {"name": "moon", "tau": 0.1}), [])
-        self.assertEqual(settings.method.to_dict(), dict(name="moon", epochs=3, batch=4, mu=0.5, tau=0.1))
-        self.assertEqual(experiment.switch(settings, {"name": "scaffold"}), ["mu", "tau"])
-        self.assertEqual(experiment.resolve(settings).method.options, dict(epochs=3, batch=4))
+        said = experiment.switch(settings, {"name": "moon", "tau": 0.1})
+        self.assertEqual(
+            said, "method moon in place of fedprox: kept batch=4, epochs=3; dropped mu=0.5; its other options are its defaults"
+        )
+        self.assertEqual(settings.method.to_dict(), dict(name="moon", epochs=3, batch=4, tau=0.1))  # no mu of another method
+        self.assertIn("kept batch=4; dropped tau=0.1;", experiment.switch(settings, {"name": "scaffold", "epochs": 2}))
+        self.assertEqual(experiment.resolve(settings).method.options, dict(epochs=2, batch=4))
         self.assertTrue(settings.is_locked)
         experiment.switch(settings, {"name": "fedavg", "mu": 0.1})
         with self.assertRaisesRegex(TypeError, "method 'fedavg' has no option 'mu'"):
             experiment.resolve(settings)
+
+    def test_the_same_method_keeps_all(self):
+        settings = config(dict(name="fedpft", batch=4, heads=2, contrast=dict(on=False, queue=8)))
+        self.assertEqual(experiment.switch(settings, {"name": "fedpft", "contrast": {"on": True}}), "")
+        self.assertEqual(settings.method.to_dict(), dict(name="fedpft", batch=4, heads=2, contrast=dict(on=True, queue=8)))
+        experiment.switch(settings, {"name": "methods.fedpft:fedpft(heads=1)"})
+        self.assertEqual(experiment.resolve(settings).method.options, dict(batch=4, heads=1, contrast=dict(on=True, queue=8)))
 
 
 class BuildTest(chex.TestCase):

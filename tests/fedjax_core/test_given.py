@@ -140,6 +140,34 @@ def test_a_network_with_values_is_refused():
         given.into(config(), model=Small(10, (8, 8, 1), rngs=nnx.Rngs(0)))
 
 
+def test_no_score_takes_the_place_of_another():
+    asked = config()
+    asked.evaluation.scores = (f"{__name__}:certain", f"{__file__}:certain")
+    with pytest.raises(ValueError, match=r"evaluation.scores: '.*test_given:certain' and '.*test_given.py:certain' would both"):
+        experiment.resolve(asked)
+    with pytest.raises(ValueError, match="two different scores are given that are both called 'lambda'"):
+        given.into(config(), scores=[lambda *row: certain(*row), lambda *row: certain(*row)])
+    with pytest.raises(ValueError, match="two different models are given that are both called 'Plain'"):
+        given.into(config(), model=[Plain(), Plain(classes=3)])
+    linear = Plain()
+    assert given.into(config(), model=[linear, linear]).models == ("given:Plain",) * 2
+    with pytest.raises(ValueError, match=r"evaluation\.scores has 'accuracy', which is scored of classes already"):
+        experiment.build(config(), scores={"accuracy": certain}, shapes_only=True)
+
+
+def test_another_method_in_python_says_what_it_leaves(caplog):
+    asked = config()
+    made = given.into(asked, method=scaffold)
+    assert made.method.to_dict() == {"name": "methods.scaffold:scaffold", "epochs": 5, "batch": 32}
+    assert "method methods.scaffold:scaffold in place of fedavg: kept batch=32, epochs=5; dropped weights='samples'" in caplog.text
+    caplog.clear()
+    assert given.into(made, method=functools.partial(scaffold, epochs=2)).method.to_dict() == {
+        "name": "methods.scaffold:scaffold(epochs=2)",
+        "batch": 32,
+    }
+    assert caplog.text == ""
+
+
 def test_the_loss_of_labels_is_the_tasks():
     """In every method, but for terms that are no loss of the data's labels: contrasts, generators, a balanced softmax."""
     own = {"fedpft": 1, "fedgen": 3, "fedtgp": 1, "fedgh": 2, "fedrod": 1, "fedproto": 1, "fedrcl": 1}
