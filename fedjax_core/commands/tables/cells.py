@@ -9,14 +9,11 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedjax_core import by_name, experiment, outside
+from fedjax_core.commands.tables import wanted
 from fedjax_core.commands.tables.definition import Definition, check, slug, targets_of
-from fedjax_core.commands.tables.measures import ANALYSIS
 from fedjax_core.reporting import report
-from fedjax_core.reporting.words import is_gap
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import plain
-
-SCOPES = {"own", "all", "post_local", "unseen"}
 
 
 class Cell(NamedTuple):
@@ -86,44 +83,13 @@ def cell(
     try:
         config = _resolved(table, row, column, seed, variant, tuned or {})
         with by_name.noting() as named:
-            experiment.check(config)
-        _check_scores(table, config)
+            asked = experiment.resolve(config)
+        for measure in table.measures:
+            wanted.check(measure, config, asked)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {report.one_line(error)}") from error
     name = f"{slug(row.label)}--{slug(column.label)}--seed{seed}--{_hash(config, outside.own_files(named))}"
     return Cell(row.label, column.label, seed, config, name, trial)
-
-
-def _check_scores(table: Definition, config: Any) -> None:
-    """Whether a run can have each measure, as far as its scopes tell."""
-    for measure in table.measures:
-        needed = []
-        for score in measure.scores:
-            parts = score.split("/")
-            if score.startswith(ANALYSIS) or parts[0] in ("train", "server"):
-                break
-            if is_of_unseen(score):
-                if config.data.get("unseen_clients") is not None:
-                    break
-                raise ValueError(f"measure {measure.label!r}: {score!r} needs data.unseen_clients, such as 0.2")
-            named = 5 if measure.clients is None else 4  # parts of a score with its statistic, and without
-            scope = "global" if len(parts) == 3 and parts[1] == "global" else parts[2] if len(parts) == named else None
-            if parts[0] not in ("test", "validation") or scope not in SCOPES | {"global"}:
-                raise ValueError(f"measure {measure.label!r}: {score!r} is no name of a score, such as test/global/accuracy")
-            if scope in config.evaluation.scopes:
-                break
-            needed.append(scope)
-        else:
-            raise ValueError(
-                f"measure {measure.label!r} needs {' or '.join(map(repr, dict.fromkeys(needed)))} in evaluation.scopes, "
-                f"found {tuple(config.evaluation.scopes)}"
-            )
-
-
-def is_of_unseen(score: str) -> bool:
-    """Whether a score is of unseen clients, or the gap to them: methods that cannot serve such have none."""
-    parts = score.split("/")
-    return (len(parts) in (4, 5) and parts[2] == "unseen") or (len(parts) == 4 and is_gap(score))
 
 
 def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:

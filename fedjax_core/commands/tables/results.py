@@ -12,9 +12,10 @@ import numpy as np
 from fedjax_core import experiment
 from fedjax_core.commands import analyse
 from fedjax_core.commands.tables import measures, spread
-from fedjax_core.commands.tables.cells import Cell, is_of_unseen
+from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
 from fedjax_core.commands.tables.trials import Searches
+from fedjax_core.commands.tables.wanted import is_of_unseen
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.reporting import records, report, words
 from fedjax_core.reporting.crossing import crossing
@@ -157,12 +158,8 @@ class Contents(NamedTuple):
         )
 
 
-def collect(table: Definition, folder: Path, every: Sequence[Cell]) -> dict[str, Result]:
-    """The results of all runs that lie finished in a folder, by their cells' names."""
-    return {cell.name: result_of(table, folder, cell) for cell in every if _finished(folder, cell)}
-
-
-def _finished(folder: Path, cell: Cell) -> bool:
+def finished(folder: Path, cell: Cell) -> bool:
+    """Whether the run of a cell lies finished in a folder."""
     summary = folder / "runs" / cell.name / report.SUMMARY
     if not summary.exists():
         return False
@@ -185,6 +182,7 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
     there, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
     clients: dict[str, spread.Values] = {}
+    served = any(map(is_of_unseen, there))
     for measure in table.measures:
         if measures.is_analysis(measure):
             scores[measure.label] = measure.scores[0]
@@ -192,7 +190,7 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
             continue
         if measure.clients is not None:
             found = spread.read(place, measure, None, rounds[measure.statistic])
-            if found is None and all(map(is_of_unseen, measure.scores)):
+            if found is None and all(map(is_of_unseen, measure.scores)) and not served:
                 continue
             if found is None:
                 raise ValueError(f"{place} has no {' or '.join(measure.scores)} of single clients")
@@ -202,7 +200,7 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
         score = next((name for name in measure.scores if name in there), None)
         target = measures.target(measure)
         statistic = "last" if target is not None else measures.STATISTICS[measure.statistic]
-        if score is None and all(is_of_unseen(name) for name in measure.scores):
+        if score is None and all(map(is_of_unseen, measure.scores)) and not served:
             continue
         if score is None or statistic not in there[score]:
             tested = ", ".join(name for name in there if name.startswith("test/"))

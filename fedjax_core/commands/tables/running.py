@@ -16,8 +16,8 @@ from fedjax_core.commands.tables import measures
 from fedjax_core.commands.tables.cells import Cell, cell, cells, choose
 from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.drawn import draw
-from fedjax_core.commands.tables.progress import Heartbeat, Job, Pace
-from fedjax_core.commands.tables.results import Contents, Result, collect, counted, result_of
+from fedjax_core.commands.tables.progress import SILENCE, Heartbeat, Job, Pace
+from fedjax_core.commands.tables.results import Contents, Result, counted, finished, result_of
 from fedjax_core.commands.tables.search import plan
 from fedjax_core.commands.tables.trials import Searches, give_up
 from fedjax_core.commands.tables.written import write
@@ -119,12 +119,21 @@ class _Going:
             self._pace.took(job, seconds)
 
     def _take_up(self, some: Sequence[Cell]) -> None:
-        """The results of cells that lie finished."""
-        found = {} if self._counts else collect(self._table, self._folder, some)
-        self.results |= found
-        for one in some:
-            if one.name in found:
-                self._pace.took(Job(one, one.config.rounds), found[one.name].seconds)
+        """The results of cells that lie finished, each said where that takes long; what cannot be read is the cell's failure."""
+        there = [] if self._counts else [one for one in some if finished(self._folder, one)]
+        long = any(measures.is_analysis(measure) and not measures.is_count(measure) for measure in self._table.measures)
+        said = time.monotonic()
+        for i, one in enumerate(there, 1):
+            if long or time.monotonic() - said > SILENCE:
+                self._say(f"reading {i}/{len(there)}  {one}")
+                said = time.monotonic()
+            try:
+                self.results[one.name] = result_of(self._table, self._folder, one)
+            except (ValueError, TypeError, OSError) as error:
+                self.failures[one.name] = report.one_line(error)
+                self._say(f"failed: {one}: {self.failures[one.name]}")
+            else:
+                self._pace.took(Job(one, one.config.rounds), self.results[one.name].seconds)
 
     def _settle(self, place: tuple[str, str]) -> None:
         """Gives the cells of a (row, column) the settings that its search has chosen, if it is over."""
@@ -146,8 +155,8 @@ class _Going:
         left, standings = self._left(places, wanted), [self._searches.standing(place) for place in places]
         done, trials = sum(s.done for s in standings), sum(s.done + len(s.waiting) + len(s.later) for s in standings)
         of_trials = f"{done} of {trials} runs of the search and " if trials else ""
-        finished = sum(one.name in self.results for one in mine)
-        self._say(f"{of_trials}{finished} of {len(mine)} runs are finished, {len(left)} to do")
+        there = sum(one.name in self.results for one in mine)
+        self._say(f"{of_trials}{there} of {len(mine)} runs are finished, {len(left)} to do")
         self._write()
         for i, place in enumerate(places):
             self._search(place, lambda i=i: self._left(places[i:], wanted))
@@ -155,7 +164,7 @@ class _Going:
         while jobs := [job for job in self._left((), wanted) if job.cell.name not in self.failures]:
             self._do(jobs)
         self._files += draw(self.contents, self._folder)
-        failed = len(self.failures)
+        failed = sum(one.name in self.failures for one in self.every if (one.row, one.column, one.seed) in wanted)
         self._say(f"{failed} of {len(todo)} runs failed" if failed else f"all {len(mine)} runs are finished")
         self._say(f"tables   {self._folder / 'table.md'}")
         return Outcome(self.results, self.failures, self._files)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import by_name
-from fedjax_core.commands.tables import measures, spaces
+from fedjax_core import by_name, experiment
+from fedjax_core.commands.tables import measures, spaces, wanted
 from fedjax_core.commands.tables.cells import Cell, cell
 from fedjax_core.commands.tables.definition import Definition, check
 from fedjax_core.reporting.words import is_loss
@@ -167,6 +167,7 @@ def _study(table: Definition, row: Any, column: Any, variant: str) -> Study:
         for name in names(search)
     ):
         raise ValueError(f"{where}: no run has the search's {' or '.join(names(search))} with evaluation.scopes={found}")
+    wanted.check_searched(names(search), experiment.resolve(first))
     if search.rounds is not None and search.rounds > first.rounds:
         raise ValueError(f"{where}: the search's rounds={search.rounds} must not be more than the run's {first.rounds}")
     own = _own(first, row.space)

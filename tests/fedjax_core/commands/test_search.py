@@ -378,6 +378,8 @@ def test_the_records_say_what_was_chosen(tmp_path, fake):
         ({"measure": "train/loss"}, {}, "search: measure 'train/loss': settings are chosen by scores such as 'validation/"),
         ({"measure": (BY, "validation/global/loss")}, {}, "all of them losses or none"),
         ({"measure": "validation/personal/own/accuracy/mean"}, {"changes": {"evaluation.scopes": ("global",)}}, "no run has the"),
+        ({"measure": "validation/global/acuracy"}, {}, "unknown score in 'validation/global/acuracy' of .*'accuracy'"),
+        ({"measure": "validation/global/own/accuracy/last"}, {}, "unknown statistic in 'validation/.*/last' of the search's"),
         ({"trials": 1}, {}, "search: trials=1 must be a whole number of at least 2"),
         ({"halving": 1.5}, {}, "search: halving=1.5 must be a whole number of at least 2 or None"),
         ({"rounds": 9}, {}, "A / IID: the search's rounds=9 must not be more than the run's 4"),

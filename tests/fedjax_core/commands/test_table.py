@@ -54,8 +54,9 @@ def definition(**changes) -> Table:
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Runs that take no time: accuracies 0.4, 0.6, 0.8 + seed / 100; `fake.done` lists the cells, `fake.act` is called for each."""
-    made = SimpleNamespace(done=[], data=[], act=lambda name: False)
+    """Runs that take no time: accuracies 0.4, 0.6, 0.8 + seed / 100, and the scores of `fake.more`; `fake.done` lists the cells,
+    `fake.act` is called for each."""
+    made = SimpleNamespace(done=[], data=[], more={}, act=lambda name: False)
 
     def execute(config, workdir, progress, *, data, console):
         name = Path(workdir).name
@@ -65,7 +66,7 @@ def fake(monkeypatch):
         Path(workdir).mkdir(parents=True)
         with report.Reporter(workdir, config.rounds, progress=False) as reporter:
             for i, accuracy in enumerate((0.4, 0.6, 0.8 + config.seed / 100), 1):
-                reporter.log({"round": i, "seconds": 2.0, "compile_seconds": 1.5, "test/global/accuracy": accuracy})
+                reporter.log({"round": i, "seconds": 2.0, "compile_seconds": 1.5, "test/global/accuracy": accuracy} | made.more)
             reporter.note(bytes_down=2000.0, bytes_up=1500.0)
         return SimpleNamespace(stopped=bool(stopped))
 
@@ -359,9 +360,33 @@ def test_time_left_is_of_this_runs_pace_once_it_has_one(tmp_path, monkeypatch):
 
 
 def test_a_score_that_no_run_has_is_named(tmp_path, fake):
-    outcome, _ = run(tmp_path, definition(measures=(Measure("x", ("test/global/rouge",)),)), only=["fedavg/iid"], seeds=[0])
+    own = "test/personal/own/accuracy/mean"
+    outcome, _ = run(tmp_path, definition(measures=(Measure("x", (own,)),)), only=["fedavg/iid"], seeds=[0])
     (reason,) = outcome.failures.values()
-    assert reason == "the run has no last of test/global/rouge; it has test/global/accuracy"
+    assert reason == f"the run has no last of {own}; it has test/global/accuracy"
+    again, said = run(tmp_path, definition(measures=(Measure("x", (own,)),)), only=["fedavg/iid"], seeds=[0])
+    assert again.failures == outcome.failures, "the table is written, and no run is done again"
+    assert said[-2:] == ["1 of 1 runs failed", f"tables   {tmp_path / 'table.md'}"]
+    assert len(fake.done) == 1
+
+
+def test_scores_of_unseen_clients_are_left_out_only_where_a_run_has_none(tmp_path, fake):
+    unseen = Measure("x", ("test/personal/unseen/accuracy/mean",))
+    table = definition(measures=(unseen,), changes={"data.unseen_clients": 1})
+    outcome, _ = run(tmp_path / "none", table, only=["fedavg/iid"], seeds=[0])
+    assert ([result.values for result in outcome.results.values()], outcome.failures) == ([{}], {})
+    fake.more = {"test/global/unseen/accuracy/mean": 0.5}
+    outcome, _ = run(tmp_path / "other", table, only=["fedavg/iid"], seeds=[0])
+    (reason,) = outcome.failures.values()
+    assert reason.startswith(f"the run has no last of {unseen.scores[0]}; it has test/global/accuracy, test/global/unseen/")
+
+
+def test_reading_many_finished_runs_is_not_silent(tmp_path, fake, monkeypatch):
+    run(tmp_path, seeds=[0])
+    assert run(tmp_path, seeds=[0])[1][0] == "4 of 4 runs are finished, 0 to do"
+    monkeypatch.setattr(running, "SILENCE", -1.0)
+    _, said = run(tmp_path, seeds=[0])
+    assert said[:2] == ["reading 1/4  FedAvg / IID / seed 0", "reading 2/4  Uniform & co. / IID / seed 0"]
 
 
 # ------------------------------------------------------------------------------------------------ wrong definitions
@@ -395,6 +420,18 @@ IID = {"IID": 1.0, "Skewed": 2.0}
         (dict(measures=(Measure("x", "test/global/accuracy"),)), "scores must be a tuple"),
         (dict(measures=(Measure("x", ("test/accuracy",)),)), "'test/accuracy' is no name of a score"),
         (dict(measures=(Measure("x", ("test/personal/all/accuracy/mean",)),)), "measure 'x' needs 'all' in evaluation.scopes"),
+        (dict(measures=(Measure("x", ("test/global/acuracy",)),)), "unknown score in .* of measure 'x' 'acuracy'.*'accuracy'"),
+        (dict(measures=(Measure("x", ("test/personal/own/loss/maen",)),)), "unknown statistic in .* 'maen'.*'mean'"),
+        (dict(measures=(Measure("x", GLOBAL.scores, "selected"),)), "measure 'x' is of the selected round; set evaluation.select"),
+        (dict(measures=(Measure("x", ("validation/global/loss",)),)), "'validation/global/loss' needs data.validation"),
+        (dict(measures=(Measure("x", ("test/global/gap/accuracy",)),)), "needs data.unseen_clients"),
+        (
+            dict(
+                measures=(Measure("x", ("test/global/gap/accuracy",)),),
+                changes={"data.unseen_clients": 1, "evaluation.scopes": ("global",)},
+            ),
+            "measure 'x' needs 'own' in evaluation.scopes",
+        ),
         (dict(measures=(Measure("x", ("analysis:prob",)),)), "unknown analysis 'prob'.*'probe'"),
         (dict(measures=(Measure("x", GLOBAL.scores, better="higher"),)), "unknown better of measure 'x' 'higher'.*larger"),
         (dict(targets=(80,)), "target 80 is not an accuracy"),

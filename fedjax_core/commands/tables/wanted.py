@@ -1,0 +1,106 @@
+"""Whether the runs of a table can have the scores that it names, as far as a config tells before anything runs."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from fedjax_core import by_name
+from fedjax_core.commands.tables.measures import ANALYSIS
+from fedjax_core.engine.scores import STATISTICS
+from fedjax_core.experiment import Asked
+from fedjax_core.language import prepare as language
+from fedjax_core.learning import scored
+from fedjax_core.reporting.words import is_gap
+
+SCOPES = {"own", "all", "post_local", "unseen"}
+
+
+def names(asked: Asked) -> Collection[str] | None:
+    """What the scores of a config's runs may be called, the part of their names that says what is scored; None: nobody knows, as of
+    texts, which have scores by task."""
+    if asked.data.source.function is language.Source:
+        return None
+    kinds = [name for of_kind in scored.NAMES.values() for name in of_kind]
+    return list(dict.fromkeys([*asked.scores, *kinds, "backdoor"]))
+
+
+def check(measure: Any, config: Any, asked: Asked) -> None:
+    """Whether a run can have one of a measure's scores.
+
+    Args:
+      measure: of the table.
+      config: of the run.
+      asked: what it asks for.
+
+    Raises:
+      ValueError: it cannot; one line with the measure and the score, or what the config lacks.
+    """
+    what, needed = f"measure {measure.label!r}", []
+    of_runs = [score for score in measure.scores if not score.startswith(ANALYSIS)]
+    if measure.statistic == "selected" and of_runs and config.evaluation.get("select") is None:
+        raise ValueError(f"{what} is of the selected round; set evaluation.select, such as 'validation/global/accuracy'")
+    for score in of_runs:
+        if not score.startswith(("train/", "server/")):
+            _check_form(what, score, measure.clients is None, names(asked))
+    for score in measure.scores:
+        parts = score.split("/")
+        if score not in of_runs or parts[0] in ("train", "server"):
+            return
+        if is_of_unseen(score) and config.data.get("unseen_clients") is None:
+            raise ValueError(f"{what}: {score!r} needs data.unseen_clients, such as 0.2")
+        if parts[0] == "validation" and config.data.get("validation") is None:
+            raise ValueError(f"{what}: {score!r} needs data.validation, such as 0.2")
+        scopes = _scopes(score, config)
+        if not scopes or scopes & set(config.evaluation.scopes):
+            return
+        needed += sorted(scopes)
+    raise ValueError(
+        f"{what} needs {' or '.join(map(repr, dict.fromkeys(needed)))} in evaluation.scopes, "
+        f"found {tuple(config.evaluation.scopes)}"
+    )
+
+
+def check_searched(scores: Sequence[str], asked: Asked) -> None:
+    """Whether the scores that a search chooses by have names that there are.
+
+    Raises:
+      ValueError: one has not; one line.
+    """
+    for score in scores:
+        _check_form("the search's measure", score, True, names(asked))
+
+
+def _check_form(what: str, score: str, with_statistic: bool, known: Collection[str] | None) -> None:
+    """Raises ValueError for what is no name of a score; `known`: what may be scored."""
+    parts, scope = score.split("/"), _scope(score, with_statistic)
+    if parts[0] not in ("test", "validation") or scope is None or (parts[0] == "validation" and scope not in ("global", "own")):
+        raise ValueError(f"{what}: {score!r} is no name of a score, such as test/global/accuracy")
+    if known is not None:
+        by_name.choose(f"score in {score!r} of {what}", parts[2 if scope == "global" else 3], known)
+    if len(parts) == 5:
+        by_name.choose(f"statistic in {score!r} of {what}", parts[4], STATISTICS)
+
+
+def _scope(score: str, with_statistic: bool) -> str | None:
+    """Which scope a score is of, "gap" of a difference of two; None if it has another form."""
+    parts = score.split("/")
+    if len(parts) == 3:
+        return "global" if parts[1] == "global" else None
+    if with_statistic and len(parts) == 4:
+        return "gap" if is_gap(score) else None
+    return parts[2] if len(parts) == (5 if with_statistic else 4) and parts[2] in SCOPES else None
+
+
+def _scopes(score: str, config: Any) -> set[str]:
+    """The scopes of which a config must have one for a score to be; none where it always is. Unseen clients are scored unasked."""
+    parts = score.split("/")
+    if is_of_unseen(score):
+        return {"own"} if is_gap(score) else set()
+    if len(parts) == 3:
+        return {"global"}
+    return {"own", "all"} if parts[0] == "validation" else {parts[2]}
+
+
+def is_of_unseen(score: str) -> bool:
+    """Whether a score is of unseen clients, or the gap to them: methods that cannot serve such have none."""
+    parts = score.split("/")
+    return (len(parts) in (4, 5) and parts[2] == "unseen") or (len(parts) == 4 and is_gap(score))
