@@ -41,6 +41,20 @@ def test_commands_name_what_is_there():
         assert (ROOT / path).exists(), path
 
 
+def test_what_files_say_of_the_documents_is_there():
+    """A section of the README, a page, and how many methods there are."""
+    headings = set(re.findall(r"^#+ (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE))
+    files = [file for folder in ("fedjax_core", "methods", "configs", "docs") for file in (ROOT / folder).rglob("*.py")]
+    for file in [*files, *(ROOT / "colab").glob("*.ipynb"), *(ROOT / "colab").glob("*.py")]:
+        text = file.read_text()
+        for section in re.findall(r'README, \\?"(.*?)\\?"', text):
+            assert section in headings, (file, section)
+        for page in re.findall(r"docs/pages/[\w/]+\.md", text):
+            assert (ROOT / page).exists(), (file, page)
+    (number,) = re.findall(r"This library has (\d+) methods", (ROOT / "README.md").read_text())
+    assert int(number) == len(experiment.names())
+
+
 def test_the_gallery_has_every_method_once():
     table = gallery.rows((ROOT / "README.md").read_text())
     assert set(table) == set(experiment.names())

@@ -58,8 +58,8 @@ class Measure:
         "analysis:origin" (the model as it is), with options as "analysis:probe(model='global', key='features')"; "analysis:rouge",
         of answers in words, with of='sst2' on one test set or task, and beams=4 for a language model's. Or a count of
         numbers, from shapes alone: "analysis:trained", "analysis:whole", "analysis:body" (of a client's network), "analysis:up",
-        "analysis:down" (its messages), averaged over clients, added up with total=True, of one architecture with group=0; a table
-        of nothing but counts trains nothing.
+        "analysis:down" (its messages), averaged over clients, added up with total=True, of one architecture with group=0. A table
+        that only counts trains nothing.
       statistic: over the rounds: "last", "first", "best" (selected on test data), "mean_of_last" (`evaluation.last_k`),
         "selected" (in the round that `evaluation.select` chose). Or "rounds_to(target=0.97)": the number of rounds until the score,
         made monotone by the best so far, crosses the target, interpolated linearly between evaluations; "never" if it does not.
@@ -120,7 +120,7 @@ class LogUniform:
 class Search:
     """How the settings of rows are chosen, for each column apart: each row tries as many, and the best one by a score on validation
     rows runs its cells. Trial 0 has the row's own settings; the others change what the row's space names. A trial is an ordinary
-    run, found finished by the next call and by every other table of the same directory.
+    run, found finished by the next call and by other tables of the same directory that call row and column the same.
 
     Attributes:
       measure: the score on validation rows, "validation/global/accuracy", or several of which the first that a run has is taken; in

@@ -9,6 +9,7 @@ What is read from a run is its directory alone; several runs share a figure wher
 """
 
 import argparse
+import csv
 import logging
 import re
 import sys
@@ -65,7 +66,11 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="of curves, such as test/global/accuracy; of several the first that a run has",
     )
-    parser.add_argument("--labels", help="what figures and tables call the runs, with commas between: one for each run or line")
+    parser.add_argument(
+        "--labels",
+        help="what figures and tables call the runs, with commas between, and in double quotes one that has a comma: one for each "
+        "run or line",
+    )
     parser.add_argument("--format", default="png", help="of figures, with commas between: png, pdf, svg")
     parser.add_argument("--model", help="which of the method's models: global, personal")
     parser.add_argument("--features", default="features", help="which of the model's outputs")
@@ -95,6 +100,11 @@ def _ids(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def _labels(text: str) -> list[str]:
+    """Names with commas between; one that has a comma stands in double quotes."""
+    return next(csv.reader([text], skipinitialspace=True))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Parses, analyses; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -105,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.out is None and len(runs) > 1:
             raise ValueError("several runs need --out=DIR, where their common files go")
         chosen = None if given.clients is None else _ids(given.clients)
-        labels = None if given.labels is None else given.labels.split(",")
+        labels = None if given.labels is None else _labels(given.labels)
         formats = [by_name.choose("--format", kind, FORMATS) for kind in given.format.split(",")]
         if given.beams < 1:
             raise ValueError(f"--beams={given.beams} must be at least 1")

@@ -44,7 +44,7 @@ def export(
       out: the file.
       client: whose model; None: the global one.
       model: which of the client's models, where it has several.
-      done: after how many rounds; None: after the last that has a checkpoint.
+      done: after how many rounds; None: the selected one, if the run selects one, else the last that has a checkpoint.
       layout: of the tensors, one of `weights.WRITTEN`.
 
     Returns:
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--client", type=int, help="whose model; by default the global one")
     parser.add_argument("--model", help="which of a client's models, where it has several")
     parser.add_argument("--layout", default="own", help=f"one of {', '.join(weights.WRITTEN)}")
-    parser.add_argument("--round", type=int, dest="done", help="by default the last that has a checkpoint")
+    parser.add_argument("--round", type=int, dest="done", help="by default the selected one, else the last with a checkpoint")
     return parser
 
 

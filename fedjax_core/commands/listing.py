@@ -19,7 +19,7 @@ from fedjax_core.data import partition, poison, sources
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, lora
 from fedjax_core.nn.model import FIXED
-from fedjax_core.reporting import report
+from fedjax_core.reporting import loggers, report
 from fedjax_core.uplink import attacks, compression, privacy, rules
 
 OF_A_MODEL = {"resize": None, "frame": 0}  # options that every network of images has
@@ -67,6 +67,8 @@ KINDS = {
     "compressors": Kind("compressor", "compression.uplink", lambda: compression.COMPRESSORS),
     "mechanisms": Kind("mechanism", "privacy.mechanism", lambda: privacy.MECHANISMS, privacy.GIVEN),
     "tasks": Kind("task", "task", lambda: experiment.TASKS),
+    "scores": Kind("score", "evaluation.scores", dict, ("outputs", "x", "y", "mask")),
+    "callbacks": Kind("callback", "callbacks", lambda: loggers.CALLBACKS),
 }
 FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`
 
@@ -144,7 +146,8 @@ def listed(kind: str) -> str:
             first += f" [{outside.load(KINDS[kind].what, name)[1]}]"
         written = name if kind == "methods" else spelled(name, options(kind, name, builder))
         lines.append(f"{written:16}  {first}".rstrip() if len(written) <= 16 else f"{written}\n{'':16}  {first}".rstrip())
-    return "\n".join(lines)
+    none = f"none is built in; config.{KINDS[kind].field} takes yours as package.module:name or path/to/file.py:name"
+    return "\n".join(lines) or none
 
 
 def detailed(kind: str, name: str) -> str:
@@ -160,6 +163,8 @@ def detailed(kind: str, name: str) -> str:
     texts = [spelled(name, options(kind, name, builder)), about(kind, name, builder)]
     if kind == "methods":
         texts.append(inspect.cleandoc(builder.__doc__ or ""))
+    if kind == "callbacks" and isinstance(builder, type):
+        texts.append(inspect.cleandoc(builder.__init__.__doc__ or ""))
     return "\n\n".join(text for text in texts if text)
 
 

@@ -59,7 +59,7 @@ class Evaluation(NamedTuple):
     """What is scored, and on what. The names of the scores say which:
 
       test/<model>/accuracy                    the server's model on the whole test set (scope "global")
-      test/<model>/own/accuracy/<statistic>       each client's model on its own test split ("own"), after the newest broadcast
+      test/<model>/own/accuracy/<statistic>       each client's model on its own test split ("own"), as the round leaves it
       test/<model>/post_local/accuracy/<statistic>   the same right after local training, over the round's cohort ("post_local")
       test/<model>/all/accuracy/<statistic>       each client's model on the whole test set ("all")
       validation/<model>/accuracy              where clients have validation rows, "global" on all of these

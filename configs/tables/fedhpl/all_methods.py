@@ -12,7 +12,7 @@ say of which round, so its number stands beside the last and beside the best. Se
 clients' examples overlap; Non-IID, disjoint, with 1 % of each class for every client on CIFAR-10, 10 % on CIFAR-100 and 0.5 % on
 SVHN.
 
-Frozen backbones come from files (README, "Pre-trained weights"), for which the paper variant looks in the folder weights:
+Frozen backbones come from files (docs/pages/pretrained.md), for which the paper variant looks in the folder weights:
 vit_s16.npz, vit_b16.npz and vit_l16.npz (ImageNet-21k, then ImageNet-1k, supervised), resnet18.safetensors, ... of 34 and 50.
 Without files (small, smoke) a network is trained whole beside its prompts; with some of the data's size:
 --only=fedhpl,local --set=weights=FILE --set=train=prompts. All baselines but pFedPG train from scratch: ViTs at 224 pixels, ResNets

@@ -2,9 +2,9 @@
 
 Command:  fedjax-core table --table=configs/tables/fedoa/all_methods.py --workdir=runs/fedoa --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: small (the default): a sentence encoder (README, "Data": the extra `weights`) that chooses among the options, FLAN's
-          questions in DIR/flan_ood, 100 training and 50 test rows of each data set, 128 tokens, 3 rounds; smoke (two rounds of
-          turned digits, an angle left out, seconds); paper: the published setting, LoRA of LLaMA-7B in the folder llama-7b, 1000
+Variants: small (the default): a sentence encoder (docs/pages/pretrained.md: the extra `weights`) that chooses among the options,
+          FLAN's questions in DIR/flan_ood, 100 training and 50 test rows of each data set, 128 tokens, 3 rounds; smoke (two rounds
+          of turned digits, an angle left out, seconds); paper: the published setting, LoRA of LLaMA-7B in the folder llama-7b, 1000
           and 200 rows of each data set, 512 tokens, 20 rounds, and the ROUGE-1 of what the models write.
 
 The paper's are `table*.py` and `figure*.py`; in one --workdir they share runs whose row, column and settings agree. One

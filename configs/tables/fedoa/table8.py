@@ -2,7 +2,7 @@
 
 Command:  fedjax-core table --table=configs/tables/fedoa/table8.py --workdir=runs/fedoa --variant=paper --set=data.dir=DIR
 Variants: paper: Office-Home at 224 pixels in the folder office_home of DIR (DOMAIN/CLASS/*), ViT-B/16 from weights/vit_b16.npz
-          (README, "Pre-trained weights"), its adapter and head trained; small: PACS at 32 pixels from DIR/pacs64.npz, a small
+          (docs/pages/pretrained.md), its adapter and head trained; small: PACS at 32 pixels from DIR/pacs64.npz, a small
           vision transformer, trained whole for there are no weights, 10 rounds; smoke: turned digits. Which ViT and which rates
           the paper takes it does not say; here the language models' rates. Its last column is the mean: 69.97, 53.96, 64.47, 53.98
           and 69.35.

@@ -71,7 +71,7 @@ def size(text: str, simulation: Simulation) -> float:
 
 
 def number(text: str) -> Callable[[Path, FederatedData | None], float]:
-    """One analysis as a number: the mean over clients after the last round.
+    """One analysis as a number: the mean over clients after the last round, or the selected one of a run that selects one.
 
     Args:
       text: "origin", "probe" or "match", with options as in "probe(model='global', key='features')"; "rouge" of answers in words,

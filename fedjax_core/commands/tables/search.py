@@ -161,6 +161,9 @@ def _study(table: Definition, row: Any, column: Any, variant: str) -> Study:
     first = cell(table, row, column, search.seeds[0], variant).config
     if first.data.get("validation") is None:
         raise ValueError(f"{where}: the search needs validation rows; set data.validation, such as 0.2")
+    until = first.evaluation.get("until")
+    if until is not None and until.strip().startswith("test/"):
+        raise ValueError(f"{where}: evaluation.until={until!r} ends trials by a score on test rows; take one on validation rows")
     found = tuple(first.evaluation.scopes)
     if not any(
         set(found) & ({"global"} if name.startswith("validation/global/") and name.count("/") == 2 else {"own", "all"})

@@ -16,6 +16,7 @@ from fedjax_core.storage.json_files import plain
 Space = Mapping[str, Any]
 # What all rows have in common, and what changes no result
 OF_THE_TABLE = ("seed", "rounds", "data", "task", "cohort", "dropout", "evaluation", "plan", "checkpoint", "callbacks", "profile")
+OF_THE_TABLE += ("privacy", "adversary", "aggregation", "compression")
 EDGE = 0.1  # the outer part of an interval, on its own scale
 DIGITS = 4  # of drawn numbers, so that what the table shows is what was tried
 ATTEMPTS = 1000  # draws of one point, where nobody knows how many there are

@@ -19,6 +19,7 @@ SHOWN = {
     "mean_of_last": "mean of the last evaluations",
     "selected": "in the round selected on validation rows",
 }
+LEFT = ", of the model that a run leaves: of the selected round where `evaluation.select` is set, else of the last"
 
 
 class Style(NamedTuple):
@@ -89,7 +90,8 @@ def caption(measure: Any, cells: Grid) -> list[str]:
     held = list(dict.fromkeys(score for summary in cells.summaries.values() for score in summary.scores))
     names = " or ".join(f"`{score}`" for score in measure.scores)
     target = measures.target(measure)
-    when = "" if measures.is_analysis(measure) or target is not None else f", {SHOWN[measure.statistic]}"
+    when = "" if measures.is_count(measure) or target is not None else f", {SHOWN[measure.statistic]}"
+    when = LEFT if measures.is_analysis(measure) and not measures.is_count(measure) else when
     said = [f"{names}{when}{measures.unit(measure)}."]
     if target is not None:
         said = [reached.caption(measure, names)]
@@ -104,13 +106,25 @@ def caption(measure: Any, cells: Grid) -> list[str]:
     marked = [one for one in cells.compared.values() if one.like_best]
     if marked:
         said.append(f"≈: not told apart from the best; 0 lies in the 95 % interval of the difference, {drawn(marked)}.")
-    return said
+    return said + _left_out(cells)
+
+
+def _left_out(cells: Grid) -> list[str]:
+    """A sentence on cells that are not compared, in columns whose others are; none where there are no such."""
+    columns = {column for _, column in cells.compared}
+    left = [place for place, s in cells.summaries.items() if s.n and place[1] in columns and place not in cells.compared]
+    if not left:
+        return []
+    listed = ", ".join(f"{row} ({column})" for row, column in left)
+    first = " The best of a column is among them, so nothing is marked ≈ there." if cells.best & set(left) else ""
+    return [f"Not compared, since a seed is missing or not finite, or the clients are others: {listed}.{first}"]
 
 
 def drawn(cells: Iterable[Compared]) -> str:
     """What intervals are of."""
     kinds = sorted({one.over for one in cells}, key=len, reverse=True)
-    return f"a paired bootstrap over {kinds[0]}" + (f" (of some rows over {' or '.join(kinds[1:])} alone)" if kinds[1:] else "")
+    fewer = f" (of rows without values of the same clients over {' or '.join(kinds[1:])} alone)" if kinds[1:] else ""
+    return f"a paired bootstrap over {kinds[0]}{fewer}"
 
 
 def intervals(cells: Grid, place: tuple[str, str], measure: Any, against: str | None) -> str:

@@ -226,6 +226,7 @@ def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
         (["--what=tsne", "--clients=0,b"], 2, "--clients=0,b must be ids of clients with commas between"),
         (["--what=curves", "--format=jpg"], 2, "unknown --format 'jpg'"),
         (["--what=clients", "--labels=a,b"], 1, "--labels has 'a', 'b' for 1 runs"),
+        (["--what=clients", '--labels="a, b", c'], 1, "--labels has 'a, b', 'c' for 1 runs"),
         (["--what=curves", "--score=test/accuracy"], 1, "has no score test/accuracy; it has"),
         (["--what=clients", "--model=personal"], 1, "model 'personal' is not one that the method has: global"),
         (["--what=tsne", "--features=prompts"], 1, "no output 'prompts'"),

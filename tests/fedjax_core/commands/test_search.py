@@ -408,6 +408,16 @@ def test_the_records_say_what_was_chosen(tmp_path, fake):
             {"rows": (Row("A", get_config, space={"optimizer.lr": LogUniform(0, 1)}),)},
             "needs low < high, both finite, both pos",
         ),
+        (
+            {},
+            {"rows": (Row("A", get_config, space={"privacy.noise": (0.5, 1.0, 2.0)}),)},
+            "row 'A': privacy.noise is not the row's to choose",
+        ),
+        (
+            {},
+            {"changes": {"evaluation.until": "test/global/accuracy >= 0.9"}},
+            "A / IID: evaluation.until='test/global/accuracy >= 0.9' ends trials by a score on test rows",
+        ),
         ({}, {"changes": {"data.validation": None}}, "A / IID: the search needs validation rows; set data.validation"),
         ({}, {"search": None}, "row 'A' has a space, and the table no search"),
         ({}, {"measures": (Measure("n", ("analysis:trained",)),)}, "a table of counts trains nothing"),

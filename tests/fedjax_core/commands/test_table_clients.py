@@ -163,7 +163,18 @@ def test_a_row_without_files_of_clients_is_drawn_over_seeds_beside_the_others(tm
         "Same": "seeds",
         "Better": "seeds and clients",
     }
-    assert "over seeds and clients (of some rows over seeds alone)" in (tmp_path / "table.md").read_text()
+    text = (tmp_path / "table.md").read_text()
+    assert "over seeds and clients (of rows without values of the same clients over seeds alone)" in text
+    assert "Not compared" not in text
+
+
+def test_a_row_that_is_not_compared_is_named(tmp_path, fake):
+    made = table(measures=(MEAN,))
+    run(tmp_path, made, seeds=[0], only=["better"])
+    run(tmp_path, made, seeds=[0, 1], only=["local", "same"])
+    text = (tmp_path / "table.md").read_text()
+    assert " ≈ |" not in text
+    assert "or the clients are others: Better (IID). The best of a column is among them, so nothing is marked ≈ there." in text
 
 
 def test_a_run_older_than_its_files_of_clients_is_named_with_what_to_do(tmp_path, fake):
