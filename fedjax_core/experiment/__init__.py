@@ -13,13 +13,11 @@ from fedjax_core.experiment.asked import (
     Config,
     builder,
     check,
-    method,
-    names,
     resolve,
-    switch,
 )
 from fedjax_core.experiment.building import beginning, build, dataset, prepared, scale, scaling, spelled, weight_files
 from fedjax_core.experiment.building import network_of as network
+from fedjax_core.experiment.methods import method, names, switch
 from fedjax_core.experiment.runs import PROGRAMS, execute, keep_programs, load, use_all_cores
 
 __all__ = [

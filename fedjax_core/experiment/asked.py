@@ -4,8 +4,6 @@
 """
 
 import functools
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ from fedjax_core.by_name import Found
 from fedjax_core.data import partition, poison, sources
 from fedjax_core.engine.simulation import Evaluation
 from fedjax_core.experiment import fields
+from fedjax_core.experiment.methods import METHODS, Config, without_none
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, episodes, lora, losses, training
 from fedjax_core.privacy import Privacy
@@ -23,7 +22,6 @@ from fedjax_core.privacy import asked as privacy_asked
 from fedjax_core.task import PARTS
 from fedjax_core.uplink import Link, attacks, compression, order, privacy, rules
 
-Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
 LOSSES = {
     **{"cross_entropy": losses.cross_entropy, "smoothed": losses.smoothed, "focal": losses.focal},
@@ -41,7 +39,6 @@ NORMALISATIONS = {  # mean and deviation by channel, where the data's own are no
 }
 TASKS = {"classification": lambda: None, "episodes": episodes.Episodes}
 MODELS: dict[str, Callable] = nn.MODULES | {language.MODEL: language.Spec}
-PROTOCOL = ("epochs", "batch", "weights")  # how a method trains, whatever it is: what a config keeps with another one
 OF_METHODS, OF_MODELS = ("task", "optimizer"), ("classes", "input_shape", "rngs", "dtype", "blocks", "block")
 FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
 
@@ -160,38 +157,6 @@ class Asked(NamedTuple):
     privacy: Privacy | None
 
 
-class _Methods(Mapping[str, Callable]):
-    """Builders by name, each imported when it is asked for."""
-
-    def __iter__(self):
-        return (m.name for m in pkgutil.iter_modules(importlib.import_module("methods").__path__) if m.name != "main")
-
-    def __len__(self):
-        return sum(1 for _ in self)
-
-    def __getitem__(self, name: str) -> Callable:
-        if name not in set(iter(self)):
-            raise KeyError(name)
-        return getattr(importlib.import_module(f"methods.{name}"), name)
-
-
-METHODS = _Methods()
-
-
-def names() -> dict[str, str]:
-    """The methods that there are, each with the first line of its docstring."""
-    return {name: (importlib.import_module(f"methods.{name}").__doc__ or "").partition("\n")[0] for name in METHODS}
-
-
-def method(name: str) -> Callable:
-    """The builder of a method: the function in `methods/<name>.py` that has its name, or one from outside (`by_name.py`).
-
-    Raises:
-      ValueError: there is no such method.
-    """
-    return by_name.lookup("method", name, METHODS)[0]
-
-
 def builder(name: str) -> Callable:
     """The builder of a network from outside (`nn/outside.py`).
 
@@ -199,56 +164,6 @@ def builder(name: str) -> Callable:
       ValueError: there is none of that name.
     """
     return by_name.lookup("model", name, MODELS)[0]
-
-
-def switch(config: Config, method_of: Mapping[str, Any]) -> str:
-    """Gives a config another method, in place. Of the old one's options those of `PROTOCOL` that the new one has are kept, all
-    others are dropped: a coefficient of one method says nothing of another's that has the same name.
-
-    Args:
-      config: with a method; it may be locked.
-      method_of: "name" of the new method, and options of it. If it is the config's own method, these change its options.
-
-    Returns:
-      A line that says what was kept and what was dropped; empty where it is the config's own method.
-
-    Raises:
-      ValueError: there is no such method.
-    """
-    name, own = by_name.parse(method_of["name"], "method.name")
-    function, before = method(name), config.method.to_dict()
-    old = before.pop("name")
-    if same := _is_method(old, function):
-        kept = {key: value for key, value in before.items() if key not in own}
-    else:
-        takes, others = by_name.parameters(function)
-        kept = {key: value for key, value in before.items() if key in PROTOCOL and key not in own and (key in takes or others)}
-    with config.unlocked():
-        config.method = _merged(kept, method_of)
-    if same:
-        return ""
-    settings = {key: value for key, value in kept.items() if key not in method_of}
-    dropped = {key: value for key, value in before.items() if key not in {*kept, *own, *method_of}}
-    said = [f"{word} {_said(of)}" for word, of in (("kept", settings), ("dropped", dropped)) if _given(of)]
-    return f"method {name} in place of {old}: {'; '.join([*said, 'its other options are its defaults'])}"
-
-
-def _is_method(name: str, function: Callable) -> bool:
-    """Whether a name stands for this builder."""
-    try:
-        return method(by_name.parse(name)[0]) is function
-    except ValueError:  # such as one that an earlier process was given
-        return False
-
-
-def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with others, mappings among them one by one."""
-    both = {key for key in before if isinstance(before[key], Mapping) and isinstance(more.get(key), Mapping)}
-    return {**before, **more, **{key: _merged(before[key], more[key]) for key in both}}
-
-
-def _said(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in _given(options).items())
 
 
 def resolve(config: Config) -> Asked:
@@ -305,19 +220,14 @@ def check(config: Config) -> None:
     resolve(config)
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what a config leaves at None."""
-    return {key: value for key, value in options.items() if value is not None}
-
-
 def _method(config: Config) -> Found:
-    options = _given(config.method.to_dict())
+    options = without_none(config.method.to_dict())
     return by_name.find("method", options.pop("name"), METHODS, given=OF_METHODS, field="method.name", options=options)
 
 
 def optimizer(config: Config) -> training.Optimizer:
     """The optimiser that a config names: one of `OPTIMIZERS`; from outside one like them, or one of optax's."""
-    options = _given(config.optimizer.to_dict())
+    options = without_none(config.optimizer.to_dict())
     name = options.pop("name")
     function = by_name.lookup("optimizer", by_name.parse(name, "optimizer.name")[0], OPTIMIZERS)[0]
     if "lr" in options and "lr" not in by_name.parameters(function)[0] and "learning_rate" in by_name.parameters(function)[0]:
@@ -346,7 +256,7 @@ def _data(said: Mapping[str, Any]) -> Data:
     split, rows = said["data.test_split"], said["data.test_examples"]
     if (split == "matched") != (rows is not None):
         raise ValueError(f"data.test_split={split!r}, data.test_examples={rows}: 'matched' needs a number, the others take none")
-    tests = _given({"long_tail": said["data.long_tail"], "test_split": split, "test_examples": rows})
+    tests = without_none({"long_tail": said["data.long_tail"], "test_split": split, "test_examples": rows})
     where = (said["data.dir"], said["data.size"], said["data.examples"])
     kept = said["data.validation"], said["data.unseen_clients"]
     return Data(source, *where, scheme, said["data.clients"], said["data.seed"], tests, *kept)
