@@ -245,6 +245,8 @@ def _reader(spec: str, field: str) -> Found:
     if by_name.parse(spec, field)[0] == language.SOURCE:
         return by_name.find("data set", spec, {language.SOURCE: language.Source}, field=field)
     found = sources.find(spec, field=field)
+    if found.origin == by_name.BUILT_IN and isinstance(of := found.options.get("of"), str):
+        _reader(of, field)  # the set that it is made of
     kind, colon, _ = found.name.partition(":")
     of_name = {"path"} if colon and kind in sources.PREFIXED else set()  # what its name says already
     return found._replace(options={key: value for key, value in found.options.items() if key not in of_name})

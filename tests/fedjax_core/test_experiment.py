@@ -10,7 +10,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from configs import base
-from fedjax_core import experiment
+from fedjax_core import by_name, experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.engine import parallel
 from fedjax_core.experiment import runs
@@ -108,6 +108,13 @@ class ErrorsTest(chex.TestCase):
     def test_of_the_source(self):
         with self.assertRaisesRegex((ValueError, TypeError), r"digit.*[Dd]id you mean 'digits'\?"):
             experiment.build(config(data__source="digit"))
+
+    def test_of_what_a_source_is_made_of(self):
+        with self.assertRaisesRegex(ValueError, r"data set 'digit'.*[Dd]id you mean 'digits'\?"):
+            experiment.resolve(config(data__source="resplit(of='digit', test_fraction=0.2)"))
+        with by_name.noting() as found:
+            experiment.resolve(config(data__source=f"""resplit(of='{__file__}:rows(path="a")', test_fraction=0.2)"""))
+        self.assertEqual([function.__name__ for function in found], ["rows"])
 
     def test_only_a_path_that_its_name_says_is_no_option(self):
         mine = f"{__file__}:rows"
