@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 
@@ -26,6 +26,8 @@ from fedjax_core.engine.simulation import Diverged
 from fedjax_core.reporting import report
 from fedjax_core.storage.files import write_text
 from fedjax_core.storage.json_files import plain
+
+T = TypeVar("T")
 
 
 class Outcome(NamedTuple):
@@ -120,20 +122,25 @@ class _Going:
 
     def _take_up(self, some: Sequence[Cell]) -> None:
         """The results of cells that lie finished, each said where that takes long; what cannot be read is the cell's failure."""
-        there = [] if self._counts else [one for one in some if finished(self._folder, one)]
+        there = [] if self._counts else [one for one in some if self._read(one, lambda one: finished(self._folder, one))]
         long = any(measures.is_analysis(measure) and not measures.is_count(measure) for measure in self._table.measures)
         said = time.monotonic()
         for i, one in enumerate(there, 1):
             if long or time.monotonic() - said > SILENCE:
                 self._say(f"reading {i}/{len(there)}  {one}")
                 said = time.monotonic()
-            try:
-                self.results[one.name] = result_of(self._table, self._folder, one)
-            except (ValueError, TypeError, OSError) as error:
-                self.failures[one.name] = report.one_line(error)
-                self._say(f"failed: {one}: {self.failures[one.name]}")
-            else:
-                self._pace.took(Job(one, one.config.rounds), self.results[one.name].seconds)
+            if (result := self._read(one, lambda one: result_of(self._table, self._folder, one))) is not None:
+                self.results[one.name] = result
+                self._pace.took(Job(one, one.config.rounds), result.seconds)
+
+    def _read(self, one: Cell, read: Callable[[Cell], T]) -> T | None:
+        """What is read of a cell's directory; None where it cannot be read."""
+        try:
+            return read(one)
+        except (ValueError, TypeError, OSError) as error:
+            self.failures[one.name] = report.one_line(error)
+            self._say(f"failed: {one}: {self.failures[one.name]}")
+            return None
 
     def _settle(self, place: tuple[str, str]) -> None:
         """Gives the cells of a (row, column) the settings that its search has chosen, if it is over."""
