@@ -13,6 +13,7 @@ import ast
 import contextlib
 import functools
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from fedjax_core.values import did_you_mean
 T = TypeVar("T", bound=NamedTuple)
 BUILT_IN = "built in"
 LONGEST = 20_000  # signs of a spec
+_CALLED = re.compile(r"\s*[\w.:]+\s*\(\s*[^\W\d]\w*\s*=")  # how name(option=... begins
 _noting: list[list[Callable]] = []
 
 
@@ -86,7 +88,8 @@ def parse(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
     if not isinstance(text, str) or len(text) > LONGEST:
         limit = "must be a text" if not isinstance(text, str) else f"must not be longer than {LONGEST} signs"
         raise ValueError(f"{start}{values.short(text)} {limit}, such as 'name(option=1)'")
-    file, colon, rest = text.partition(".py:")  # a folder may have brackets in its name
+    whole = _CALLED.match(text)  # a file may also stand in an option
+    file, colon, rest = (text, "", "") if whole else text.partition(".py:")  # a folder may have brackets in its name
     name, bracket, rest = rest.partition("(") if colon else text.partition("(")
     name = f"{file}{colon}{name}".strip() if colon else name.strip()
     if not bracket:

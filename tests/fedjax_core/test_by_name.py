@@ -17,6 +17,8 @@ from fedjax_core.values import AtLeastOne
         ("npz(path='a(b).npz')", ("npz", {"path": "a(b).npz"})),
         ("empty()", ("empty", {})),
         ("tfds:cifar10", ("tfds:cifar10", {})),
+        ("only(of='a/mine.py:f(a=1)', classes=(0,))", ("only", {"of": "a/mine.py:f(a=1)", "classes": (0,)})),
+        ("a/mine.py:f(of='b.py:g')", ("a/mine.py:f", {"of": "b.py:g"})),
     ],
 )
 def test_parse(text, expected):
