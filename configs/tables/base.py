@@ -23,7 +23,7 @@ class Row:
       config: variant -> config: the `get_config` of a file in `configs/`.
       changes: of that config.
       space: what a search tries, by field: {"optimizer.lr": LogUniform(0.01, 1.0), "method.mu": (0.01, 0.1, 1.0)}. Data, clients,
-        rounds and evaluation are not the row's to choose.
+        rounds, evaluation, privacy, attacks, rules and compression are not the row's to choose.
     """
 
     label: str
