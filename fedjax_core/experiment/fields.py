@@ -111,6 +111,9 @@ MAY_LACK: dict[str, Any] = {
     "cohort.sampling": None,
     **{f"privacy.{name}": None for name in ("mechanism", *ALONE)},
 }  # in configs that were written before there was such a field
+MAY_LACK_GROUPS = {field.partition(".")[0] for field in MAY_LACK if "." in field} - {
+    field.partition(".")[0] for field in FIELDS if field not in MAY_LACK
+}  # of which such configs have none
 
 
 def check(config: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from fedjax_core import by_name, experiment, outside
 from fedjax_core.commands.tables import wanted
 from fedjax_core.commands.tables.definition import Definition, check, slug, targets_of
+from fedjax_core.experiment.fields import MAY_LACK_GROUPS
 from fedjax_core.reporting import report
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import plain
@@ -130,7 +131,12 @@ def _fields(config: ConfigDict, prefix: str = "") -> list[str]:
 
 def _hash(config: Any, files: Sequence[Path]) -> str:
     """Of what makes a run what it is: not how it is spread over devices, saved or summarised, and no field that is not given, so
-    that new fields of configs leave it as it was. `files`: the user's own that the config names, without what these import."""
+    that new fields of configs, and new groups of such, leave it as it was.
+
+    Args:
+      config: resolved.
+      files: the user's own that it names, without what these import.
+    """
 
     def given(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in left_out}
@@ -138,6 +144,7 @@ def _hash(config: Any, files: Sequence[Path]) -> str:
 
     left_out = set(MAY_DIFFER) - {"rounds", "evaluation.until", "evaluation.patience"}  # these say where it ends
     fields = given(plain(config.to_dict()))
+    fields = {key: value for key, value in fields.items() if value != {} or key not in MAY_LACK_GROUPS}
     if files:
         fields["files"] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]

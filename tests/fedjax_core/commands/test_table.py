@@ -184,6 +184,14 @@ def test_what_a_name_depends_on():
     same = {"plan.devices": 1, "checkpoint.seconds": 1.0, "evaluation.last_k": 3, "evaluation.targets": (0.1,)}
     assert name(**same) == plain
     assert name(**{"data.long_tail": None}) == plain
+
+    def of_before(variant: str) -> Any:
+        config = get_config(variant)
+        for group in ("adversary", "compression", "aggregation", "privacy"):
+            del config[group]
+        return config
+
+    assert tables.cells(definition(rows=(Row("FedAvg", of_before),)), "smoke", [0])[0].name == plain
     for changes in ({"rounds": 4}, {"optimizer.lr": 0.2}, {"data.seed": 1}, {"method.weights": "uniform"}):
         assert name(**changes) != plain
     seeds = [cell.config.data.seed for cell in tables.cells(definition(new_partitions=True), "smoke", [0, 3])]
