@@ -60,16 +60,17 @@ def told_by_open_mpi(port: int, number: int, of: int) -> tuple[tuple[str, ...], 
 
 
 def begin(
-    launcher: Launcher, *flags: str, of_second: tuple[str, ...] = (), told=told_by_flags, largest: int | None = 0
+    launcher: Launcher, *flags: str, of_second: tuple[str, ...] = (), told=told_by_flags, largest: int | None = 0, devices: int = 1
 ) -> list[Process]:
-    """The same command in two processes, which know each other as `told` has it. The second fails if it writes more than `largest`
-    bytes to any file, standard error included.
+    """The same command in two processes with so many devices each, which know each other as `told` has it. The second fails if it
+    writes more than `largest` bytes to any file, standard error included.
     """
+    there = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""}
     port, started = free_port() if told is told_by_flags else cluster_port(), []
     for i in range(2):
         of_cluster, environment = told(port, i, 2)
         own = *flags, *(of_second if i else ()), *of_cluster
-        started.append(launcher.start(*own, largest_file=largest if i else None, environment={"XLA_FLAGS": "", **environment}))
+        started.append(launcher.start(*own, largest_file=largest if i else None, environment=there | environment))
     return started
 
 
@@ -81,25 +82,28 @@ def together(launcher: Launcher, *flags: str, **options: Any) -> list[Ended]:
 @pytest.mark.parametrize(
     ("name", "stops", "told", "more"),
     [
-        ("fedavg", [(2, ROUNDS // 2), (2, ROUNDS)], told_by_slurm, ()),
-        ("fedhe", [(2, 2), (1, 3), (2, ROUNDS)], told_by_open_mpi, ("--config.plan.hold=disk",)),
+        ("fedavg", [(2, ROUNDS // 2, 2), (2, ROUNDS, 1)], told_by_slurm, ()),
+        ("fedhe", [(2, 2, 1), (1, 3, 1), (2, ROUNDS, 2)], told_by_open_mpi, ("--config.plan.hold=disk",)),
     ],
     ids=["fedavg", "fedhe on the disk"],
 )
 def test_two_processes_agree_with_one(launcher, place, name, stops, told, more):
-    """At once by one process; by two that a cluster has started, which stop in between and resume, also in one process.
-    Client states off the devices are kept, and written, by both, each its share; else the second writes nothing."""
+    """At once by one process; by two that a cluster has started, which stop in between and resume, also in one process, and with
+    networks that two devices of each hold together. Client states off the devices are kept, and written, by both, each its share;
+    else the second writes nothing."""
     both, one = place / f"both_{name}", place / f"one_{name}"
     flags, largest = (f"--config={place / name}.py", f"--config.rounds={ROUNDS}", *more), None if more else 0
     assert launcher.run(*flags, f"--workdir={one}").status == 0
-    for (_, before), (processes, rounds) in itertools.pairwise([(0, 0), *stops]):
-        mine = *flags, f"--workdir={both}", f"--config.rounds={rounds}"
-        first, *others = together(launcher, *mine, told=told, largest=largest) if processes > 1 else [launcher.run(*mine)]
+    for (_, before, _), (processes, rounds, model) in itertools.pairwise([(0, 0, 1), *stops]):
+        mine = *flags, f"--workdir={both}", f"--config.rounds={rounds}", *([f"--config.plan.model={model}"] if model > 1 else [])
+        pair = {"told": told, "largest": largest, "devices": model}
+        first, *others = together(launcher, *mine, **pair) if processes > 1 else [launcher.run(*mine)]
         assert [ended.status for ended in (first, *others)] == [0] * processes, first.err
         assert "mean of last" in first.err
         assert (f"after round {before}" in first.err) == (before > 0)
     assert read_json(both / "environment.json")["processes"] == 2
-    assert read_json(both / "run.json")["plan"]["devices"] == 2
+    plan = read_json(both / "run.json")["plan"]
+    assert (plan["devices"], plan["model"]) == (2 * stops[-1][-1], stops[-1][-1])
     assert_close(both, one, ROUNDS)
     for mine, theirs in zip(metrics(both), metrics(one), strict=True):
         assert mine.keys() >= theirs.keys()  # the last round before a stop is evaluated

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 _BLOCK = 2**26  # bytes that are written at once
+_ALIGNED = 64  # bytes; a CPU's devices copy arrays that begin elsewhere, each of them
 
 
 class Reader:
@@ -44,13 +45,22 @@ class Reader:
             raise ValueError(f"{len(rows)} rows for a slab of {capacity}")
         found = []
         for leaf in self._leaves:
-            out = np.zeros((capacity, *leaf.shape[1:]), leaf.dtype)
+            out = _room((capacity, *leaf.shape[1:]), np.dtype(leaf.dtype))
+            out[len(rows) :] = 0
             if isinstance(leaf, _File):
                 leaf.read(rows, out)
             else:
                 np.take(leaf, rows, axis=0, out=out[: len(rows)], mode="clip")
             found.append(out)
         return self._structure.unflatten(found)
+
+
+def _room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory for an array, which a CPU's devices take as it is."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNED
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 class _File:

@@ -107,8 +107,9 @@ def _kept_whole(name: str, trees: PyTree, axes: Axes, devices: int) -> None:
 
 @functools.cache
 def _tell(text: str) -> None:
-    """Says it once."""
-    log.warning("%s", text)
+    """Says it once, in process 0."""
+    if jax.process_index() == 0:
+        log.warning("%s", text)
 
 
 def _divides(shape: tuple[int, ...], axis: int, devices: int) -> bool:

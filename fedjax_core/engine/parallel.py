@@ -1,12 +1,14 @@
 """The client loop: one function maps a client's work over many clients by a plan. The only place that chooses how.
 
 A `Plan` says how many clients train at once on a device (`chunk`: 1 is one after another, the cohort's size is all at once),
-over how many devices the clients are spread, and how many of these hold a network together (`model`, see `division.py`). What
-clients contribute to a sum is added up inside the loop, so memory does not grow with their number; everything else is stacked. All
-plans compute the same thing to rounding.
+over how many devices the clients are spread, and how many of these hold a network together (`model`, see `division.py`): devices of
+one process. What clients contribute to a sum is added up inside the loop, so memory does not grow with their number; everything
+else is stacked. All plans compute the same thing to rounding.
 """
 
+import collections
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -66,24 +68,25 @@ def choose(
       The plan.
 
     Raises:
-      ValueError: chunk, devices or model below 1, more devices than there are, a number of them that model does not divide, or
-        one that leaves a process without a device.
+      ValueError: chunk, devices or model below 1, more devices than there are, a number of them, or of a process's, that model
+        does not divide, or one that leaves a process without a device.
     """
     there = jax.device_count() if among is None else len(among)
     processes = jax.process_count() if among is None else len({device.process_index for device in among})
+    first = lambda number: (jax.devices() if among is None else among)[:number]
     if devices is not None and not 1 <= devices <= there:
         raise ValueError(f"plan.devices={devices} is not between 1 and {there}, the devices that jax sees")
     most = there if devices is None else devices
     if model < 1 or most % model:
         fits = ", ".join(str(m) for m in range(1, most + 1) if most % m == 0)
         raise ValueError(f"plan.model={model} does not divide the {most} devices; it may be {fits}")
-    if model > 1 and processes > 1:
-        raise ValueError(f"plan.model={model}: a network is divided over devices of one process, and there are {processes}")
     if devices is not None and processes > 1:
-        used = {device.process_index for device in (jax.devices() if among is None else among)[:devices]}
+        used = {device.process_index for device in first(devices)}
         if len(used) < processes:
             text = f"plan.devices={devices} leaves {processes - len(used)} of {processes} processes without a device"
             raise ValueError(f"{text}; leave it out to take all {there}")
+    if model > 1 and processes > 1:
+        _check_processes(model, first(most))
     if devices is None:
         devices = there if processes > 1 else min(there // model, cohort) * model
     each = -(-cohort // (devices // model))
@@ -94,13 +97,34 @@ def choose(
     return Plan(min(chunk, each), devices, model)
 
 
+def _check_processes(model: int, devices: Sequence[Any]) -> None:
+    """Raises ValueError if `model` does not divide the devices of each process."""
+    each = collections.Counter(device.process_index for device in devices)
+    common = math.gcd(*each.values())
+    if common % model:
+        process = next(process for process, number in sorted(each.items()) if number % model)
+        fits = ", ".join(str(m) for m in range(1, common + 1) if common % m == 0)
+        what = f"plan.model={model}: devices of one process hold a network together, and process {process} has {each[process]}"
+        raise ValueError(f"{what}; it may be {fits}")
+
+
 def mesh(plan: Plan, among: Sequence[Any] | None = None) -> Mesh:
     """A mesh over the plan's devices, the first of those in `among`, or of those that jax sees. One axis has clients, a second
-    one, where there is such, parts of networks."""
+    one, where there is such, parts of networks: devices of one process."""
     devices = (jax.devices() if among is None else among)[: plan.devices]
     if plan.model == 1:
         return jax.make_mesh((plan.devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
-    return jax.make_mesh((plan.parts, plan.model), (AXIS, MODEL), axis_types=(AxisType.Auto,) * 2, devices=devices)
+    axes, types = (AXIS, MODEL), (AxisType.Auto,) * 2
+    if len({device.process_index for device in devices}) > 1:
+        return Mesh(together_in_processes(devices).reshape(plan.parts, plan.model), axes, axis_types=types)
+    return jax.make_mesh((plan.parts, plan.model), axes, axis_types=types, devices=devices)
+
+
+def together_in_processes(devices: Sequence[Any]) -> np.ndarray:
+    """The devices, those of a process one after another."""
+    found = np.empty(len(devices), object)
+    found[:] = sorted(devices, key=lambda device: device.process_index)  # which leaves each process's order as it is
+    return found
 
 
 def replicated(on: Mesh) -> NamedSharding:
@@ -117,14 +141,41 @@ def place(tree: PyTree, on: Mesh, at: PyTree = None) -> PyTree:
     """Puts host arrays whole on every device of the mesh, or as the shardings `at`, a prefix of the tree, divide them; in several
     processes, each must hold the same. What is deferred is read part by part."""
     at, (leaves, structure) = replicated(on) if at is None else at, jax.tree.flatten(tree)
-    if not any(isinstance(leaf, Deferred) for leaf in leaves):
+    within = all(sharding.is_fully_addressable for sharding in jax.tree.leaves(at))
+    if within and not any(isinstance(leaf, Deferred) for leaf in leaves):
         return jax.device_put(jax.tree.map(np.asarray, tree), at)
     each = jax.tree.leaves(jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), at, tree))
-    found = [
-        leaf.placed(sharding) if isinstance(leaf, Deferred) else jax.device_put(np.asarray(leaf), sharding)
-        for leaf, sharding in zip(leaves, each, strict=True)
-    ]
-    return structure.unflatten(found)
+    return structure.unflatten([_placed(leaf, sharding) for leaf, sharding in zip(leaves, each, strict=True)])
+
+
+def _placed(leaf: Any, sharding: Any) -> Array:
+    if isinstance(leaf, Deferred):
+        return leaf.placed(sharding)
+    array = np.asarray(leaf)
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    part = lambda index: np.asarray(array[index])  # of this process; nothing travels between them
+    return jax.make_array_from_callback(array.shape, sharding, part)
+
+
+def fetched(tree: PyTree) -> PyTree:
+    """`jax.device_get`, also of arrays that are divided over devices of each process, all of which hold the same.
+
+    Raises:
+      ValueError: this process has not all parts of an array.
+    """
+    return jax.device_get(jax.tree.map(_assembled, tree))
+
+
+def _assembled(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return leaf
+    whole, parts = np.empty(leaf.shape, leaf.dtype), {str(shard.index): shard for shard in leaf.addressable_shards}
+    if sum(shard.data.size for shard in parts.values()) != whole.size:
+        raise ValueError(f"process {jax.process_index()} has not all parts of an array {list(leaf.shape)}, {leaf.sharding}")
+    for shard in parts.values():
+        whole[shard.index] = np.asarray(shard.data)
+    return whole
 
 
 def slots(cohort: int, plan: Plan) -> int:

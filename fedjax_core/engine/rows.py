@@ -91,7 +91,8 @@ class Streamed:
         gone: dict[str, Any] = {name: () for name, part in PART.items() if part in self.streamed}
         self.rest = host._replace(**gone | dict.fromkeys(self.streamed, ()))
         self._rooms: dict[tuple[tuple[str, ...], int], _Room] = {}
-        self._of: tuple[Held, np.ndarray] | None = None  # what lies on the devices, and the run's key data
+        self._of: tuple[Held, np.ndarray, Any] | None = None  # what lies on the devices, and the run's key data, here and there
+        self._drawn: tuple[int, Any] | None = None  # a round and its draw, begun
         self._ahead = ahead.Ahead(self._round)
 
     def of_round(self, held: Held, key: PyTree, number: int, scored: bool) -> Held:
@@ -103,14 +104,17 @@ class Streamed:
         key = np.asarray(jax.device_get(key))
         if self._of is None or self._of[0] is not held or not np.array_equal(self._of[1], key):
             self._ahead.close()
-            self._of = held, key
+            self._of, self._drawn = (held, key, self._put(key)), None
         ids, of_round = self._ahead.take(number)
+        if jax.process_count() > 1:  # the next one's, before this round: a device does one program after another
+            self._drawn = number + 1, self._draw(held, self._of[2], self._put(np.int32(number + 1)))
         return self.of_clients(of_round, ids, ["test_index"]) if scored else of_round
 
     def _round(self, number: int) -> tuple[np.ndarray, Held]:
         assert self._of is not None
-        held, key = self._of
-        drawn = jax.device_get(self._draw(held, self._put(key), self._put(np.int32(number))))
+        (held, _, key), begun = self._of, self._drawn
+        drawn = begun[1] if begun and begun[0] == number else self._draw(held, key, self._put(np.int32(number)))
+        drawn = jax.device_get(drawn)
         everyone = [np.where(cohort.examples > 0, cohort.ids, len(self._host.size)) for cohort, _ in drawn]
         ids = np.concatenate(everyone).astype(np.int32)
         return ids, self.of_clients(held, ids, ["index"])
@@ -161,7 +165,7 @@ class Streamed:
     def close(self) -> None:
         """Ends the thread, and lets go of what it had put on the devices."""
         self._ahead.close()
-        self._of = None
+        self._of = self._drawn = None
 
 
 def _rows_like(number: int, leaf: np.ndarray) -> jax.ShapeDtypeStruct:

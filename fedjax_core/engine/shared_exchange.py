@@ -20,35 +20,39 @@ from fedjax_core.engine.states import HostStore, OnHost
 class SharedExchange(Exchange):
     """Between the stores of several processes and their devices. All of them must call `take` and `give` in the same order."""
 
-    def __init__(self, stores: Sequence[HostStore], draw: Callable[[Any, int], Any], shares: Shares):
-        """Reads nothing yet. The arguments are `Exchange`'s, and who keeps whose states."""
+    def __init__(self, stores: Sequence[HostStore], draw: Callable[[Any, int], Any], shares: Sequence[Shares]):
+        """Reads nothing yet. The arguments are `Exchange`'s, and per group who keeps whose states."""
         super().__init__(stores, draw, lambda rows: rows, None)
         self._shares = shares
 
     def _read(self, key: np.ndarray, number: int, drawn: Any = None) -> Coming:
         coming = self._known(number, self._draw(key, number) if drawn is None else drawn)
-        each = list(zip(self._stores, coming.places, strict=True))
-        routes = [self._shares.route(places, len(store.touched)) for store, places in each]
-        rows = [self._shares.read(store.read, route) for store, route in zip(self._stores, routes, strict=True)]
-        return coming._replace(rows=rows, touched=[store.known(places) for store, places in each], routes=routes)
+        each = list(zip(self._stores, coming.places, self._shares, strict=True))
+        routes = [shares.route(places, len(store.touched)) for store, places, shares in each]
+        rows = [shares.read(store.read, route) for (store, _, shares), route in zip(each, routes, strict=True)]
+        return coming._replace(rows=rows, touched=[store.known(places) for store, places, _ in each], routes=routes)
 
     def _newest(self, found: Coming) -> Coming:
-        sent, touched = [self._shares.sent(rows) for rows in found.rows], list(found.touched)
+        sent = [shares.sent(rows) for shares, rows in zip(self._shares, found.rows, strict=True)]
+        touched = list(found.touched)
         if self._last is not None:
             last, left = self._last
             for g, (at, both) in enumerate(again(found, last)):
                 if both.any():
-                    sent[g] = self._shares.newest(sent[g], found.routes[g], left[g], last.routes[g], at, both)
+                    sent[g] = self._shares[g].newest(sent[g], found.routes[g], left[g], last.routes[g], at, both)
                     touched[g] = touched[g] | both
-        rows = [self._shares.arrived(each, route) for each, route in zip(sent, found.routes, strict=True)]
+        travel = zip(self._shares, sent, found.routes, strict=True)
+        rows = [shares.arrived(each, route) for shares, each, route in travel]
         return found._replace(rows=rows, touched=touched)
 
     def give(self, of: Coming, rows: list[PyTree]) -> None:
-        super().give(of, [self._shares.returned(new, route) for new, route in zip(rows, of.routes, strict=True)])
+        travel = zip(self._shares, rows, of.routes, strict=True)
+        super().give(of, [shares.returned(new, route) for shares, new, route in travel])
 
     def _write(self, of: Coming, rows: list[PyTree]) -> None:
-        for store, route, there, places, new in zip(self._stores, of.routes, of.there, of.places, rows, strict=True):
-            for position, mine in self._shares.of_here(new, route):
+        each = zip(self._stores, self._shares, of.routes, of.there, of.places, rows, strict=True)
+        for store, shares, route, there, places, new in each:
+            for position, mine in shares.of_here(new, route):
                 real = (position >= 0) & there[position]
                 store.put(places[position[real]], jax.tree.map(lambda x, real=real: x[real], mine))
             store.touch(places[there])

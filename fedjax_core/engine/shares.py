@@ -2,11 +2,13 @@
 
 The clients axis of the mesh has D places. The keeper of a client's state is one of them, by the client's place in its store modulo
 D: the state lies in the process of that place's device. The states of a program's clients [C] leave their keepers, and go back, by
-one exchange between all devices, in which each pair of devices has room for K rows.
+one exchange between all devices, in which each pair of devices has room for K rows. Where a place is several devices that hold
+networks together, each of them has, sends and receives its part of every row.
 """
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.engine.parallel import AXIS, replicated
+from fedjax_core.engine.parallel import AXIS, spread
 
 Read = Callable[[np.ndarray], tuple[PyTree, np.ndarray]]  # of a store: places [n] -> (rows [n, ...], which were touched [n])
 
@@ -40,27 +42,37 @@ class Route(NamedTuple):
 
 
 class Shares:
-    """Of the processes that a mesh's devices belong to. All methods but `route`, `read` and `of_here` start programs that devices
-    do together: all processes must call them in the same order.
+    """Of one group's states, in the processes that a mesh's devices belong to. All methods but `route`, `read` and `of_here` start
+    programs that devices do together: all processes must call them in the same order.
 
     Attributes:
       keepers: D.
     """
 
-    def __init__(self, mesh: Mesh):
+    def __init__(self, mesh: Mesh, rows: PyTree = None):
+        """Starts nothing.
+
+        Args:
+          mesh: a place on its clients axis has devices of one process.
+          rows: shardings of rows [C, ...] on the devices that train them, a prefix of their tree; None: divided as clients are.
+        """
         devices = np.moveaxis(mesh.devices, mesh.axis_names.index(AXIS), 0)
         whose = np.array([[device.process_index for device in row] for row in devices.reshape(len(devices), -1)])
         self.keepers, self._mesh = len(devices), mesh
         self._here = (whose == jax.process_index()).any(1)
         self._first = whose[:, 0] == jax.process_index()
         self._by_keeper = NamedSharding(mesh, PartitionSpec(AXIS))
-        spec = PartitionSpec(AXIS)
-        each = {"mesh": mesh, "axis_names": {AXIS}, "check_vma": False}
-        self._there = jax.jit(jax.shard_map(_to_trainers, in_specs=(spec, spec), out_specs=spec, **each))
-        self._back = jax.jit(jax.shard_map(_to_keepers, in_specs=(spec, spec), out_specs=spec, **each))
-        self._patch = jax.jit(jax.shard_map(_patched, in_specs=(spec,) * 4, out_specs=spec, **each))
+        lies = spread(mesh) if rows is None else rows
+        at = lambda *front: jax.tree.map(lambda one: PartitionSpec(*front, *one.spec[1:]), lies)
+        on = lambda specs: jax.tree.map(functools.partial(NamedSharding, mesh), specs)
+        spec, trained, kept = PartitionSpec(AXIS), at(AXIS), at(AXIS, None)
+        self._kept = on(kept)
+        each = {"mesh": mesh, "check_vma": False}
+        self._there = jax.jit(jax.shard_map(_to_trainers, in_specs=(kept, spec), out_specs=trained, **each))
+        self._back = jax.jit(jax.shard_map(_to_keepers, in_specs=(trained, spec), out_specs=kept, **each))
+        self._patch = jax.jit(jax.shard_map(_patched, in_specs=(kept, kept, spec, spec), out_specs=kept, **each))
         first = lambda rows, n: jax.tree.map(lambda x: x[:n], rows)
-        self._some = jax.jit(first, static_argnums=1, out_shardings=replicated(mesh))
+        self._some = jax.jit(first, static_argnums=1, out_shardings=on(at(None)))
 
     def keeps(self, places: np.ndarray) -> np.ndarray:
         """[n] whether this process keeps the states at these places of a store."""
@@ -104,7 +116,8 @@ class Shares:
     def sent(self, rows: PyTree) -> PyTree:
         """What `read` gave, on the keepers' devices: [D, D * K, ...]."""
         at = np.cumsum(self._here) - 1
-        return jax.tree.map(lambda x: self._spread(lambda d: x[at[d]], (self.keepers, *x.shape[1:]), x.dtype), rows)
+        one = lambda x, lies: _laid(lambda d: x[at[d]], (self.keepers, *x.shape[1:]), x.dtype, lies)
+        return jax.tree.map(lambda lies, part: jax.tree.map(lambda x: one(x, lies), part), self._kept, rows)
 
     def newest(self, sent: PyTree, route: Route, left: PyTree, before: Route, at: np.ndarray, both: np.ndarray) -> PyTree:
         """`sent`, but of clients in `both` [C] what the route before has `left` with keepers; they stood there at `at` [C]."""
@@ -135,23 +148,32 @@ class Shares:
         return rows if number == len(places) else self._some(rows, len(places))
 
     def _each(self, array: np.ndarray) -> Array:
-        return self._spread(lambda d: array[d], array.shape, array.dtype)
-
-    def _spread(self, row: Callable[[int], np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        given = lambda index: row(index[0].start or 0)[None]
-        return jax.make_array_from_callback(shape, self._by_keeper, given, dtype=dtype)
+        return _laid(lambda d: array[d], array.shape, array.dtype, self._by_keeper)
 
 
-def of_processes(mesh: Mesh) -> Shares | None:
-    """None on one process, which keeps all states."""
-    return Shares(mesh) if jax.process_count() > 1 else None
+def of_processes(mesh: Mesh, rows: Sequence[PyTree]) -> list[Shares] | None:
+    """For each group; None on one process, which keeps all states. `rows`: per group, shardings as `Shares` takes them."""
+    return [Shares(mesh, each) for each in rows] if jax.process_count() > 1 else None
+
+
+def _laid(row: Callable[[int], np.ndarray], shape: tuple[int, ...], dtype: np.dtype, lies: NamedSharding) -> Array:
+    """An array [D, ...] of the keepers' rows; this process is asked for those of its own."""
+    part = lambda index: row(index[0].start or 0)[index[1:]][None]
+    return jax.make_array_from_callback(shape, lies, part, dtype=dtype)
 
 
 def _by_start(array: Array) -> dict[int, np.ndarray]:
     """[D, ...], the entries that this process has."""
     if not array.size:  # which all have whole
         return dict(enumerate(np.zeros(array.shape, array.dtype)))
-    return {shard.index[0].start or 0: np.asarray(shard.data)[0] for shard in array.addressable_shards}
+    found: dict[int, np.ndarray] = {}
+    for shard in array.addressable_shards:
+        start, part = shard.index[0].start or 0, np.asarray(shard.data)[0]
+        if part.shape == array.shape[1:]:
+            found[start] = part
+        else:
+            found.setdefault(start, np.empty(array.shape[1:], array.dtype))[shard.index[1:]] = part
+    return found
 
 
 def _room(each: int, keepers: int, most: int) -> int:

@@ -274,8 +274,9 @@ class Simulation:
         return state
 
     def _nothing_kept(self, initial: PyTree) -> states.OnHost:
-        store, shares = {"host": states.HostStore, "disk": DiskStore}[self.hold], of_processes(self.mesh)
-        each, keeps = zip(self.groups, self.shapes.groups, strict=True), None if shares is None else shares.keeps
+        store, rows = {"host": states.HostStore, "disk": DiskStore}[self.hold], self._layout.rows
+        shares = of_processes(self.mesh, rows if isinstance(rows, list) else [rows] * len(self.groups))
+        each, keeps = zip(self.groups, self.shapes.groups, strict=True), None if shares is None else shares[0].keeps
         return states.OnHost(initial, [store(len(g.clients), s.client, keeps) for g, s in each], shares)
 
     def rounds(self, state: State, n: int, scored: bool = False) -> tuple[State, list[dict[str, float]]]:
@@ -299,24 +300,28 @@ class Simulation:
                 state, raw = self._fitting(lambda state=state, last=last: self._round_on_host(state, last))
                 raw = [raw]
             elif last:
-                state, record = self._dispatch("_scored", state, 1)
-                raw = [record]
+                state, raw = self._dispatch("_scored", state, 1)
             else:
-                count = 1 if self.supply.streamed else min(self.dispatch, n - len(records) - bool(scored))
-                state, stacked = self._dispatch("_many", state, count)
-                raw = [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)]
+                first = self.supply.streamed and "_many" not in self._fits  # one: the program may turn out not to fit
+                count = 1 if first else min(self.dispatch, n - len(records) - bool(scored))
+                state, raw = self._dispatch("_many", state, count)
             done = int(jax.device_get(state.round))
             for number, record in enumerate(raw, done - len(raw) + 1):
                 records.append(flat(record, number, self.targets))
                 faults.warn(faults.outliers(record["ids"], record["seen"]), number, self._outliers)
         return state, records
 
-    def _dispatch(self, name: str, state: State, count: int):
-        """Runs `_many` or `_scored`; at first with a copy of the state, for a smaller chunk to take over if need be."""
+    def _dispatch(self, name: str, state: State, count: int) -> tuple[State, list[PyTree]]:
+        """Runs `_many` or `_scored`; at first with a copy of the state, for a smaller chunk to take over if need be. The records of
+        `count` rounds."""
         scored = name == "_scored"
+        each = lambda record, number: [record] if scored else [jax.tree.map(lambda x, i=i: x[i], record) for i in range(number)]
+        if name in self._fits and self.supply.streamed:
+            state, records = self._streamed(getattr(self, name), state, count, scored)
+            return state, [one for record in records for one in each(record, 1)]
         if name in self._fits:
-            state, record = getattr(self, name)(self._of_round(state, scored), state, self.put(np.int32(count)))
-            return state, jax.device_get(record)
+            state, record = getattr(self, name)(self.held, state, self.put(np.int32(count)))
+            return state, each(jax.device_get(record), count)
 
         def first():
             program, held = getattr(self, name), self._of_round(state, scored)
@@ -327,9 +332,20 @@ class Simulation:
             new, record = program(held, jax.tree.map(jnp.copy, state), arguments[2])
             return new, jax.device_get(record)
 
-        result = self._fitting(first)
+        state, record = self._fitting(first)
         self._fits.add(name)
-        return result
+        return state, each(record, count)
+
+    def _streamed(self, program: Any, state: State, count: int, scored: bool) -> tuple[State, list[PyTree]]:
+        """Rounds that take their rows one by one, each begun while the one before it trains, so that the devices wait for nothing:
+        at most two have begun."""
+        key, number, one = jax.device_get(state.key), int(jax.device_get(state.round)), self.put(np.int32(1))
+        records: list[PyTree] = []
+        for i in range(count):
+            state, record = program(self.supply.of_round(self.held, key, number + i, scored), state, one)
+            records[-1:] = [jax.device_get(earlier) for earlier in records[-1:]]
+            records.append(record)
+        return state, jax.device_get(records)
 
     def _of_round(self, state: State, scored: bool) -> Held:
         """What the program of the coming round reads."""
@@ -361,7 +377,7 @@ class Simulation:
             self._exchange = between(kept, drawn, self._layout.rows)
         key, number = np.asarray(jax.device_get(state.key)), int(jax.device_get(state.round))
         coming = self._exchange.take(key, number)
-        touched = jax.device_put(coming.touched, parallel.spread(self.mesh))
+        touched = parallel.place(coming.touched, self.mesh, parallel.spread(self.mesh))
         held, program = self._of_round(state, scored), self._host_round[scored]
         following = self._exchange.drawn(key, number + 1)  # before the round: a device does one program after another
         state, rows, record = program(held, state, kept.initial, coming.drawn, coming.rows, touched)
@@ -387,7 +403,7 @@ class Simulation:
             return places, states.gather(state.clients[g], self.put(places)), self.put(np.zeros(len(ids), bool)), state.server
         store, shares = self._kept.stores[g], self._kept.shares
         if shares is not None:
-            rows = shares.brought(store.read, places, len(store.touched))
+            rows = shares[g].brought(store.read, places, len(store.touched))
             return places, rows, self.put(store.known(places)), self._kept.initial
         rows, touched = store.read(places)
         return places, parallel.place(rows, self.mesh, self._layout.blocks[g]), self.put(touched), self._kept.initial
@@ -397,7 +413,7 @@ class Simulation:
             clients = list(state.clients)
             clients[g] = states.scatter(clients[g], self.put(places), rows)
             return state._replace(clients=tuple(clients))
-        self._kept.stores[g].write(places, jax.device_get(rows), places < len(self.groups[g].clients))
+        self._kept.stores[g].write(places, parallel.fetched(rows), places < len(self.groups[g].clients))
         self.close()  # what was read ahead is not the newest any more
         return state
 
@@ -539,7 +555,7 @@ class Simulation:
         batches = supply.batches(part, which, self.evaluation.batch, self.plan.parts)
         number = self.put(np.int32(batches.number))
         found = [jax.device_get(self._batches(self.held, state.server, state.round, *block, number)) for block in batches]
-        totals = jax.device_put(batches.totals(found), parallel.spread(self.mesh))
+        totals = parallel.place(batches.totals(found), self.mesh, parallel.spread(self.mesh))
         return jax.device_get(self._summed(totals))
 
     @property
@@ -575,11 +591,13 @@ class Simulation:
 
     def snapshot(self, state: State) -> PyTree:
         """Everything that a checkpoint must keep, as host arrays."""
-        return {"state": jax.device_get(state)} | ({} if self._kept is None else self._kept.packed())
+        return {"state": parallel.fetched(state)} | ({} if self._kept is None else self._kept.packed())
 
     def without_clients(self, state: State) -> PyTree:
         """A `snapshot` without client states that are kept off the devices: those are `kept`."""
-        return {"state": jax.device_get(state)} | ({} if self._kept is None else {"initial": jax.device_get(self._kept.initial)})
+        return {"state": parallel.fetched(state)} | (
+            {} if self._kept is None else {"initial": parallel.fetched(self._kept.initial)}
+        )
 
     @property
     def kept(self) -> states.OnHost | None:

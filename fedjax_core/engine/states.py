@@ -102,10 +102,10 @@ class OnHost:
     Attributes:
       initial: the server's state before round 1, from which untouched clients begin.
       stores: per group.
-      shares: who keeps whose; None on one process.
+      shares: per group, who keeps whose; None on one process.
     """
 
-    def __init__(self, initial: PyTree, stores: Sequence[HostStore], shares: Shares | None = None):
+    def __init__(self, initial: PyTree, stores: Sequence[HostStore], shares: Sequence[Shares] | None = None):
         self.initial, self.stores, self.shares = initial, list(stores), shares
 
     def touched(self) -> list[int]:
@@ -133,7 +133,7 @@ class OnHost:
         for g, store in enumerate(self.stores):
             places = np.flatnonzero(store.touched if whole else store.changed).astype(np.int32)
             if self.shares is not None:
-                places = places[self.shares.writes(places)]
+                places = places[self.shares[g].writes(places)]
             row = sum(leaf.nbytes for leaf in jax.tree.leaves(store.read(places[:1])[0]))
             each = max(1, PART // max(1, row))
             for begin in range(0, len(places), each):

@@ -3,7 +3,7 @@
 python -m tests.benchmarks                                        # all workloads but b; peers that are there
 sh tests/benchmarks/peers/make.sh                                 # makes the peers' environments, under build/peers
 python -m tests.benchmarks --workloads=a,c --repeats=9 --json=build/benchmarks/ac.json
-python -m tests.benchmarks --scale=host,disk,rows --repeats=9      # what size costs, ours alone (scale.py)
+python -m tests.benchmarks --scale=rows,reader --repeats=9         # what size costs, ours alone (scale.py); also host, disk
 python -m tests.benchmarks --workloads=b --peers=torch --ours='(chunk=4)' --ours='(conv_form=native, dtype=bfloat16)'
 """
 

@@ -1,6 +1,6 @@
 """What size costs, in one process and in turns: populations of very many clients, and rows that are read beside resident ones.
 
-python -m tests.benchmarks --scale=host,disk,rows --repeats=9
+python -m tests.benchmarks --scale=host,disk,rows,reader --repeats=9
 
 Each turn measures every contender once, in one order and in the reverse by turns, and compares it with the first one of that turn.
 """
@@ -10,6 +10,8 @@ import functools
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +29,7 @@ from fedjax_core.engine import ahead, parallel, simulation
 from fedjax_core.engine.rows import Streamed
 from fedjax_core.learning import training
 from fedjax_core.task import of_model
+from tests.benchmarks import ours
 from tests.benchmarks.report import number, row
 
 POPULATIONS = (1_000, 100_000, 10_000_000)
@@ -131,7 +134,7 @@ def populations(hold: str, repeats: int) -> str:
     return table(title + f"{states / 1e3:.0f} kB of state each; this process's memory {memory:.1f} GiB at most", contenders, before)
 
 
-def rows(repeats: int) -> str:
+def rows(repeats: int, cores: str = "all cores compute") -> str:
     """FedAvg on data on the disk that are ten times `CAP`, beside the same data resident; by how long a round computes."""
     each, cohort, clients = 100, 20, 1_300
     rng, tables = np.random.default_rng(0), []
@@ -156,18 +159,36 @@ def rows(repeats: int) -> str:
             widths_said = "-".join(map(str, (SHAPE[0], *widths, CLASSES)))
             work = f"{widths_said}, {cohort} clients a round x {each} rows x {epochs} epochs"
             size = f"{x.nbytes / 1e6:.0f} MB of data, {taken / 1e6:.0f} MB of rows at most on a device"
-            title = f"**rows** FedAvg, {work}: {size}; a round's rows take {1e3 * seconds:.1f} ms to read alone"
+            title = f"**rows, {cores}** FedAvg, {work}: {size}; a round's rows take {1e3 * seconds:.1f} ms to read alone"
             tables.append(table(title, contenders, before))
             for contender in contenders:
                 contender.simulation.release()
     return "\n\n".join(tables)
 
 
+def reader(repeats: int) -> str:
+    """`rows` where the programs have one core, and what reads has the others. In a process of its own, for threads stay on the
+    cores that they began on."""
+    lines = "from tests.benchmarks import scale", "scale.leave_a_core()", f"print(scale.rows({repeats}, 'one core computes'))"
+    return subprocess.run([sys.executable, "-c", "; ".join(lines)], stdout=subprocess.PIPE, text=True, check=True).stdout.rstrip()
+
+
+def leave_a_core() -> None:
+    """Programs compute on the first core alone, all else is done on the others."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise ValueError("--scale=reader needs two cores, and there is one")
+    os.sched_setaffinity(0, cores[:1])
+    ours.set_up()
+    jax.devices()  # begins the threads that compute
+    os.sched_setaffinity(0, cores[1:])
+
+
 def _taken(supply: Any) -> int:
-    """Bytes of the slabs that there can be at once: those that are made ahead, and the one in use."""
+    """Bytes of the slabs that there can be at once: those that are made ahead, and those of two rounds that have begun."""
     assert isinstance(supply, Streamed)
     most = max(room._capacity for room in supply._rooms.values())
-    return (ahead.DEPTH + 2) * most * supply._readers["train"].row_bytes
+    return (ahead.DEPTH + 3) * most * supply._readers["train"].row_bytes
 
 
 def _forget(file: Path) -> None:
@@ -197,4 +218,5 @@ WHAT: dict[str, Callable[[int], str]] = {
     "host": functools.partial(populations, "host"),
     "disk": functools.partial(populations, "disk"),
     "rows": rows,
+    "reader": reader,
 }

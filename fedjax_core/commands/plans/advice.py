@@ -22,7 +22,9 @@ def advice(config: Mapping[str, Any], about: Mapping[str, Any], chunk: int | Non
         said.append(f"plan.data=host keeps {readable_size(lies['rows of data'])} of rows off the device.")
     if large("client states") and plan["hold"] == "device":
         said.append(f"plan.hold=host keeps {readable_size(lies['client states'])} of client states off the device.")
-    if about["processes"] == 1 and (large("frozen and public arrays") or large("server state")):
+    hosts = about["processes"]
+    shared = hosts == 1 or about["devices"] // hosts % 2 == 0  # devices of one process hold a network together
+    if shared and (large("frozen and public arrays") or large("server state")):
         both = readable_size(lies["frozen and public arrays"] + lies["server state"])
         said.append(f"plan.model=2 or more spreads the networks, {both} on each device, over so many.")
     if chunk == 0 or chunk is None:

@@ -474,15 +474,15 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
 def test_several_processes_are_those_of_the_topology(monkeypatch):
     device = lambda process: SimpleNamespace(process_index=process, platform="tpu")
     four = [device(0), device(0), device(1), device(1)]
-    with pytest.raises(ValueError, match=r"plan\.model=2: a network is divided over devices of one process, and there are 2"):
-        parallel.choose(8, model=2, among=four)
+    assert parallel.choose(8, model=2, among=four)[1:] == (4, 2)
     with pytest.raises(ValueError, match=r"plan\.devices=2 leaves 1 of 2 processes without a device"):
         parallel.choose(8, devices=2, among=four)
     assert parallel.choose(2, devices=3, among=four).devices == 3
     assert parallel.choose(2, among=four).devices == 4
     monkeypatch.setitem(ABOUT["bytes"], "server state", 900.0)
     assert any("plan.model" in sentence for sentence in advice.advice(config().to_dict(), ABOUT, 1))
-    assert not any("plan.model" in sentence for sentence in advice.advice(config().to_dict(), ABOUT | {"processes": 2}, 1))
+    several = [advice.advice(config().to_dict(), ABOUT | {"processes": number}, 1) for number in (2, 4)]
+    assert [any("plan.model" in sentence for sentence in said) for said in several] == [True, False]  # two devices each, or one
 
 
 def test_a_plan_says_what_is_not_counted(monkeypatch, tmp_path):

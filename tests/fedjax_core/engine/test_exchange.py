@@ -46,7 +46,7 @@ def draw(key, number):
 def test_rounds_see_what_the_rounds_before_have_left(store, shared):
     kept, truth = store(N, LIKE), {}
     mesh = parallel.mesh(parallel.Plan(1, 3 if shared else 1))
-    exchange = between(OnHost((), [kept], Shares(mesh) if shared else None), draw, parallel.spread(mesh))
+    exchange = between(OnHost((), [kept], [Shares(mesh)] if shared else None), draw, parallel.spread(mesh))
     for number in range(5):
         coming = exchange.take(KEY, number)
         assert coming.places[0].tolist() == COHORTS[number][0]

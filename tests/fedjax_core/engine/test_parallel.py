@@ -55,6 +55,18 @@ class ChooseTest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             parallel.choose(20, **arguments)
 
+    @parameterized.parameters(
+        (dict(model=4), "devices of one process hold a network together, and process 0 has 6; it may be 1, 2$"),
+        (dict(model=2, devices=4), "process 0 has 3; it may be 1$"),
+        (dict(devices=2, model=2), "plan.devices=2 leaves 1 of 2 processes without a device"),
+    )
+    def test_networks_stay_in_a_process(self, arguments, message):
+        six_and_two = [SimpleNamespace(process_index=p, platform="cpu", id=i) for i, p in enumerate([0, 0, 0, 1, 0, 0, 0, 1])]
+        self.assertEqual(parallel.choose(20, model=2, among=six_and_two), Plan(1, 8, 2))
+        with self.assertRaisesRegex(ValueError, message):
+            parallel.choose(20, among=six_and_two, **arguments)
+        self.assertEqual([device.id for device in parallel.together_in_processes(six_and_two)], [0, 1, 2, 4, 5, 6, 3, 7])
+
     def test_slots(self):
         self.assertEqual([parallel.slots(c, Plan(2, 3)) for c in (1, 6, 7)], [6, 6, 12])
 

@@ -1,4 +1,4 @@
-"""States of clients get from their keepers to the devices that train them, and back."""
+"""States of clients get from their keepers to the devices that train them, and back, whole or divided."""
 
 import chex
 import jax
@@ -6,27 +6,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.engine import parallel
+from fedjax_core.engine import division, parallel
 from fedjax_core.engine.exchange import Coming, again
 from fedjax_core.engine.shares import Shares
 from fedjax_core.engine.states import HostStore
 
 D, N = 4, 60
 LIKE = {
-    "w": jax.ShapeDtypeStruct((3,), jnp.bfloat16),
+    "w": jax.ShapeDtypeStruct((4,), jnp.bfloat16),
     "b": jax.ShapeDtypeStruct((), bool),
     "no": jax.ShapeDtypeStruct((0,), jnp.int8),
 }
 
 
-@pytest.fixture(scope="module")
-def shares():
-    return Shares(parallel.mesh(parallel.Plan(1, D)))
+@pytest.fixture(scope="module", params=[1, 2], ids=["whole", "divided"])
+def shares(request):
+    """Each place is one device, or two that have a half of every "w"."""
+    if request.param == 1:
+        return Shares(parallel.mesh(parallel.Plan(1, D)))
+    mesh = parallel.mesh(parallel.Plan(1, 2 * D, 2))
+    return Shares(mesh, division.shardings(LIKE, (("w", -1),), mesh, parallel.AXIS))
 
 
 def rows(numbers) -> dict:
     numbers = np.asarray(numbers)
-    w = np.stack([numbers, -numbers, numbers / 2], 1).astype(jnp.bfloat16)
+    w = np.stack([numbers, -numbers, numbers / 2, numbers + 1], 1).astype(jnp.bfloat16)
     return {"w": w, "b": numbers % 2 == 1, "no": np.zeros((len(numbers), 0), np.int8)}
 
 
@@ -50,9 +54,11 @@ def test_there_and_back(shares, name):
         places[15] = N
     route, real = shares.route(places, N), places < N
     assert (route.keeper[real] == places[real] % D).all()
-    there = jax.device_get(shares.arrived(shares.sent(shares.read(store.read, route)), route))
+    arrived = shares.arrived(shares.sent(shares.read(store.read, route)), route)
+    assert arrived["w"].addressable_shards[0].data.shape == (len(places) // D, 4 * D // shares._mesh.size)
+    there = jax.device_get(arrived)
     chex.assert_trees_all_equal(jax.tree.map(lambda x: x[real], there), rows(places[real]))
-    left = jax.device_put(rows(places + 100), parallel.spread(parallel.mesh(parallel.Plan(1, D))))
+    left = jax.device_put(rows(places + 100), parallel.spread(shares._mesh))
     found = shares.of_here(shares.returned(left, route), route)
     assert len(found) == D
     for d, (position, mine) in enumerate(found):
@@ -66,7 +72,7 @@ def test_what_the_round_before_has_left_is_newer(shares):
     store, before, now = full(), np.array([5, 9, N, 2, 11, 30, 44, 7]), np.array([2, 5, 6, 44, N, 1, 30, 3])
     there = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)  # 44 did not come back
     routes = [shares.route(places, N) for places in (before, now)]
-    left = jax.device_put(rows(before + 100), parallel.spread(parallel.mesh(parallel.Plan(1, D))))
+    left = jax.device_put(rows(before + 100), parallel.spread(shares._mesh))
     last = Coming(0, (), [before], [there], [], [])
     ((at, both),) = again(Coming(1, (), [now], [], [], []), last)
     sent = shares.sent(shares.read(store.read, routes[1]))
@@ -83,6 +89,7 @@ def test_outside_of_rounds_any_number_is_brought(shares):
 
 
 def test_methods_without_states(shares):
+    shares = Shares(shares._mesh, ())
     store, places = HostStore(N, ()), np.arange(8)
     route = shares.route(places, N)
     rows = shares.arrived(shares.sent(shares.read(store.read, route)), route)
