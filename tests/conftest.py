@@ -137,7 +137,17 @@ SLOW = {  # files that take more than some ten seconds of computing, as measured
         "test_conv",
         "test_llama",
     ),
-    *("test_model", "test_pool", "test_vit", "test_plots", "test_checkpoint", "test_export", "test_predictor", "test_loop"),
+    *(
+        "test_accelerator",
+        "test_model",
+        "test_pool",
+        "test_vit",
+        "test_plots",
+        "test_checkpoint",
+        "test_export",
+        "test_predictor",
+        "test_loop",
+    ),
 }
 QUICK_METHODS = {"fedavg", "scaffold", "fedskc", "fedper", "fedoa"}  # whose contract and own tests a quick run has
 SLOW_TESTS = {  # single ones of other files, by how their names begin

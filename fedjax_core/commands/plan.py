@@ -10,12 +10,9 @@ The config is named as for `fedjax-core run`. Neither data nor weights are read,
 pip install 'fedjax-core[plan]'. Without --topology the plan is for the devices that are here.
 """
 
-import contextlib
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -27,6 +24,7 @@ from fedjax_core.commands.plans import elsewhere, planned, targets, written
 from fedjax_core.engine.lowering import PARTS
 from fedjax_core.experiment.stand_in import Counts
 from fedjax_core.reporting import report
+from fedjax_core.run import stopping
 from fedjax_core.storage.json_files import write_json
 
 SEARCHED = 6  # rounds that are compiled to find a chunk
@@ -95,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         experiment.check(given.config)
         if why := targets.check(wanted):
             raise ValueError(why)
-        with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+        with stopping.interrupted():
             plan = planned.planned(
                 given.config.to_dict(),
                 wanted,
@@ -115,23 +113,6 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, TypeError, OSError) as error:
         return report.fail(error, 1)
     return 0 if planned.fits(plan) else 1
-
-
-@contextlib.contextmanager
-def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
-    """Takes them as Ctrl-C, so that the process that compiles ends too."""
-
-    def leave(number: int, frame: object) -> None:
-        del frame
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    mine = signals if threading.current_thread() is threading.main_thread() else ()
-    before = {one: signal.signal(one, leave) for one in mine}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, signal.SIG_DFL if handler is None else handler)
 
 
 def _counts(given: Any) -> Counts:

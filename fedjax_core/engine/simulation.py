@@ -53,6 +53,12 @@ Result = TypeVar("Result")
 ROWS = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # what a scope is scored on
 
 
+@jax.jit
+def _copied(tree: PyTree) -> PyTree:
+    """By one program, not one for each shape."""
+    return jax.tree.map(jnp.copy, tree)
+
+
 class Simulation:
     """One method on one federated data set.
 
@@ -258,7 +264,7 @@ class Simulation:
         key = self.put(jax.random.key_data(jax.random.key(seed)))
         state = self._init(self.held, key)
         if self.hold != "device":
-            self._keep(self._nothing_kept(jax.tree.map(jnp.copy, state.server)))
+            self._keep(self._nothing_kept(_copied(state.server)))
         for g in range(len(self.groups)):
             if self._algorithm(g, self._held_on_host, 0).prepare is None:
                 continue
@@ -329,7 +335,7 @@ class Simulation:
             excess = self._excess(program, arguments) if self.plan.chunk > 1 else None
             if self.plan.chunk > 1 and together.anywhere(excess is not None):
                 raise MemoryError(excess or "nor on another process's devices")
-            new, record = program(held, jax.tree.map(jnp.copy, state), arguments[2])
+            new, record = program(held, _copied(state), arguments[2])
             return new, jax.device_get(record)
 
         state, record = self._fitting(first)

@@ -142,10 +142,11 @@ def tuples(value: Any) -> Any:
 
 
 def keep_programs(directory: str) -> None:
-    """Keeps compiled programs in a directory, for this process and the next ones; '' for nowhere."""
+    """Keeps compiled programs in a directory, for this process and the next ones; '' for nowhere. A start has many small ones."""
     if directory:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def use_all_cores() -> None:

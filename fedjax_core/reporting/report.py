@@ -124,8 +124,6 @@ class Reporter:
         self._round = from_round
         self._started = time.monotonic(), from_round
         self._lines = JsonLines(self.path / METRICS)
-        if self._wants_events:
-            self._events = Events(self.path / TENSORBOARD, from_round)
         if self._wants_bar:
             self._bar = tqdm(total=self.total_rounds, initial=from_round, unit="round", dynamic_ncols=True)
 
@@ -155,6 +153,8 @@ class Reporter:
                 )
             last = record["round"]
         self._lines.append(*rows)
+        if self._wants_events and self._events is None:  # not before there is something: what it imports takes a while
+            self._events = Events(self.path / TENSORBOARD, self._started[1])
         for record in rows:
             if self._events is not None:
                 self._events.add(record)

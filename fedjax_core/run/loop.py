@@ -15,7 +15,7 @@ from fedjax_core.engine import together
 from fedjax_core.engine.scores import ByClient
 from fedjax_core.engine.simulation import Diverged, Simulation, State
 from fedjax_core.privacy import Spent
-from fedjax_core.reporting import clients, plots, report
+from fedjax_core.reporting import clients, report
 from fedjax_core.run import directory as directories
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
 from fedjax_core.run.goal import Goal
@@ -169,6 +169,8 @@ def run(
                 reporter.note(privacy=private.facts() | {"epsilon": private.epsilon(going.done)})
             summary, drawn, history = reporter.close(), [], {}
             if workdir.writer:
+                from fedjax_core.reporting import plots  # matplotlib is for the end: nobody waits for it before the first round
+
                 drawn, history = plots.run_plots(workdir.path), report.history(read_jsonl(workdir.path / METRICS))
                 reporter.say(report.table(summary))
                 if private is not None:

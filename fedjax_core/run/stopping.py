@@ -4,9 +4,34 @@ import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+@contextlib.contextmanager
+def told_to(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Inside, in the main thread, SIGINT, SIGTERM and SIGHUP come to a handler. Where SIGHUP is ignored, as under nohup, it stays
+    so."""
+    mine = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    ignored = {s for s in mine if s not in (signal.SIGINT, signal.SIGTERM) and signal.getsignal(s) is signal.SIG_IGN}
+    before = {s: signal.signal(s, handler) for s in mine if s not in ignored}
+    try:
+        yield
+    finally:
+        for s, earlier in before.items():
+            signal.signal(s, signal.SIG_DFL if earlier is None else earlier)
+
+
+def interrupted() -> contextlib.AbstractContextManager[None]:
+    """Inside, each of these signals is what Ctrl-C is: an exception, so that processes that were started end too."""
+
+    def leave(number: int, frame: object) -> None:
+        del frame
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    return told_to(leave)
 
 
 class Stop:
@@ -15,12 +40,10 @@ class Stop:
 
     def __init__(self):
         self.asked = False
-        self._before: dict[int, Any] = {}
+        self._told = told_to(self._ask)
 
     def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            ignored = {s for s in SIGNALS if s not in (signal.SIGINT, signal.SIGTERM) and signal.getsignal(s) is signal.SIG_IGN}
-            self._before = {s: signal.signal(s, self._ask) for s in SIGNALS if s not in ignored}
+        self._told.__enter__()
         return self
 
     def _ask(self, number, frame):
@@ -30,8 +53,7 @@ class Stop:
         self.asked = True
 
     def __exit__(self, *_):
-        for s, handler in self._before.items():
-            signal.signal(s, handler)
+        self._told.__exit__(None, None, None)
 
 
 class _Lenient:

@@ -1,4 +1,7 @@
-"""Named host arrays in a directory, as Orbax lays them out. The only module that knows Orbax."""
+"""Named host arrays in a directory, as Orbax lays them out. The only module that knows Orbax.
+
+It is imported with the first checkpoint: it takes about as long as jax, and no run waits for it before its first round.
+"""
 
 import concurrent.futures
 import contextlib
@@ -9,11 +12,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 T = TypeVar("T")
 
@@ -26,6 +28,8 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """
 
     def write():
+        import orbax.checkpoint as ocp
+
         with _checkpointer() as checkpointer:
             checkpointer.save(path, args=ocp.args.PyTreeSave(arrays))
 
@@ -40,6 +44,8 @@ def read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     """
 
     def read():
+        import orbax.checkpoint as ocp
+
         host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
         with _checkpointer() as checkpointer:
             return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=host))
@@ -47,8 +53,10 @@ def read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     return _quietly(read)
 
 
-def _checkpointer() -> ocp.Checkpointer:
+def _checkpointer() -> Any:
     """Orbax for host arrays, in this process alone: the others are not waited for."""
+    import orbax.checkpoint as ocp
+
     alone = ocp.options.MultiprocessingOptions(
         primary_host=jax.process_index(),
         active_processes={jax.process_index()},

@@ -140,7 +140,10 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
     def client_update(sent: Sent, client: Client, data, key):
         out = inner.client_update(sent.inner, client.inner, data, key)
         value, kept, notes, wire = parts.carried(out.uplink), [], {}, None
+        sound = []  # of what local privacy's noise hides
         for place, link in enumerate(links):
+            if leave_out and link.kind == "local privacy":
+                sound.append(_finite(value))
             if link.send is None:
                 kept.append(client.kept[place])
                 continue
@@ -154,7 +157,7 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
         local = out.local and (sent._replace(inner=out.local[0]), Client(out.local[1], client.kept))
         state, counts, metrics = Client(out.state, tuple(kept)), jnp.bool_(True), out.metrics
         if leave_out:
-            counts = _finite((uplink, metrics)) & ~_turned(state, client)
+            counts = functools.reduce(jnp.logical_and, sound, _finite((uplink, metrics)) & ~_turned(state, client))
             only = lambda new, old: jax.tree.map(lambda n, o: jnp.where(counts, n, o), new, old)
             zeros = lambda tree: only(tree, jax.tree.map(jnp.zeros_like, tree))
             value, uplink, metrics, state = zeros(value), zeros(uplink), zeros(metrics), only(state, client)

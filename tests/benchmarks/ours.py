@@ -33,6 +33,7 @@ class Compiling:
 
     seconds = 0.0
     programs = 0
+    listening = False
 
     @classmethod
     def listen(cls, event: str, duration_secs: float, **kwargs: Any) -> None:
@@ -177,7 +178,9 @@ def set_up(devices: int | None = None, dtype: str = "float32", cache: str | None
     if cache:
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.monitoring.register_event_duration_secs_listener(Compiling.listen)
+    if not Compiling.listening:
+        Compiling.listening = True
+        jax.monitoring.register_event_duration_secs_listener(Compiling.listen)
 
 
 def main(options: dict[str, Any]) -> None:

@@ -175,6 +175,29 @@ WORKLOADS = {
         ),
         *(
             Workload(
+                name,
+                f"{title} on ResNet-10 ({stem} stem), 100 classes, all of 40 clients x 500, batch 100 (FedPFT's published round)",
+                model="resnet10",
+                shape=(32, 32, 3),
+                classes=100,
+                population=40,
+                cohort=40,
+                examples=500,
+                batch=100,
+                epochs=5,
+                options=options,
+                method=method,
+                arguments=arguments,
+                peers=(),
+            )
+            for stem, options in (("7x7", {"stem": "imagenet"}), ("3x3", {}))
+            for name, title, method, arguments in (
+                (f"p{stem[0]}", "FedPFT, 4 + 1 epochs,", "fedpft", {"transform_epochs": 4, "model_epochs": 1}),
+                (f"p{stem[0]}avg", "FedAvg, 5 epochs,", "fedavg", {}),
+            )
+        ),
+        *(
+            Workload(
                 f"e{cohort}",
                 f"784-200-200-10, {cohort:,} of 10,000 clients x 60, batch 10",
                 population=10_000,

@@ -1,6 +1,7 @@
 """From a config to a simulation: what is wrong is named, and what is asked for is built."""
 
 import dataclasses
+import tempfile
 import weakref
 from unittest import mock
 
@@ -250,6 +251,24 @@ class ScaleTest(chex.TestCase):
         mean, std = experiment.scale(Examples(x, None))
         np.testing.assert_allclose(mean, [2.5, 7.0])
         np.testing.assert_allclose(std, [1.0, np.arange(15).std()])
+
+
+class ProgramsTest(chex.TestCase):
+    def test_small_programs_are_kept_too(self):
+        """There are many of them in a start, and each takes longer to compile than to read."""
+        names = [f"jax_{name}" for name in ("compilation_cache_dir", "persistent_cache_min_compile_time_secs")]
+        before = {name: jax.config.values[name] for name in (*names, "jax_persistent_cache_min_entry_size_bytes")}
+        try:
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+            experiment.keep_programs("")
+            self.assertEqual([jax.config.values[name] for name in names], [before[names[0]], 1.0])
+            with tempfile.TemporaryDirectory() as folder:
+                experiment.keep_programs(folder)
+            self.assertEqual(jax.config.values["jax_persistent_cache_min_compile_time_secs"], 0)
+            self.assertEqual(jax.config.values["jax_persistent_cache_min_entry_size_bytes"], -1)
+        finally:
+            for name, value in before.items():
+                jax.config.update(name, value)
 
 
 class ExecuteTest(chex.TestCase):

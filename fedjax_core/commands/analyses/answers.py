@@ -16,6 +16,8 @@ from fedjax_core.storage.export import trained_network
 from fedjax_core.storage.json_files import read_json, write_json
 
 ANSWERS = "answers.json"  # in a run's directory: what its models have answered, in words
+_ROW = {"client": int, "task": str, "dataset": str, "answer": str, "said": str, "rouge1": float, "exact": bool}
+_ANSWERED = {str: {"round": int, "rows": [_ROW]}}  # by the model
 
 
 def answered(
@@ -24,7 +26,7 @@ def answered(
     """A row per client (of the global model on common tests: one) and test row; kept in the run's directory."""
     made, adapter = experiment.prepared(config), experiment.resolve(config).adapter
     model, done = analysis.model_of(simulation, state, model), int(state.round)
-    known = read_json(run / ANSWERS) if (run / ANSWERS).exists() else {}
+    known = read_json(run / ANSWERS, _ANSWERED) if (run / ANSWERS).exists() else {}
     key = model if beams == 1 else f"{model}, {beams} beams"
     if key in known and known[key]["round"] == done:
         return known[key]["rows"]

@@ -16,6 +16,7 @@ from fedjax_core.storage.json_files import read_json, write_json
 from fedjax_core.storage.workdir import CHECKPOINTS
 
 NUMBERS = "analysis.json"  # in a run's directory: what `number` has found
+_FOUND = {str: {"round": int, "value": float}}  # by the analysis's text
 
 
 def _mean_origin(simulation: Simulation, state: State, model: str | None = None) -> float:
@@ -90,7 +91,7 @@ def number(text: str) -> Callable[[Path, FederatedData | None], float]:
 
     def of(run: Path, data: FederatedData | None = None) -> float:
         file = run / NUMBERS
-        known = read_json(file) if file.exists() else {}
+        known = read_json(file, _FOUND) if file.exists() else {}
         done = Checkpoints(run / CHECKPOINTS).latest()
         if text not in known or known[text]["round"] != done:
             found: dict[str, Any] = dict(zip(GIVEN, (run, *experiment.load(run, data=data)), strict=True))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.commands.tables import measures, spread
-from fedjax_core.commands.tables.results import Contents, Summary
+from fedjax_core.commands.tables.results import Contents, Result, Summary
 from fedjax_core.reporting import resampling
 
 FEWEST = 3  # seeds, where nothing else can be drawn
@@ -53,21 +53,38 @@ class _Rows(NamedTuple):
     over: list[str]
 
 
-def compare(contents: Contents, measure: Any) -> dict[tuple[str, str], Compared]:
+Known = dict[tuple[str, str], tuple[list[Result | None], dict[str, Compared]]]
+"""What was compared, for `compare`: by (measure, column) the results of its cells, and what was found of its rows."""
+
+
+def compare(contents: Contents, measure: Any, known: Known | None = None) -> dict[tuple[str, str], Compared]:
     """The cells of a measure by (row, column), as far as they can be compared.
 
     A row takes part if all seeds are finished and finite, and there are `FEWEST` of them or values of its clients.
+
+    Args:
+      contents: of the table.
+      measure: of it.
+      known: of earlier calls for this table, taken where no result of a column is another one; this call's are added.
     """
-    found = {}
+    found, known = {}, {} if known is None else known
     if measures.better(measure) == "neither" and contents.table.against is None:
         return found
     for column in contents.table.columns:
-        rows = [row.label for row in contents.table.rows]
-        summaries = {row: contents.summary(row, column.label, measure) for row in rows}
-        drawn = _drawn(contents, column.label, measure, summaries)
-        if len(drawn.labels) > 1:
-            found |= {(row, column.label): one for row, one in _column(contents, measure, summaries, drawn).items()}
+        place = measure.label, column.label
+        now = [contents.results.get(cell.name) for cell in contents.every if cell.column == column.label]
+        before = known.get(place, ([], {}))[0]
+        if place not in known or len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+            known[place] = now, _compared(contents, column.label, measure)
+        found |= {(row, column.label): one for row, one in known[place][1].items()}
     return found
+
+
+def _compared(contents: Contents, column: str, measure: Any) -> dict[str, Compared]:
+    """The rows of one column."""
+    summaries = {row.label: contents.summary(row.label, column, measure) for row in contents.table.rows}
+    drawn = _drawn(contents, column, measure, summaries)
+    return _column(contents, measure, summaries, drawn) if len(drawn.labels) > 1 else {}
 
 
 def _column(contents: Contents, measure: Any, summaries: Mapping[str, Summary], rows: _Rows) -> dict[str, Compared]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core.commands.tables import measures, texts
+from fedjax_core.commands.tables.compared import Known
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.reporting import plots
 from fedjax_core.reporting.plots import Difference, Panel
@@ -12,11 +13,12 @@ from fedjax_core.reporting.plots import Difference, Panel
 KINDS = ("personal", "global", "nearest")  # models that scores are of
 
 
-def draw(contents: Contents, folder: Path) -> list[Path]:
+def draw(contents: Contents, folder: Path, known: Known | None = None) -> list[Path]:
     """Draws differences.png and .pdf, with their numbers in differences.csv; nothing where nothing was compared.
 
     A row of panels per column of the table, one beside the other the measures that the definition names in `figure` (or the first
-    one that has differences). In a column the methods stand in the order of its first panel, the best one first.
+    one that has differences). In a column the methods stand in the order of its first panel, the best one first. `known`: see
+    `compare`.
 
     Raises:
       OSError: they cannot be written.
@@ -24,7 +26,7 @@ def draw(contents: Contents, folder: Path) -> list[Path]:
     against = contents.table.against
     if against is None:
         return []
-    grids = texts.grids(contents)
+    grids = texts.grids(contents, known)
     shown = [m for m in contents.table.measures if any(one.differences for one in grids[m.label].compared.values())]
     named = contents.table.figure
     shown = [measure for measure in shown if measure.label in named] if named else shown[:1]

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from fedjax_core import by_name
-from fedjax_core.commands import analyse
+from fedjax_core.commands.analyses import measures as analyses
 from fedjax_core.commands.tables import spread
 from fedjax_core.reporting import report, words
 
@@ -34,7 +34,7 @@ def check(measure: Any) -> None:
     if any(score.startswith(ANALYSIS) for score in scores):
         if len(scores) > 1:
             raise ValueError(f"{what}: an analysis stands alone, found {scores!r}")
-        analyse.number(scores[0].removeprefix(ANALYSIS))
+        analyses.number(scores[0].removeprefix(ANALYSIS))
     if measure.unit != 1 and is_percent(measure):
         raise ValueError(f"{what}: unit={measure.unit} of what is shown in per cent; leave one of them out")
     if measure.better is not None:
@@ -71,7 +71,7 @@ def is_analysis(measure: Any) -> bool:
 
 def is_count(measure: Any) -> bool:
     """Whether it is known from shapes, without training."""
-    return is_analysis(measure) and analyse.is_size(measure.scores[0].removeprefix(ANALYSIS))
+    return is_analysis(measure) and analyses.is_size(measure.scores[0].removeprefix(ANALYSIS))
 
 
 def is_percent(measure: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core import experiment
-from fedjax_core.commands import analyse
+from fedjax_core.commands.analyses import measures as analyses
 from fedjax_core.commands.tables import measures, spread
 from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
@@ -20,6 +20,9 @@ from fedjax_core.data.federated import FederatedData
 from fedjax_core.reporting import records, report, words
 from fedjax_core.reporting.crossing import crossing
 from fedjax_core.storage.json_files import read_json
+
+_ENDED = {"rounds": int, "facts": dict}  # of summary.json, what tells whether a run is over
+_FACTS = {"rounds": int, "facts": {"bytes_down": float, "bytes_up": float}}  # and what a table takes of one that is
 
 
 class Result(NamedTuple):
@@ -163,7 +166,7 @@ def finished(folder: Path, cell: Cell) -> bool:
     summary = folder / "runs" / cell.name / report.SUMMARY
     if not summary.exists():
         return False
-    said = read_json(summary)
+    said = read_json(summary, _ENDED)
     return said["rounds"] == cell.config.rounds or "ended" in said["facts"]
 
 
@@ -174,7 +177,7 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
       ValueError: it has none of the scores that a measure names, or its metrics are not those of all its rounds.
     """
     place = folder / "runs" / cell.name
-    ended = read_json(place / report.SUMMARY)
+    ended = read_json(place / report.SUMMARY, _FACTS)
     facts = ended["facts"]
     targets = targets_of(table, cell.column)
     kept = records.kept(place, ended["rounds"], report.say)
@@ -186,7 +189,7 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
     for measure in table.measures:
         if measures.is_analysis(measure):
             scores[measure.label] = measure.scores[0]
-            values[measure.label] = analyse.number(measure.scores[0].removeprefix(measures.ANALYSIS))(place, data)
+            values[measure.label] = analyses.number(measure.scores[0].removeprefix(measures.ANALYSIS))(place, data)
             continue
         if measure.clients is not None:
             found = spread.read(place, measure, None, rounds[measure.statistic])
@@ -224,6 +227,6 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
 def counted(table: Definition, cell: Cell, data: FederatedData) -> Result:
     """What a run would put into a cell of counts."""
     simulation = experiment.build(cell.config, data, shapes_only=True)
-    values = {m.label: analyse.size(m.scores[0].removeprefix(measures.ANALYSIS), simulation) for m in table.measures}
+    values = {m.label: analyses.size(m.scores[0].removeprefix(measures.ANALYSIS), simulation) for m in table.measures}
     scores = {measure.label: measure.scores[0] for measure in table.measures}
     return Result(values, scores, {}, 0.0, math.nan, simulation.shapes.down, simulation.shapes.up)

@@ -14,8 +14,8 @@ import jax
 from fedjax_core import experiment
 from fedjax_core.commands.tables import measures
 from fedjax_core.commands.tables.cells import Cell, cell, cells, choose
+from fedjax_core.commands.tables.compared import Known
 from fedjax_core.commands.tables.definition import Definition
-from fedjax_core.commands.tables.drawn import draw
 from fedjax_core.commands.tables.progress import SILENCE, Heartbeat, Job, Pace
 from fedjax_core.commands.tables.results import Contents, Result, counted, finished, result_of
 from fedjax_core.commands.tables.search import plan
@@ -112,6 +112,7 @@ class _Going:
         self._settled: set[tuple[str, str]] = set()
         self._over = 0  # runs of this call
         self._files: list[Path] = []
+        self._known: Known = {}
         self.every, self.results, self.failures = every, {}, {}
         self.contents = Contents(table, variant, every, self.results, self.failures, searches)
         self._take_up([one for one in every if (one.row, one.column) not in searches.studies])
@@ -170,7 +171,9 @@ class _Going:
         todo = self._left((), wanted)
         while jobs := [job for job in self._left((), wanted) if job.cell.name not in self.failures]:
             self._do(jobs)
-        self._files += draw(self.contents, self._folder)
+        from fedjax_core.commands.tables.drawn import draw  # with matplotlib, for the end
+
+        self._files += draw(self.contents, self._folder, self._known)
         failed = sum(one.name in self.failures for one in self.every if (one.row, one.column, one.seed) in wanted)
         self._say(f"{failed} of {len(todo)} runs failed" if failed else f"all {len(mine)} runs are finished")
         self._say(f"tables   {self._folder / 'table.md'}")
@@ -256,7 +259,7 @@ class _Going:
         return stopped
 
     def _write(self) -> None:
-        self._files = write(self.contents, self._folder)
+        self._files = write(self.contents, self._folder, self._known)
 
 
 def _forget() -> None:

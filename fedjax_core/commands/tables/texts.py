@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_core.commands.tables import measures, reached, spread
-from fedjax_core.commands.tables.compared import Compared, compare
+from fedjax_core.commands.tables.compared import Compared, Known, compare
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
 from fedjax_core.reporting import report
@@ -54,24 +54,24 @@ class Grid(NamedTuple):
     compared: Mapping[tuple[str, str], Compared]
 
 
-def grid(contents: Contents, measure: Any) -> Grid:
-    """The cells of one measure."""
+def grid(contents: Contents, measure: Any, known: Known | None = None) -> Grid:
+    """The cells of one measure. `known`: see `compare`."""
     table = contents.table
     found = {(r.label, c.label): contents.summary(r.label, c.label, measure) for r in table.rows for c in table.columns}
     best = frozenset(place for c in table.columns for place in _best(measure, {k: s for k, s in found.items() if k[1] == c.label}))
     held = {score for summary in found.values() for score in summary.scores}
     several = [score for score in measure.scores if score in held] if len(held) > 1 else []
-    known = {column for _, column in best}
+    led = {column for _, column in best}
     compared = {
-        place: one._replace(like_best=one.like_best and place[1] in known and place not in best)
-        for place, one in compare(contents, measure).items()
+        place: one._replace(like_best=one.like_best and place[1] in led and place not in best)
+        for place, one in compare(contents, measure, known).items()
     }
     return Grid(found, best, dict(zip(several, string.ascii_lowercase, strict=False)), compared)
 
 
-def grids(contents: Contents) -> dict[str, Grid]:
-    """The cells of all measures, by their labels."""
-    return {measure.label: grid(contents, measure) for measure in contents.table.measures}
+def grids(contents: Contents, known: Known | None = None) -> dict[str, Grid]:
+    """The cells of all measures, by their labels. `known`: see `compare`."""
+    return {measure.label: grid(contents, measure, known) for measure in contents.table.measures}
 
 
 def _best(measure: Any, column: Mapping[tuple[str, str], Summary]) -> list[tuple[str, str]]:

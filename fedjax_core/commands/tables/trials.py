@@ -11,6 +11,7 @@ from fedjax_core.storage.files import write_text
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import METRICS
 
+_ENDED = {"rounds": int, "facts": dict, "speed?": {"seconds?": float}}  # of summary.json, what is read of a trial
 DIVERGED = "diverged.txt"  # in a run's directory: why it will not be tried again
 
 
@@ -60,7 +61,7 @@ class Searches:
             for run in (run for trial in study.trials for run in trial.cells):
                 summary = self._folder / "runs" / run.name / report.SUMMARY
                 if (run.name, run.config.rounds) in self._scores and summary.exists():
-                    yield Job(run, run.config.rounds), read_json(summary)["speed"].get("seconds", 0.0)
+                    yield Job(run, run.config.rounds), read_json(summary, _ENDED).get("speed", {}).get("seconds", 0.0)
 
 
 def score_of(place: Path, run: Cell, measure: tuple[str, ...]) -> float | None:
@@ -76,7 +77,7 @@ def score_of(place: Path, run: Cell, measure: tuple[str, ...]) -> float | None:
     rounds = run.config.rounds
     file, summary = place / METRICS, place / report.SUMMARY
     found = records.read(file) if file.exists() else []
-    said = read_json(summary) if summary.exists() else {"rounds": 0, "facts": {}}
+    said = read_json(summary, _ENDED) if summary.exists() else {"rounds": 0, "facts": {}}
     beyond = bool(found) and found[-1]["round"] > rounds  # of a longer run, or a later rung
     if not (beyond or said["rounds"] >= rounds or "ended" in said["facts"]):
         return float("nan") if (place / DIVERGED).exists() else None

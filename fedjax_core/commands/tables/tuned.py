@@ -16,34 +16,44 @@ HEADS = ("", "", "trials", "chosen", "validation", "own settings", "gain", "")
 
 def lines(search: Any, searches: Searches) -> list[str]:
     """A paragraph on how settings were chosen, then a line for each row and column, as Markdown."""
-    score, found = " or ".join(f"`{name}`" for name in names(search)), [_line(*HEADS), _line(*("---",) * len(HEADS))]
-    percent = all(map(is_accuracy, names(search)))
+    heads = [_line(*HEADS), _line(*("---",) * len(HEADS))]
+    return [said(search), "", *heads, *(_line(*one) for one in chosen_for(search, searches))]
+
+
+def chosen_for(search: Any, searches: Searches) -> list[tuple[str, ...]]:
+    """For each row and column what stands under `HEADS`."""
+    found, percent = [], all(map(is_accuracy, names(search)))
     for (row, column), study in searches.studies.items():
         standing = searches.standing((row, column))
         chosen, own, remarks = standing.chosen, _score(standing, 0), _remarks(study.space, standing)
         if len(study.trials) == 1:
-            found.append(_line(row, column, "1", "not tuned", "", "", "", ""))
+            found.append((row, column, "1", "not tuned", "", "", "", ""))
             continue
         if chosen is None:
             done, of = standing.done, standing.done + len(standing.waiting) + len(standing.later)
             state = f"{done} of {of} runs" if standing.waiting else "none"
-            found.append(_line(row, column, str(len(study.trials)), state, "", _shown(own, percent), "", remarks))
+            found.append((row, column, str(len(study.trials)), state, "", _shown(own, percent), "", remarks))
             continue
         best = _score(standing, chosen.number)
-        said = "its own" if not chosen.number else ", ".join(f"{field}={value!r}" for field, value in chosen.values.items())
+        values = "its own" if not chosen.number else ", ".join(f"{field}={value!r}" for field, value in chosen.values.items())
         gain = _shown((own - best) if is_loss(study.measure[0]) else best - own, percent, "+")
-        found.append(_line(row, column, str(len(study.trials)), said, _shown(best, percent), _shown(own, percent), gain, remarks))
+        found.append((row, column, str(len(study.trials)), values, _shown(best, percent), _shown(own, percent), gain, remarks))
+    return found
+
+
+def said(search: Any) -> str:
+    """How settings were chosen, as Markdown."""
+    score, percent = " or ".join(f"`{name}`" for name in names(search)), all(map(is_accuracy, names(search)))
     way = f"{search.sampler}, seed {search.seed}"
     length = "as many rounds as the runs" if search.rounds is None else f"{search.rounds} rounds"
     halved = f", the best 1/{search.halving} of them going on at each of a few halts" if search.halving else ""
     seeds = f"seed{'s' * (len(search.seeds) > 1)} {', '.join(map(str, search.seeds))}"
     mean = ", its mean over them" if len(search.seeds) > 1 else ""
-    said = (
+    return (
         f"{search.trials} trials of each row on each column ({way}) of {length}{halved}, trained with {seeds}; the first has the "
         f"row's own settings. Chosen by {score}{' in %' if percent else ''}{mean}, on validation rows alone. "
         "Gain: over the row's own settings."
     )
-    return [said, "", *found]
 
 
 def record(searches: Searches, place: tuple[str, str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core.commands.tables import measures, reached, texts, tuned
-from fedjax_core.commands.tables.compared import Compared
+from fedjax_core.commands.tables.compared import Compared, Known
 from fedjax_core.commands.tables.definition import all_targets, paper_of
 from fedjax_core.commands.tables.latex import latex
 from fedjax_core.commands.tables.results import Contents
@@ -15,15 +15,20 @@ from fedjax_core.storage.files import write_csv, write_text
 STYLE = texts.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
 
 
-def write(contents: Contents, folder: Path) -> list[Path]:
+def write(contents: Contents, folder: Path, known: Known | None = None) -> list[Path]:
     """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically.
+
+    Args:
+      contents: of the table.
+      folder: where the files go.
+      known: intervals of earlier calls for this table, see `compare`.
 
     Raises:
       OSError: they cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"table.{kind}" for kind in ("md", "csv", "tex")]
-    grids = texts.grids(contents)
+    grids = texts.grids(contents, known)
     write_text(files[0], markdown(contents, grids))
     write_csv(files[1], records(contents, grids))
     write_text(files[2], latex(contents, grids))

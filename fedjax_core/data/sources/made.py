@@ -1,6 +1,8 @@
 """Sets that need no files."""
 
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,24 @@ def digits() -> Dataset:
 
     The grey levels 0..16 are scaled to 0..255. Original: Alpaydin, Kaynak. Optical Recognition of Handwritten Digits, UCI, 1998.
     """
+    levels = _digits()
+    x = np.round(levels[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+    y = levels[:, -1].astype(np.int32)
+    is_test = stratified(y, 360)
+    return from_arrays(x[~is_test], y[~is_test], x[is_test], y[is_test], tuple("0123456789"), name="digits")
+
+
+def _digits() -> np.ndarray:
+    """[1797, 65] grey levels and the digit, from scikit-learn's own file: importing it takes longer than the first round."""
+    spec = importlib.util.find_spec("sklearn")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
     import sklearn.datasets
 
     bunch: Any = sklearn.datasets.load_digits()
-    x = np.round(bunch["images"][..., None] * (255 / 16)).astype(np.uint8)
-    y = bunch["target"].astype(np.int32)
-    is_test = stratified(y, 360)
-    return from_arrays(x[~is_test], y[~is_test], x[is_test], y[is_test], tuple("0123456789"), name="digits")
+    return np.column_stack([bunch["data"], bunch["target"]])
 
 
 def diabetes() -> Dataset:

@@ -20,6 +20,7 @@ from fedjax_core.storage.workdir import CONFIG, METRICS
 
 BAND = "mean and standard deviation over seeds"
 _NOT_THE_RUNS = {"seed", "plan", "checkpoint", "profile"}  # fields of a config that seeds of one experiment may differ in
+_CONFIG = {"data?": dict}  # what is read of one
 _OF_TABLE = re.compile(r"(.+)--(.+)--seed\d+--[0-9a-f]{8}")  # a directory of commands/tables: row, column, seed, hash
 
 
@@ -96,12 +97,11 @@ def seeds_apart(folders: Sequence[Path]) -> list[list[Path]]:
 def _without_seed(folder: Path) -> Any:
     """What a run and its repetitions with other seeds have in common; the folder itself if there is no config."""
     file = folder / CONFIG
-    config = read_json(file) if file.exists() else None
-    if not isinstance(config, dict):
+    if not file.exists():
         return folder
-    kept = {name: value for name, value in config.items() if name not in _NOT_THE_RUNS}
-    if isinstance(data := kept.get("data"), dict):
-        kept["data"] = {name: value for name, value in data.items() if name != "seed"}
+    kept = {name: value for name, value in read_json(file, _CONFIG).items() if name not in _NOT_THE_RUNS}
+    if "data" in kept:
+        kept["data"] = {name: value for name, value in kept["data"].items() if name != "seed"}
     return repr(sorted(kept.items()))
 
 

@@ -3,6 +3,8 @@
 import csv
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from PIL import Image
 from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
 from fedjax_core import experiment
 from fedjax_core.commands import analyse
+from fedjax_core.commands.analyses import answers
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.files import write_text
 from fedjax_core.storage.json_files import json_lines, read_json, write_json
@@ -215,6 +218,27 @@ def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
     write_json(run / analyse.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
     assert analyse.number("origin")(run, None) == 0.125, "kept"
     assert analyse.number("probe")(run, None) != 0.125, "of another round"
+    for value, said in (([3], "analysis.json is a list"), ({"origin": 3}, "origin of .*analysis.json is a whole number")):
+        write_json(run / analyse.NUMBERS, value)
+        with pytest.raises(ValueError, match=said):
+            analyse.number("origin")(run, None)
+
+
+def test_damaged_answers_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "prepared", lambda config: None)
+    monkeypatch.setattr(experiment, "resolve", lambda config: SimpleNamespace(adapter=None))
+    monkeypatch.setattr(analysis, "model_of", lambda simulation, state, model: "global")
+    row = {"client": 0, "task": "t", "dataset": "d", "answer": "yes", "said": "no", "rouge1": 0.0, "exact": False}
+    asked: Any = (tmp_path, None, None, SimpleNamespace(round=2))
+    for value, said in (
+        ([], "answers.json is a list"),
+        ({"global": {"round": 2, "rows": [row | {"exact": 3}]}}, r"rows\[0\].exact of"),
+    ):
+        write_json(tmp_path / answers.ANSWERS, value)
+        with pytest.raises(ValueError, match=said):
+            answers.answered(*asked)
+    write_json(tmp_path / answers.ANSWERS, {"global": {"round": 2, "rows": [row]}})
+    assert answers.answered(*asked) == [row]
 
 
 @pytest.mark.parametrize(

@@ -507,6 +507,26 @@ def test_a_termination_ends_the_process_that_compiles_too(monkeypatch, capsys, t
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this platform has no SIGHUP")
+def test_under_nohup_a_plan_outlives_its_terminal(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    asked = []
+
+    def compiled(*arguments, **options):
+        asked.append(arguments)
+        os.kill(os.getpid(), signal.SIGHUP)
+        return {"about": ABOUT, "programs": {}}
+
+    monkeypatch.setattr(planned, "planned", compiled)
+    monkeypatch.setattr(planned, "fits", lambda plan: True)
+    monkeypatch.setattr(written, "text", lambda plan: "planned")
+    try:
+        assert planning(["fedavg:smoke", "--topology=here", "--kept="]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert asked
+
+
 def test_keys_know_what_programs_depend_on(monkeypatch):
     monkeypatch.setattr(elsewhere, "here", lambda: ("gpu", "NVIDIA H200", 8, 2**37))
     job = elsewhere.Job(config().to_dict(), targets.Target("here"), ("round",), Counts(), 60)

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import math
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from fedjax_core.commands.tables import running, search, spaces, trials
 from fedjax_core.engine.simulation import Diverged
 from fedjax_core.reporting import report
 from fedjax_core.storage.files import write_text
-from fedjax_core.storage.json_files import json_lines, read_jsonl, write_json
+from fedjax_core.storage.json_files import json_lines, read_json, read_jsonl, write_json
 
 BY = "validation/global/accuracy"
 RATES = {"optimizer.lr": LogUniform(0.01, 1.0)}
@@ -367,6 +368,33 @@ def test_the_records_say_what_was_chosen(tmp_path, fake):
     assert float(record["validation"]) >= float(record["validation_own"])
 
 
+def test_latex_says_what_was_chosen(tmp_path, fake):
+    rows = (Row("A & co.", get_config, space={"optimizer.lr": (0.01, 0.02, 0.2)}), Row("B", get_config))
+    run(tmp_path, definition({"fewer": ("B",)}, rows=rows))
+    tex = (tmp_path / "table.tex").read_text()
+    best, own = (
+        100 * quality(SimpleNamespace(optimizer=SimpleNamespace(lr=lr), method=SimpleNamespace(weights=""))) for lr in (0.2, 0.1)
+    )
+    chosen = rf"optimizer.lr=0.2 & {best:.2f} & {own:.2f} & +{best - own:.2f} & optimizer.lr=0.2 at the upper edge \\"
+    assert rf"A \& co. & IID & 4 & {chosen}" in tex
+    assert r"B & IID & 1 & not tuned &  &  &  &  \\" in tex
+    assert r"Chosen by validation/global/accuracy in \%, on validation rows alone." in tex
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 3
+
+
+def test_a_damaged_summary_is_named_in_one_line(tmp_path, fake, capsys):
+    run(tmp_path, only=["a"])
+    (summary,) = {next((tmp_path / "runs").glob("a--*")) / "summary.json"}
+    for text, said in (("[]", "is a list, expected an object"), ('{"rounds": 4}', "has no facts"), ("{", "is not JSON")):
+        write_text(summary, text)
+        with pytest.raises(ValueError, match=f"summary.json {said}") as caught:
+            run(tmp_path, only=["a"])
+        assert "\n" not in str(caught.value)
+    write_text(summary, '{"rounds": 4, "facts": {}, "speed": 3}')
+    with pytest.raises(ValueError, match=r"speed of .*summary\.json is a whole number"):
+        run(tmp_path, only=["a"])
+
+
 # ------------------------------------------------------------------------------------------------ wrong definitions
 
 
@@ -463,3 +491,39 @@ def test_a_real_search_goes_on_bit_for_bit_and_stands_a_rate_that_diverges(tmp_p
     for score in ("train/loss", BY, "test/global/accuracy"):
         assert halted[score].rounds.tolist() == whole.history[score].rounds.tolist() == [1, 2]
         assert halted[score].values.tolist() == whole.history[score].values.tolist()
+
+
+KILLED = """
+from tests.fedjax_core.commands import test_search
+from configs.tables.base import Row
+
+def get_table(variant):
+    few = {"rounds": 12, "plan.devices": 1, "data.examples": 300, "method.epochs": 1, "checkpoint.seconds": 0.0}
+    return test_search.definition({"trials": 3}, rows=(Row("A", test_search.get_config, space=test_search.RATES),), changes=few)
+"""
+
+
+def test_a_search_that_is_killed_goes_on_with_the_same_trials(launcher, tmp_path):
+    """In its second trial: the first one is kept, the second resumed from its checkpoint, the third is what it would have been."""
+    file, place = tmp_path / "search.py", tmp_path / "table"
+    file.write_text(KILLED)
+    flags = [f"--table={file}", f"--workdir={place}", "--variant=smoke"]
+    (study,) = tables.plan(tables.read(str(file), "smoke"), "smoke").values()
+    first, second, third = (place / "runs" / trial.cells[0].name for trial in study.trials)
+    process = launcher.start(*flags, module="fedjax_core.commands.table")
+    assert process.until(lambda: next(second.glob("checkpoints/0*/record.json"), None), "a checkpoint of the second trial")
+    process.send(signal.SIGKILL)
+    assert process.wait().status == -signal.SIGKILL
+    assert not third.exists()
+    before = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
+    ended = launcher.run(*flags, module="fedjax_core.commands.table")
+    assert ended.status == 0, ended.err
+    assert "1 of 3 runs of the search" in ended.err
+    assert {path: path.stat().st_mtime_ns for path in first.rglob("*")} == before
+    assert {run.name for run in (place / "runs").iterdir()} == {first.name, second.name, third.name}
+    for run_, trial in zip((first, second, third), study.trials, strict=True):
+        assert read_json(run_ / "config.json")["optimizer"]["lr"] == trial.values["optimizer.lr"]
+        assert [record["round"] for record in read_jsonl(run_ / "metrics.jsonl")] == list(range(1, 13))
+    assert [len(read_json(run_ / "environment.json").get("resumed", [])) for run_ in (first, second, third)] == [0, 1, 0]
+    with open(place / "trials.csv", newline="") as opened:
+        assert [float(row["optimizer.lr"]) for row in csv.DictReader(opened)] == [t.values["optimizer.lr"] for t in study.trials]

@@ -251,6 +251,24 @@ def test_numbers_of_the_table(tmp_path, fake):
     assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "summary.json is a list, expected an object"),
+        ('{"rounds": 3}', "summary.json has no facts"),
+        ('{"rounds": 3, "facts": {"bytes_down": "much"}}', "facts.bytes_down of .*summary.json is text"),
+        ("{", "summary.json is not JSON"),
+    ],
+)
+def test_a_damaged_summary_is_named_in_one_line(tmp_path, fake, text, said):
+    run(tmp_path, seeds=[0], only=["fedavg/iid"])
+    (one,) = (tmp_path / "runs").iterdir()
+    (one / "summary.json").write_text(text)
+    with pytest.raises(ValueError, match=said) as caught:
+        run(tmp_path, seeds=[0])
+    assert "\n" not in str(caught.value)
+
+
 def test_a_finished_run_that_lost_records_has_them_back_or_is_refused(tmp_path, fake):
     run(tmp_path, seeds=[0])
     before = (tmp_path / "table.md").read_text()

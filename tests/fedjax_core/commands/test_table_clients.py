@@ -13,7 +13,7 @@ from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import latex, spread
 from fedjax_core.engine.scores import ByClient
-from fedjax_core.reporting import clients, report
+from fedjax_core.reporting import clients, report, resampling
 from tests.fedjax_core.commands.test_table import definition, get_config, run
 
 OWN, GLOBAL = "test/personal/own/accuracy", "test/global/own/accuracy"
@@ -116,6 +116,20 @@ def test_what_cannot_be_told_apart_is_marked_and_differences_have_intervals(tmp_
     assert text.partition("## worst")[0].count(" ≈ |") == 1
     assert "≈: not told apart from the best; 0 lies in the 95 % interval of the difference, a paired bootstrap over seeds" in text
     assert r" $\approx$ \\" in tex
+
+
+def test_intervals_are_drawn_where_results_are_new_alone(tmp_path, fake, monkeypatch):
+    """After each run the table is written: of two columns and two measures those of one column are drawn again."""
+    drawn, resampled = [], resampling.resampled
+    monkeypatch.setattr(resampling, "resampled", lambda *given, **options: drawn.append(1) or resampled(*given, **options))
+    columns = Column("IID", {}), Column("Skewed", {"data.partition": "dirichlet(alpha=1.0)"})
+    made = table(measures=(MEAN, DECILE), columns=columns, against="Local")
+    run(tmp_path, made, seeds=[0])
+    # with two rows finished, and with three, in each of two columns, of two measures; none for the figure and the last writing
+    assert len(drawn) == 2 * 2 * 2
+    drawn.clear()
+    run(tmp_path, made, seeds=[0])
+    assert len(drawn) == 2 * 2, "once, though it is written and drawn"
 
 
 def test_differences_are_drawn_with_what_the_table_says(tmp_path, fake):

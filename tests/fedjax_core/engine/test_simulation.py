@@ -441,6 +441,18 @@ class EvaluationTest(chex.TestCase):
         self.assertIsNone(simulation.first_to_reach([(5, 0.3)], 0.5))
 
 
+class StartTest(chex.TestCase):
+    def test_the_first_round_compiles_the_round_and_a_copy_of_the_state(self):
+        """One program for all of it."""
+        build = functools.partial(fedavg, optimizer=SGD, batch=toy.BATCH)
+        sim = simulate(None, simulation.one_group(build, toy.task(13), N), plan=parallel.Plan(1, 1))
+        state = sim.init(0)
+        with jax.log_compiles(), self.assertLogs("jax", "WARNING") as logs:
+            sim.rounds(state, 1)
+        found = [match[1] for record in logs.records if (match := re.match(r"Compiling jit\((\w+)\)", record.getMessage()))]
+        self.assertEqual(found, ["_copied", "many"])
+
+
 ROWS = 997  # a size that nothing else has
 
 

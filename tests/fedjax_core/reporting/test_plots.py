@@ -66,6 +66,17 @@ def seeds(tmp_path: Path, name: str, *accuracies: float, metric: str = "test/glo
     return made
 
 
+def test_a_damaged_config_is_named(tmp_path):
+    (folder,) = seeds(tmp_path, "fedavg", 0.2)
+    for value, said in (
+        ([], "config.json is a list, expected an object"),
+        ({"data": 3}, "data of .*config.json is a whole number"),
+    ):
+        write_json(folder / "config.json", value)
+        with pytest.raises(ValueError, match=said):
+            curves(folder, "test/global/accuracy", tmp_path / "x.png")
+
+
 def test_runs_that_differ_in_their_seed_alone_are_one_line_with_a_band(tmp_path):
     folders = [
         *seeds(tmp_path, "fedavg", 0.2, 0.4, 0.9),

@@ -62,6 +62,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_all_places_tell_the_same(tmp_path):
     logged = [record(1), record(2, **{"test/global/accuracy": 0.5}), record(3) | {"seconds": np.float32(0.25)}]
     with WorkDir.open(tmp_path, {}) as run, Reporter(run, 3, progress=False) as reporter:
+        reporter.resume(0)
+        assert not (tmp_path / "tensorboard").exists(), "what writes it is imported after the first round"
         for one in logged:
             reporter.log(one)
         assert read_jsonl(tmp_path / "metrics.jsonl") == logged  # at once

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedjax_core.reporting.report import say
-from fedjax_core.run.stopping import SIGNALS, Stop, lenient_console
+from fedjax_core.run.stopping import SIGNALS, Stop, interrupted, lenient_console
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -37,6 +37,17 @@ def test_nohup_is_heeded():
             assert not stop.asked
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_what_ctrl_c_is(number):
+    outside = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt, match=signal.Signals(number).name), interrupted():
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, outside)
 
 
 class Gone:

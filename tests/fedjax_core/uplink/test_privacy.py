@@ -8,9 +8,11 @@ import pytest
 from hypothesis import strategies
 from hypothesis.extra import numpy as arrays
 
-from fedjax_core.algorithm import Net
+from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Net
+from fedjax_core.learning import aggregators
 from fedjax_core.uplink import Carried, Sender, bare, privacy
 from fedjax_core.uplink.privacy import adaptive, gaussian, local_gaussian, local_laplace
+from fedjax_core.uplink.wrap import wrap
 from tests import toy
 
 anything = arrays.arrays(np.float32, 7, elements=strategies.floats(width=32, allow_nan=True, allow_infinity=True))
@@ -112,6 +114,26 @@ def test_noise_is_the_servers_in_a_poisson_cohort():
     end, more = sim.rounds(state, 3)
     assert len({r["cohort"] for r in records + more}) > 1, "a Poisson cohort's size varies"
     assert np.abs(flat(bare(end.server).net) - flat(after[1])).max() > 0.1
+
+
+@pytest.mark.parametrize("mechanism", [local_gaussian, local_laplace])
+@pytest.mark.parametrize("wrong", [jnp.nan, jnp.inf, 0.0])
+def test_who_has_nothing_finite_to_send_is_left_out_before_noise_hides_it(mechanism, wrong):
+    """What is left of it is zeros, without a draw of the noise; what others send is noise of almost all."""
+
+    def client_update(sent, client, data, key):
+        return ClientOutput((), jnp.ones(3).at[1].add(wrong), {})
+
+    inner = Algorithm(
+        lambda key: jnp.zeros(3), client_update, lambda *_: (jnp.zeros(3), {}), aggregators.mean(aggregators.uniform), {}
+    )
+    made = wrap(inner, [mechanism(1.0, 1e3, 8, 8)], jax.ShapeDtypeStruct((3,), jnp.float32), leave_out=True)
+    server, data = made.server_init(jax.random.key(0)), ClientData((), jnp.arange(1), jnp.int32(1))
+    client = made.client_init(jax.random.key(0), server, jnp.int32(0))
+    out = made.client_update(made.broadcast(server, jnp.int32(0)), client, data, jax.random.key(1))
+    part, counts = out.uplink.uplink
+    assert bool(counts) == bool(out.uplink.counts) == (wrong == 0)
+    assert bool(np.abs(part).max() > 1) == (wrong == 0)
 
 
 def flat(tree):

@@ -1,10 +1,12 @@
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedjax_core.data import sources
+from fedjax_core.data.sources import made
 
 
 def test_digits_are_split_by_class_and_always_alike():
@@ -19,6 +21,16 @@ def test_digits_are_split_by_class_and_always_alike():
         found == "f27d2f94cab22fb2223aba4c5799f6757ad945c0bd0bd5aecf649fac69b1f8a8"
     )  # of the first run; a change moves every result on digits
     assert len({row.tobytes() for row in np.concatenate([data.train.x, data.test.x])}) == 1797  # no row in both
+
+
+def test_digits_are_read_from_scikit_learns_file_or_by_it(monkeypatch):
+    import sklearn.datasets
+
+    ours = made._digits()
+    bunch: Any = sklearn.datasets.load_digits()
+    np.testing.assert_array_equal(ours, np.column_stack([bunch["data"], bunch["target"]]))
+    monkeypatch.setattr(made, "Path", lambda *parts: Path(*parts, "not_there"))  # another version may have it elsewhere
+    np.testing.assert_array_equal(made._digits(), ours)
 
 
 def test_blank_images_have_the_shape_and_the_classes_asked_for():

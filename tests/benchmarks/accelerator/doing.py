@@ -1,0 +1,154 @@
+"""Does pieces: step by step, each in a process of its own, and writes down what came of it."""
+
+import contextlib
+import importlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedjax_core.reporting.report import SUMMARY
+from fedjax_core.run import stopping
+from fedjax_core.storage.files import write_text
+from fedjax_core.storage.json_files import JsonLines, read_json, read_jsonl
+from fedjax_core.storage.workdir import CHECKPOINTS
+from tests.benchmarks.accelerator.pieces import LONGEST, Asked, Piece, Step
+
+RESULTS = "results.jsonl"
+STOPPED = 130
+RESERVE = 45.0  # seconds before the end at which a run is asked to stop: it ends at a round
+LEAST = 30.0  # seconds that a run or a table must have before that to begin
+_SUMMARY = {"rounds": int, "metrics": {str: dict}, "speed": dict}
+
+
+class Doing:
+    """A call.
+
+    Attributes:
+      asked: what it is for.
+    """
+
+    def __init__(self, asked: Asked, until: float, say: Callable[[str], None]):
+        """`until`: by `time.monotonic`, when the call is to be over; `say`: takes a line."""
+        self.asked, self._until, self._say = asked, until, say
+        for folder in ("done", "logs"):
+            (asked.out / folder).mkdir(parents=True, exist_ok=True)
+        there = read_jsonl(asked.out / RESULTS) if (asked.out / RESULTS).exists() else []
+        self._known = {(line["piece"], line["step"]) for line in there if "step" in line}
+        self._runs = {line["run"] for line in there if "run" in line}
+
+    def piece(self, piece: Piece) -> str:
+        """Does what is left of a piece, as far as time is left: "done", "more", "failed" or "skipped"; says so in a line."""
+        marker = self.asked.out / "done" / piece.name
+        if marker.exists():
+            return self._told(piece, "done", "before")
+        if piece.data and self.asked.data is None and not self.asked.toy:
+            return self._told(piece, "skipped", "it needs CIFAR-10: give --data=DIR")
+        began, steps, failed = time.monotonic(), list(piece.steps(self.asked)), []
+        for number, step in enumerate(steps):
+            if (piece.name, step.name) in self._known:
+                continue
+            end = self._step(piece, step)
+            if end == "more":
+                return self._told(piece, "more", f"{number} of {len(steps)} steps are done; {piece.says}")
+            if end:
+                failed.append(f"{step.name}: {end}")
+        if failed:
+            return self._told(piece, "failed", "; ".join(failed))
+        for folder in (self.asked.out / piece.name).rglob(CHECKPOINTS):
+            shutil.rmtree(folder)
+        write_text(marker, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n")
+        return self._told(piece, "done", f"{len(steps)} steps, {time.monotonic() - began:.0f} s in this call")
+
+    def _told(self, piece: Piece, state: str, why: str) -> str:
+        self._say(f"{piece.name:10} {state:8} {why}")
+        return state
+
+    def _step(self, piece: Piece, step: Step) -> str:
+        """Does a step: "" if it is over, "more" if it is not, else why it failed."""
+        left = self._until - time.monotonic()
+        if left < (step.seconds if step.directory is None else RESERVE + LEAST) and not self.asked.toy:
+            return "more"
+        began, log = time.monotonic(), self.asked.out / "logs" / f"{piece.name}-{_plain(step.name)}.log"
+        status, said = self._here(step, log) if self.asked.toy else _apart(step, left, log)
+        if status == STOPPED:
+            return "more"
+        if status:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            return f"{lines[-1][:200] if lines else f'exit status {status}'} ({log})"
+        found: dict[str, Any] = {} if step.directory is not None else json.loads(said.splitlines()[-1])
+        line = {"piece": piece.name, "step": step.name, **found, "wall_seconds": round(time.monotonic() - began, 1)}
+        self._write(*([] if step.directory is None else self._of_runs(piece, step.directory)), line)
+        self._known.add((piece.name, step.name))
+        return ""
+
+    def _of_runs(self, piece: Piece, directory: Path) -> list[dict[str, Any]]:
+        """A line for each run that is new in a directory: rounds, speed, and the last and the best of each score."""
+        found = []
+        for file in sorted(directory.rglob(SUMMARY)):
+            run, said = str(file.parent.relative_to(self.asked.out)), read_json(file, _SUMMARY)
+            if run not in self._runs:
+                scores = {name: {key: of[key] for key in ("last", "best") if key in of} for name, of in said["metrics"].items()}
+                found.append({"piece": piece.name, "run": run, "rounds": said["rounds"], "speed": said["speed"], "scores": scores})
+                self._runs.add(run)
+        return found
+
+    def _write(self, *lines: dict[str, Any]) -> None:
+        file = JsonLines(self.asked.out / RESULTS)
+        try:
+            file.append(*lines)
+        finally:
+            file.close()
+
+    def _here(self, step: Step, log: Path) -> tuple[int, str]:
+        """(exit status, standard output) of a step in this process."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = importlib.import_module(step.module).main(list(step.arguments))
+        write_text(log, err.getvalue())
+        return status, out.getvalue()
+
+
+def _plain(name: str) -> str:
+    """A name as that of a file."""
+    return "".join(c if c.isalnum() else "-" for c in name)
+
+
+def _apart(step: Step, seconds: float, log: Path) -> tuple[int, str]:
+    """(exit status, standard output) of a step in a process of its own, of which nothing is left after so many seconds.
+
+    A run or a table is asked to end in time; its status is then that of an interrupted one, as is that of one that had to be ended.
+    A measurement that does not end in time has failed.
+    """
+    goes_on = step.directory is not None
+    with open(log, "w") as errors, stopping.interrupted():
+        process = subprocess.Popen(
+            [sys.executable, "-m", step.module, *step.arguments], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        try:
+            said, _ = process.communicate(timeout=max(seconds - RESERVE, 1.0) if goes_on else min(seconds, LONGEST))
+            return process.returncode, said
+        except subprocess.TimeoutExpired:
+            if not goes_on:
+                errors.write(f"not measured in {min(seconds, LONGEST):.0f} s\n")
+                return 1, ""
+            _stop(process)
+            return (0 if process.returncode == 0 else STOPPED), ""
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen) -> None:
+    """Asks a process to end, and ends it if it does not."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=0.75 * RESERVE)
+    if process.poll() is None:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,85 @@
+"""FedIT on a LLaMA whose weights and texts are random: speed and memory depend on neither."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import fedit
+from fedjax_core import experiment
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import federated
+from fedjax_core.engine.simulation import Simulation
+from fedjax_core.experiment import building, stand_in
+from fedjax_core.storage.json_files import write_json
+from fedjax_core.task import Task
+
+SIZES = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+}
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+ROWS = 64  # texts of a client, each as long as the network reads: two steps of 32 an epoch
+
+
+def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulation, int, int]:
+    """FedOA's setting: six clients, two epochs, LoRA of rank 8, bfloat16, layers computed anew in backward passes.
+
+    Args:
+      folder: where the network's config.json goes.
+      chunk: clients at once.
+      batch: texts of a step.
+      toy: a network of one layer, and texts of eight tokens.
+
+    Returns:
+      (the simulation, tokens that a round trains on, parameters of the network).
+    """
+    place = Path(folder) / "llama"
+    place.mkdir(parents=True, exist_ok=True)
+    words: dict[str, Any] = {
+        "vocab_size": 64 if toy else 32_000,
+        "max_position_embeddings": 2048,
+        "eos_token_id": 2,
+        "model_type": "llama",
+    }
+    write_json(place / "config.json", words | (SMALL if toy else SIZES))
+    limit, rows = (8, 4) if toy else (512, ROWS)
+    config = fedit.get_config("paper")
+    config.models = (f"pretrained(folder={str(place)!r}, dtype='bfloat16', limit={limit}, long='cut', remat=True)",)
+    config.method.batch, config.plan.chunk = batch, chunk
+    config.data.clients, config.plan.devices = (2, 1) if toy else (6, None)
+    asked = experiment.resolve(config)
+    kind = stand_in.kind(asked, stand_in.Counts(rows=rows * config.data.clients, test_rows=config.data.clients, answer=limit // 2))
+
+    def texts(asked: Any) -> federated.FederatedData:
+        found, rng = kind.federated(asked), np.random.default_rng(0)
+        x: Any = found.train.x
+        tokens = rng.integers(3, words["vocab_size"], x["tokens"].shape, np.int32)
+        return dataclasses.replace(
+            found, train=Examples(x | {"tokens": tokens, "answer": np.ones(x["answer"].shape, bool)}, found.train.y)
+        )
+
+    def task(*given: Any) -> Task:
+        made = kind.task(*given)
+        return dataclasses.replace(made, frozen=jax.device_get(drawn(made.frozen)))
+
+    made = building.build(config, kind=kind._replace(federated=texts, task=task))
+    tokens = config.data.clients * rows * config.method.epochs * limit
+    return made, tokens, sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made.groups[0].task.frozen))
+
+
+def drawn(arrays: Any) -> Any:
+    """Random arrays of these shapes: ones for scales, and for the rest a normal distribution."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(arrays)
+    make, key = jax.jit(jax.random.normal, static_argnums=(1, 2)), jax.random.key(0)
+    draw = lambda i, leaf: 0.02 * make(jax.random.fold_in(key, i), leaf.shape, leaf.dtype)
+    scale = lambda path: "norm" in jax.tree_util.keystr(path)
+    each = [jnp.ones(leaf.shape, leaf.dtype) if scale(path) else draw(i, leaf) for i, (path, leaf) in enumerate(leaves)]
+    return structure.unflatten(each)

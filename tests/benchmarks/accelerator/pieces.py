@@ -1,0 +1,198 @@
+"""The pieces, the most valuable first, and the steps that each is made of. Imports nothing that may be missing."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LONGEST = 540  # seconds of a call, and of a step
+MEASURE, RUN, TABLE = "tests.benchmarks.accelerator.steps", "fedjax_core.commands.run", "fedjax_core.commands.table"
+NEEDED = {  # module: package, without which nothing runs
+    "jax": "jax",
+    "flax": "flax",
+    "optax": "optax",
+    "orbax.checkpoint": "orbax-checkpoint",
+    "ml_collections": "ml-collections",
+    "chex": "chex",
+    "numpy": "numpy",
+    "sklearn": "scikit-learn",
+    "matplotlib": "matplotlib",
+    "tqdm": "tqdm",
+    "tensorboardX": "tensorboardX",
+    "PIL": "Pillow",
+}
+PREPARED = {"tensorflow_datasets": "tensorflow-datasets", "array_record": "array-record"}  # and these read what tfds has prepared
+DTYPES = ("tf32", "bfloat16", "float32")
+
+
+class Asked(NamedTuple):
+    """What a call is for.
+
+    Attributes:
+      out: folder of all results.
+      data: (name of the source, its directory) of CIFAR-10; None: there is none.
+      toy: whether all is done at toy size, in this process.
+      cache: where compiled programs are kept, "" for nowhere; None: where commands keep them.
+    """
+
+    out: Path
+    data: tuple[str, str] | None = None
+    toy: bool = False
+    cache: str | None = None
+
+
+class Step(NamedTuple):
+    """What one process does.
+
+    Attributes:
+      name: within the piece.
+      module: with a `main` that takes arguments and returns an exit status; 130 if it was stopped, and goes on when called again.
+      arguments: of it.
+      seconds: that must be left for it to begin.
+      directory: of a run or a table, in which it goes on; None of a measurement, which prints a line of JSON.
+    """
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    seconds: int = 60
+    directory: Path | None = None
+
+
+class Piece(NamedTuple):
+    """Attributes:
+    name: of its results.
+    says: what it is, in a line.
+    steps: what it is made of.
+    data: whether it needs CIFAR-10.
+    """
+
+    name: str
+    says: str
+    steps: Callable[[Asked], Iterator[Step]]
+    data: bool = False
+
+
+def cifar10(folder: Path) -> tuple[str, str] | None:
+    """(name of the source, its directory) of the CIFAR-10 in a folder; None if there is none."""
+    if (folder / "cifar-10-binary.tar.gz").is_file():
+        return "cifar10", str(folder)
+    return next((("tfds:cifar10", str(place)) for place in (folder, folder / "tfds") if (place / "cifar10").is_dir()), None)
+
+
+def _measure(asked: Asked, name: str, what: str, seconds: int = 100, **options: Any) -> Step:
+    told = {"what": what, "toy": asked.toy, **({} if asked.cache is None else {"cache": asked.cache}), **options}
+    return Step(name, MEASURE, (json.dumps(told),), seconds)
+
+
+def _cache(asked: Asked) -> tuple[str, ...]:
+    return () if asked.cache is None else (f"--compilation_cache={asked.cache}",)
+
+
+def _run(asked: Asked, piece: str, config: str, *changes: str) -> Step:
+    source, folder = asked.data or ("", "")
+    place = asked.out / piece
+    of = () if asked.toy else (f"--config.data.source={source}", f"--config.data.dir={folder}")
+    variant = "smoke" if asked.toy else "paper"
+    return Step(piece, RUN, (f"{config}:{variant}", f"--workdir={place}", *of, *changes, *_cache(asked)), directory=place)
+
+
+def _table(asked: Asked, piece: str, name: str, *more: str, toy: tuple[str, ...] = (), workdir: str = "") -> Step:
+    source, folder = asked.data or ("", "")
+    place = asked.out / (workdir or piece)
+    of = toy if asked.toy else (f"--set=data.source={source}", f"--set=data.dir={folder}", *more)
+    variant = "smoke" if asked.toy else "paper"
+    return Step(piece, TABLE, (name, f"--workdir={place}", f"--variant={variant}", *of, *_cache(asked)), directory=place)
+
+
+ONE = "--set=plan.devices=1"  # toys are small
+SMALL = ('--config.models=("mlp(widths=(4,))",)', "--config.plan.devices=1", "--config.rounds=2", "--config.data.clients=4")
+
+
+def _rate(asked: Asked) -> Iterator[Step]:
+    for dtype in DTYPES[:1] if asked.toy else DTYPES:
+        yield _measure(asked, dtype, "rate", 40, dtype=dtype)
+
+
+def _published(asked: Asked) -> Iterator[Step]:
+    for dtype in () if asked.toy else DTYPES:  # at toy size a round is one of `peers`
+        for workload in ("p7", "p7avg", "p3", "p3avg"):
+            yield _measure(asked, f"{workload}, {dtype}", "rounds", 150, workload=workload, dtype=dtype)
+    for config in ("fedskc",) if asked.toy else ("fedskc", "fedavg_cifar10"):
+        yield _measure(asked, f"{config}:paper", "config", 150, config=config)
+
+
+def _peers(asked: Asked) -> Iterator[Step]:
+    for workload in ("c",) if asked.toy else ("c", "c10", "b"):
+        for dtype in DTYPES[:1] if asked.toy else DTYPES:
+            yield _measure(asked, f"{workload}, {dtype}", "rounds", workload=workload, dtype=dtype)
+
+
+CHUNKS = {"c10": (1, 5, 10, 25, 50), "b": (1, 2, 4, 8), "p7": (1, 10, 20, 40), "a": (1, 10, 100)}
+FORMS = {
+    "c10": ("native", "patches", "canonical"),
+    "b": ("native", "patches", "canonical"),
+    "p7": ("native", "patches", "canonical"),
+}
+
+
+def _compared(asked: Asked) -> Iterator[Step]:
+    if asked.toy:
+        yield _measure(asked, "c10, chunk 2", "rounds", workload="c10", chunk=2, conv_form="canonical")
+    else:
+        for workload, chunks in CHUNKS.items():
+            for chunk in chunks:
+                yield _measure(asked, f"{workload}, chunk {chunk}", "rounds", 150, workload=workload, chunk=chunk, dtype="tf32")
+        for workload, forms in FORMS.items():
+            for form in forms:
+                yield _measure(asked, f"{workload}, {form}", "rounds", 150, workload=workload, conv_form=form, dtype="tf32")
+    for lanes in (2,) if asked.toy else (1, 4, 8):
+        yield _measure(asked, f"lanes {lanes}", "lanes", 200, lanes=lanes, folder=str(asked.out / "compared" / f"lanes{lanes}"))
+
+
+def _pfl(asked: Asked) -> Iterator[Step]:
+    yield _table(asked, "pfl", "pfl_research/cifar10", toy=(ONE, "--set=models=('mlp(widths=(4,))',)", "--set=rounds=1"))
+
+
+def _fedskc(asked: Asked) -> Iterator[Step]:
+    yield _run(asked, "fedskc", "fedskc", *(SMALL if asked.toy else ()))
+
+
+def _fedavg(asked: Asked) -> Iterator[Step]:
+    yield _run(asked, "fedavg", "fedavg_cifar10", *(SMALL if asked.toy else ()))
+
+
+COLUMN = "CIFAR-10, alpha 0.5"
+FIRST, REST = (
+    ("FedPFT", "FedAvg", "FedPer", "Local"),
+    (*("FedPFT+Con", "FedRoD", "pFedSD", "FedBN", "FedRep", "FedAMP", "pFedGate", "FedCAC", "pFedPT"),),
+)
+
+
+def _table8(asked: Asked) -> Iterator[Step]:
+    name, toy = (
+        "fedpft/table8",
+        (ONE, "--seeds=0", f"--only=FedPFT/{COLUMN}", "--set=models=('mlp(widths=(4,))',)", "--set=rounds=1"),
+    )
+    for row in FIRST[:1] if asked.toy else (*FIRST, *REST):
+        more = ("--seeds=0", f"--only={row}/{COLUMN}", "--set=checkpoint.keep=1")
+        yield _table(asked, "table8", name, *more, toy=toy)._replace(name=row)
+
+
+def _fedit(asked: Asked) -> Iterator[Step]:
+    folder = str(asked.out / "fedit")
+    for chunk, batch in ((1, 2),) if asked.toy else ((1, 32), (6, 32), (6, 8)):
+        yield _measure(asked, f"chunk {chunk}, batch {batch}", "fedit", 200, chunk=chunk, batch=batch, folder=folder)
+
+
+PIECES = (
+    Piece("rate", "matrix products: float32, tf32, bfloat16", _rate),
+    Piece("published", "rounds of FedPFT and FedAvg in FedPFT's setting, both stems; of FedSKC and FedAvg in FedSKC's", _published),
+    Piece("peers", "rounds of c, c10 and b, as the peers were measured", _peers),
+    Piece("compared", "chunks, forms of convolution, lanes", _compared),
+    Piece("pfl", "pfl-research's CIFAR-10 benchmark, whole", _pfl, data=True),
+    Piece("fedskc", "FedSKC's published CIFAR-10 run", _fedskc, data=True),
+    Piece("fedavg", "FedAvg's in that setting", _fedavg, data=True),
+    Piece("table8", "FedPFT's Table 8, CIFAR-10 at alpha 0.5, seed 0", _table8, data=True),
+    Piece("fedit", "tokens a second and memory of FedIT on a random LLaMA of 1.1 billion parameters", _fedit),
+)

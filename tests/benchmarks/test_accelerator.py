@@ -1,0 +1,115 @@
+"""The pieces for a day with an accelerator: all of them at toy size, and how calls end and go on."""
+
+import json
+import sys
+import time
+import warnings
+
+import pytest
+
+from fedjax_core.storage.json_files import read_jsonl
+from tests.benchmarks.accelerator import __main__ as accelerator
+from tests.benchmarks.accelerator import doing, pieces
+from tests.benchmarks.accelerator.pieces import Asked, Piece, Step
+
+
+def test_every_piece_runs_at_toy_size_and_once(tmp_path, capsys):
+    """In three calls: one of them for a single piece, one for all others, one that has nothing left to do."""
+    out = tmp_path / "out"
+    calls = [["--only=rate"], [], []]
+    states = []
+    for more in calls:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # ml_collections loads files the old way
+            assert accelerator.main([str(out), "--toy", "--cache=", *more]) == 0, capsys.readouterr().out
+        states.append([line.split()[:3] for line in capsys.readouterr().out.splitlines()])
+    names = [piece.name for piece in pieces.PIECES]
+    assert states[0] == [["rate", "done", "1"]]
+    assert [(name, state) for name, state, _ in states[1]] == [(name, "done") for name in names]
+    assert states[2] == [[name, "done", "before"] for name in names]
+    lines = read_jsonl(out / doing.RESULTS)
+    assert {line["piece"] for line in lines if "step" in line} == set(names)
+    assert len({(line["piece"], line.get("step"), line.get("run")) for line in lines}) == len(lines), "each once"
+    of = {line["piece"]: line for line in lines if "step" in line}
+    assert of["rate"]["gflops"] > 0
+    assert of["published"]["seconds"][0] > 0
+    assert of["fedit"]["tokens_per_second"] > 0
+    runs = {line["run"].split("/")[0]: line for line in lines if "run" in line}
+    assert {"pfl", "fedskc", "fedavg", "table8"} <= set(runs)
+    assert runs["fedskc"]["rounds"] == 2
+    assert runs["pfl"]["scores"]["test/global/accuracy"]["last"] >= 0
+    assert (out / "table8" / "table.md").exists()
+    assert not list(out.rglob("checkpoints")), "what is over needs none"
+
+
+def test_without_data_pieces_are_skipped_and_what_is_wrong_is_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(doing, "_apart", lambda step, seconds, log: (log.write_text("no device\n") and 1, ""))
+    only = "--only=rate,pfl"
+    assert accelerator.main([str(tmp_path), only]) == 1
+    (rate,) = capsys.readouterr().out.splitlines()
+    assert rate.startswith("rate       failed   tf32: no device (")
+    assert accelerator.main([str(tmp_path), "--only=pfl"]) == 0
+    assert capsys.readouterr().out == "pfl        skipped  it needs CIFAR-10: give --data=DIR\n"
+    monkeypatch.setitem(pieces.NEEDED, "no_such_module.at_all", "no-such-package")
+    assert accelerator.main([str(tmp_path), only]) == 2
+    assert capsys.readouterr().out == "error: packages are missing: pip install no-such-package\n"
+    for arguments, said in ((["--only=rates"], "there is no piece 'rates'; there are rate,"), (["--seconds=0"], "at least 1")):
+        with pytest.raises(SystemExit) as ended:
+            accelerator.main([str(tmp_path), *arguments])
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_cifar10_is_found_where_it_lies(tmp_path):
+    assert pieces.cifar10(tmp_path) is None
+    (tmp_path / "tfds" / "cifar10").mkdir(parents=True)
+    assert pieces.cifar10(tmp_path) == ("tfds:cifar10", str(tmp_path / "tfds"))
+    assert pieces.cifar10(tmp_path / "tfds") == ("tfds:cifar10", str(tmp_path / "tfds"))
+    (tmp_path / "cifar-10-binary.tar.gz").touch()
+    assert pieces.cifar10(tmp_path) == ("cifar10", str(tmp_path))
+    steps = [step for piece in pieces.PIECES for step in piece.steps(Asked(tmp_path, ("cifar10", "DIR")))]
+    assert len({(step.directory, step.name, step.arguments) for step in steps}) == len(steps)
+    assert sum("--config.data.dir=DIR" in step.arguments or "--set=data.dir=DIR" in step.arguments for step in steps) == 16
+
+
+SLEEPS = (
+    "import json, sys, time\nprint(json.dumps({'x': 1}), flush=True)\ntime.sleep(float(sys.argv[1]))\nsys.exit(int(sys.argv[2]))"
+)
+
+
+def test_a_call_ends_in_time_and_the_next_one_goes_on(tmp_path, monkeypatch, capsys):
+    """Steps in processes of their own: a measurement that is over, one that fails, a run that is stopped and then ends."""
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(doing, "RESERVE", 0.2)
+    monkeypatch.setattr(doing, "LEAST", 0.1)
+    measured, fails = Step("a", "sleeps", ("0", "0"), 0), Step("b", "sleeps", ("0", "3"), 0)
+    long = Step("run", "sleeps", ("60", "0"), directory=tmp_path / "run")
+    goes_on = [measured, long]
+
+    def call(seconds, *steps, need=None):
+        piece = Piece("x", "an x", lambda asked: iter(steps))
+        return doing.Doing(Asked(tmp_path / "out"), time.monotonic() + seconds, print).piece(piece)
+
+    began = time.monotonic()
+    assert call(2.0, *goes_on) == "more"
+    assert time.monotonic() - began < 30
+    assert capsys.readouterr().out == "x          more     1 of 2 steps are done; an x\n"
+    assert call(0.1, *goes_on) == "more", "too late for a run to begin"
+    assert call(5.0, measured, long._replace(arguments=("0", "3"))) == "failed"
+    assert call(5.0, Step("c", "sleeps", ("0", "0"), 100)) == "more", "a measurement that may take longer does not begin"
+    assert call(5.0, measured, fails) == "failed"
+    assert call(5.0, measured, long._replace(arguments=("0", "0"))) == "done"
+    assert call(0.0, *goes_on) == "done"
+    lines = read_jsonl(tmp_path / "out" / doing.RESULTS)
+    assert [(line["step"], line.get("x")) for line in lines] == [("a", 1), ("run", None)]
+
+
+def test_a_measurement_prints_one_line_or_fails_in_one(capsys):
+    from tests.benchmarks.accelerator import steps
+
+    assert steps.main([json.dumps({"what": "rate", "toy": False, "dtype": "tf32", "cache": ""})]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "jax sees no accelerator here; --toy tries the pieces on a CPU" in said.err
+    assert sys.modules["jax"].default_backend() == "cpu"
