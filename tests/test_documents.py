@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.storage.json_files import read_json
+from tests import quick
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -105,7 +106,7 @@ def test_notebook_runs_where_the_wheel_is(notebook, installed, data_folder, monk
     (kernel / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "wheel", "language": "python"}))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # notebooks train for a while: compiled as users do
+    monkeypatch.setenv("XLA_FLAGS", quick.flags({}))  # most of a notebook's time is compiling
     read = nbformat.read(notebook, as_version=4)
     place = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(read, timeout=300, startup_timeout=300, kernel_name="wheel", resources=place)

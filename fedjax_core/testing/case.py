@@ -73,9 +73,18 @@ class Case:
         """
         sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="disk", data_on="host")
         pad(sim)
-        state, _ = sim.rounds(sim.init(0), 2)
+        state, _ = sim.rounds(self._begun(sim), 2)
         assert sim._stores is not None
         return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim._stores]
+
+    def _begun(self, sim: simulation.Simulation) -> simulation.State:
+        """The reference's state before round 1 in a simulation whose client states are off the device; of a method that prepares
+        its clients, made anew."""
+        if any(sim._algorithm(g, sim._held_on_host, 0).prepare is not None for g in range(len(sim.groups))):
+            return sim.init(0)
+        before = self.reference[1]
+        sim._keep(sim._nothing_kept(sim.put(before.server)))
+        return sim.put(before._replace(clients=tuple(() for _ in sim.groups)))
 
     def forget(self) -> None:
         """Drops `elsewhere`, with its data and states off the device. `reference` stays: it is small where jax's caches are

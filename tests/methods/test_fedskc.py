@@ -143,8 +143,11 @@ def oracle(
     neighbours=1,
     cohort=5,
     dropout=0.0,
+    momentum=0.0,
 ):
-    """(params, stats, {class: knowledge}), with the classes that somebody sent in each round."""
+    """(params, stats, {class: knowledge}), with the classes that somebody sent in each round; `momentum` where a scale is none of
+    each epoch's own."""
+    assert momentum == 0 or scale == "batch"
     clients = naive.rows(toy.data())
     params, stats = MODEL.init(naive.stream(seed, naive.INIT))
     knowledge, before, sent_in = {}, None, []
@@ -153,14 +156,16 @@ def oracle(
         for i in naive.cohort(seed, r, len(clients), cohort, dropout):
             (x, y), key, seen = clients[i], naive.client_key(seed, r, i), arrays(knowledge)
             p, s = params, stats
-            for e in range(2):
+            for e in range(2) if scale == "epoch" else (None,):
                 fixed = None
                 if scale == "epoch":
                     batches = [np.arange(a, min(a + toy.BATCH, len(y))) for a in range(0, len(y), toy.BATCH)]
                     rows = [np.asarray(forward(p, s, x[b])) for b in batches]
                     fixed = np.mean([[np.linalg.norm(v - c) for c in np.asarray(seen[0])] for part in rows for v in part], 0)
+                epochs = {"epochs": 2} if e is None else {"epochs": 1, "first": e}
+                given = (*seen, fixed)
                 trained = naive.train(
-                    MODEL, p, s, x, y, key, epochs=1, first=e, batch=toy.BATCH, lr=0.1, term=lcl, given=(*seen, fixed)
+                    MODEL, p, s, x, y, key, batch=toy.BATCH, lr=0.1, momentum=momentum, term=lcl, given=given, **epochs
                 )
                 p, s = trained.params, trained.stats
             c = means(zip(y, logits_of(p, s, x), strict=True))
@@ -251,15 +256,18 @@ def close(server, expected, atol=2e-5):
 
 
 class FedSkcTest(chex.TestCase):
+    def test_equals_the_loops(self):
+        close(toy.reference("fedskc")[2].server, oracle(0, 2, momentum=0.5)[:3])
+
     @parameterized.named_parameters(
-        ("default", {}, {}),
         ("printed", {"variant": "printed"}, {"scale": "epoch", "size": "count", "distance": "sum", "form": "printed"}),
-        ("sum", {"gda": {"distance": "sum"}}, {"distance": "sum"}),
-        ("mean_relu", {"gda": {"form": "relu"}}, {"weigh": "relu"}),
-        ("sum_relu", {"gda": {"distance": "sum", "form": "relu"}}, {"distance": "sum", "weigh": "relu"}),
-        ("two_neighbours", {"knowledge": {"neighbours": 2}}, {"neighbours": 2}),
+        (
+            "other_weights",  # each of them alone: test_aggregators.py
+            {"gda": {"distance": "sum", "form": "relu"}, "knowledge": {"neighbours": 2}},
+            {"distance": "sum", "weigh": "relu", "neighbours": 2},
+        ),
     )
-    def test_equals_the_loops(self, options, switches):
+    def test_variants_equal_the_loops(self, options, switches):
         close(simulate(3, **options), oracle(0, 3, **switches)[:3])
 
     def test_equals_the_loops_when_few_come_back(self):

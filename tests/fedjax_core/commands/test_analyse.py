@@ -34,6 +34,29 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     return made
 
 
+LOAD = experiment.load
+
+
+@pytest.fixture(scope="module")
+def known() -> dict:
+    """Loaded runs by their directories."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _loaded_once(known, monkeypatch):
+    """Analyses of one run share its simulation, and what was compiled for it."""
+
+    def load(run, *more, data=None):
+        if more or data is not None:
+            return LOAD(run, *more, data=data)
+        if Path(run) not in known:
+            known[Path(run)] = LOAD(run)
+        return known[Path(run)]
+
+    monkeypatch.setattr(experiment, "load", load)
+
+
 def rows(path: Path) -> list[dict[str, str]]:
     with open(path, newline="") as file:
         return list(csv.DictReader(file))

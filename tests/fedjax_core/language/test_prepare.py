@@ -74,34 +74,29 @@ def config(tmp_path, monkeypatch):
     return make
 
 
-def test_an_encoder_chooses(config):
-    sim = experiment.build(config("bert", name="fedoa", batch=4, epochs=1, measure=True))
-    assert sim.data.clients == 4
-    state, records = sim.rounds(sim.init(0), 2)
-    assert records[1]["train/feature_distance"] > 0
-    scores = sim.evaluate(state)
+def test_an_encoder_chooses_and_its_run_tells_its_answers(config, tmp_path, monkeypatch):
+    """As figures and as numbers of tables: those that the run was scored by, for an encoder chooses."""
+    made = config("bert", name="fedoa", batch=4, epochs=1, measure=True)
+    made.rounds = made.evaluation.every = 2
+    run = tmp_path / "run"
+    finished = experiment.execute(made, str(run), progress=False, console=lambda text: None)
+    assert finished.history["train/feature_distance"].values[1] > 0
+    scores = {name: entry["last"] for name, entry in read_json(run / "summary.json")["metrics"].items()}
     assert {"test/global/accuracy", "test/global/rouge1", "test/personal/all/rouge1/mean"} <= set(scores)
     assert scores["test/global/rouge1"] >= scores["test/global/accuracy"] - 1e-6
     for score in ("global/rouge1", "global/accuracy"):  # the two sets have equally many rows
         each = [scores[f"test/{score}_{name}"] for name in ("pairs", "proofs")]
         np.testing.assert_allclose(sum(each) / 2, scores[f"test/{score}"], rtol=1e-5)
+    loaded = experiment.load(run)
+    monkeypatch.setattr(experiment, "load", lambda run, data=None: loaded)  # once
+    _, sim, state = loaded
+    assert sim.data.clients == 4
     task = sim.groups[0].task
     assert sorted(state.server.net.params) == ["adapter"]
     chex.assert_trees_all_equal(jax.device_get(sim.held.tasks[0][0]), task.frozen)
-
-
-def test_a_run_tells_its_answers(config, tmp_path):
-    """As figures and as numbers of tables: those that the run was scored by, for an encoder chooses."""
-    made = config("bert", name="fedoa", batch=4, epochs=1)
-    made.rounds = made.evaluation.every = 1
-    run = tmp_path / "run"
-    experiment.execute(made, str(run), progress=False, console=lambda text: None)
-    scores = read_json(run / "summary.json")["metrics"]
     for name, score in (("rouge", ""), ("rouge(of='pairs')", "_pairs"), ("rouge(of='logic')", "")):
-        wanted = scores[f"test/personal/all/rouge1{score}/mean"]["last"]
-        assert analyse.number(name)(run, None) == pytest.approx(wanted, abs=1e-5)
-    wanted = scores["test/global/rouge1"]["last"]
-    assert analyse.number("rouge(model='global')")(run, None) == pytest.approx(wanted, abs=1e-5)
+        assert analyse.number(name)(run, None) == pytest.approx(scores[f"test/personal/all/rouge1{score}/mean"], abs=1e-5)
+    assert analyse.number("rouge(model='global')")(run, None) == pytest.approx(scores["test/global/rouge1"], abs=1e-5)
     asked = analyse.Asked([run], tmp_path / "out")
     table, shown = analyse.analyse(["rouge"], asked)
     assert len(table.read_text().splitlines()) == 1 + 4 * 6, "four clients, six questions"
