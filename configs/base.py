@@ -146,6 +146,7 @@ def get_config(variant: str = "small") -> Any:
     config.plan.chunk = placeholder(int)  # clients at once on a device
     config.plan.devices = placeholder(int)
     config.plan.model = placeholder(int)  # devices that hold a network together, each a part of it; None: each holds all
+    config.plan.lanes = placeholder(int)  # of several runs (--seeds, tables), so many train at once, in one program; None: one
     config.plan.data = placeholder(str)  # rows of data: "device", "host", "disk"; None: where they fit, which is said
     config.plan.hold = "device"  # client states: "device", or "host", "disk" for large populations
 

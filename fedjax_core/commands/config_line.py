@@ -76,6 +76,18 @@ def other_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     return (rest, said) if "name" in said else (list(line), {})
 
 
+def seeds(text: str) -> list[int]:
+    """What --seeds says: whole numbers with commas between.
+
+    Raises:
+      ValueError: something between is not one.
+    """
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds={text}: {text!r} must be whole numbers with commas between, such as 0,1,2") from None
+
+
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)

@@ -3,25 +3,31 @@
   fedjax-core run fedavg --workdir=runs/fedavg
   fedjax-core run fedavg:smoke --workdir=runs/smoke --config.rounds=10
   fedjax-core run mine/config.py --workdir=runs/mine
+  fedjax-core run fedavg --workdir=runs/fedavg --seeds=0,1,2 --config.plan.lanes=3
   python -m methods.main --config=configs/fedavg.py --workdir=runs/fedavg
 
 A config is named by its bare name (`fedjax-core list configs`) or by a file of your own, a variant stands behind a colon.
 The same command again resumes an interrupted run. On several processes give each --distributed where a cluster has started them,
-else --coordinator, --processes and --process.
+else --coordinator, --processes and --process. With --seeds there is a run of each, in WORKDIR/seed0 and so on, that
+--config.seed resumes alone. config.plan.lanes of them train at once, in one program.
 """
 
+import functools
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
 
-from fedjax_core import experiment
+from fedjax_core import experiment, values
 from fedjax_core.commands import config_line, ending, processes
 from fedjax_core.commands.config_line import HELP, MORE
 from fedjax_core.reporting import report
+
+KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say what is wrong in one line
 
 
 def _flags(arguments: Sequence[str]) -> Any:
@@ -31,6 +37,7 @@ def _flags(arguments: Sequence[str]) -> Any:
     listed = list(arguments)
     config_flags.DEFINE_config_file("config", None, "config, with its variant behind a colon; see configs/", sys_argv=listed, **at)
     flags.DEFINE_string("workdir", None, "directory of the run: metrics, checkpoints, plots", **at)
+    flags.DEFINE_string("seeds", None, "with commas between: a run of each, in a directory of its own in that of --workdir", **at)
     flags.DEFINE_string("compilation_cache", experiment.PROGRAMS, "where compiled programs are kept; '' for nowhere", **at)
     flags.DEFINE_boolean("distributed", False, "join the processes that Slurm, Open MPI, Cloud TPU or Kubernetes has started", **at)
     flags.DEFINE_string("coordinator", None, "host:port of process 0, for a run on several processes", **at)
@@ -45,6 +52,50 @@ def usage() -> str:
     width = max(map(len, listed))
     methods = "\n".join(f"  {name:{width}}  {text}" for name, text in listed.items())
     return f"{__doc__}\nMethods (config.method.name):\n{methods}\n\nFlags:\n{_flags([]).get_help(include_special_flags=False)}\n"
+
+
+def _seeds(text: str) -> list[int]:
+    """Each once, and one that configs may have.
+
+    Raises:
+      ValueError: they are not.
+    """
+    seeds = config_line.seeds(text)
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds={text} must have each seed once")
+    return [values.check("--seeds", seed, values.Seed) for seed in seeds]
+
+
+def _several(config: Any, workdir: str, seeds: Sequence[int]) -> int:
+    """A run of each seed in a directory of its own: the exit status.
+
+    Raises:
+      Exception: one that `main` does not know, of the first run that had one.
+      KeyboardInterrupt: some were interrupted; none was with a line that says of which round.
+    """
+    runs, label = [], (config.plan.get("lanes") or 1) > 1
+    for seed in seeds:
+        mine = config.copy_and_resolve_references()
+        mine.seed = seed
+        console = functools.partial(_labelled, f"seed {seed}") if label else None
+        runs.append(experiment.Run(mine, str(Path(workdir) / f"seed{seed}"), console))
+    ended = experiment.execute_all(runs, say=report.say)
+    failed = {seed: outcome for seed, outcome in zip(seeds, ended, strict=True) if isinstance(outcome, Exception)}
+    for seed, error in failed.items():
+        report.fail(f"seed {seed}: {report.one_line(error)}", 1)
+    for error in failed.values():
+        if not isinstance(error, KNOWN):
+            raise error
+    stopped = [
+        f"seed {seed} {outcome}" for seed, outcome in zip(seeds, ended, strict=True) if isinstance(outcome, KeyboardInterrupt)
+    ]
+    if stopped:
+        raise KeyboardInterrupt("; ".join(stopped))
+    return 1 if failed else 0
+
+
+def _labelled(label: str, text: str) -> None:
+    report.say("\n".join(f"{label}  {line}" for line in text.splitlines()))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -66,6 +117,7 @@ def main(arguments: Sequence[str]) -> int:
         given(line)
         if given.workdir is None:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
+        seeds = None if given.seeds is None else _seeds(given.seeds)
         processes.check(given.distributed, given.coordinator, given.processes, given.process)
     except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return report.fail(config_line.misused(error, arguments), 2)
@@ -77,10 +129,12 @@ def main(arguments: Sequence[str]) -> int:
             processes.join(given.coordinator, given.processes, given.process)
         else:
             experiment.use_all_cores()
+        if seeds is not None:
+            return _several(given.config, given.workdir, seeds)
         experiment.execute(given.config, given.workdir)
     except KeyboardInterrupt as error:
         return report.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+    except KNOWN as error:
         return report.fail(error, 1)
     return 0
 

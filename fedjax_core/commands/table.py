@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from fedjax_core import experiment
-from fedjax_core.commands import ending, shipped, tables
+from fedjax_core.commands import config_line, ending, shipped, tables
 from fedjax_core.reporting import report
 
 
@@ -34,18 +34,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seeds(text: str) -> list[int]:
-    """Whole numbers with commas between.
-
-    Raises:
-      ValueError: something between is not one.
-    """
-    try:
-        return [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--seeds={text}: {text!r} must be whole numbers with commas between, such as 0,1,2") from None
-
-
 def main(arguments: Sequence[str]) -> int:
     """Parses, runs.
 
@@ -59,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         given = _parser().parse_args(arguments)
-        seeds = None if given.seeds is None else _seeds(given.seeds)
+        seeds = None if given.seeds is None else config_line.seeds(given.seeds)
         if (given.table is None) == (given.name is None):
             raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
         definition = shipped.file("table", given.table if given.name is None else given.name)

@@ -99,6 +99,7 @@ class Held(NamedTuple):
         them, [V]; `()` without such.
       unseen_index, unseen_size: each unseen client's rows of `train`, as `index`, and [U]; unseen_test_index, unseen_test_size: of
         `test`; `()` without such clients.
+      lane: [] which of the runs that share a program this is; `()` where they have no numbers of their own (`lanes.py`).
     """
 
     tasks: tuple[PyTree, ...]
@@ -117,6 +118,7 @@ class Held(NamedTuple):
     unseen_size: Any = ()
     unseen_test_index: Any = ()
     unseen_test_size: Any = ()
+    lane: Any = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,6 +138,7 @@ class Federation:
       plan: the client loop's plan.
       mesh: the plan's devices.
       center: where targets are numbers, [D] the mean of the training rows'.
+      by_size: whether clients train by size whatever the plan, as in lanes: so those of all lanes that train at once are alike.
     """
 
     groups: tuple[Group, ...]
@@ -150,10 +153,11 @@ class Federation:
     mesh: Mesh
     center: np.ndarray | float = 0.0
     rate: float | None = None
+    by_size: bool = False
 
     def algorithm(self, g: int, held: Held, round: Array | int) -> Algorithm:  # noqa: A002
         """Group g's method at a round."""
-        return self.groups[g].build(self.groups[g].task.bind(held.tasks[g], round))
+        return self.groups[g].build(self.groups[g].task.bind(held.tasks[g], round, held.lane))
 
     def plan_of(self, g: int) -> parallel.Plan:
         """The plan for one group: no larger a chunk than its part of the cohort can fill."""

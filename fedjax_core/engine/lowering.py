@@ -99,7 +99,7 @@ def between_rounds(simulation: Simulation) -> tuple[Held, State]:
     """What lies on the devices all the time, as shapes with their shardings."""
     sim: Any = simulation
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    held = _abstract(sim.supply.rest, sim._layout.held)
+    held = _abstract(sim.rest, sim._layout.held)
     return held, _abstract(jax.eval_shape(sim._init, held, key), sim._layout.state)
 
 

@@ -184,17 +184,18 @@ def slots(cohort: int, plan: Plan) -> int:
     return -(-cohort // unit) * unit
 
 
-def arrange(examples: Array, plan: Plan) -> Array:
+def arrange(examples: Array, plan: Plan, by_size: bool = False) -> Array:
     """An order of the clients under which chunks hold clients of like size and devices equal work.
 
     Args:
       examples: [n] work of each client, n a multiple of chunk * parts.
       plan: the plan.
+      by_size: largest first, also where they train one after another.
 
     Returns:
       [n] indices: part d stands at [d * n / parts, (d + 1) * n / parts).
     """
-    if plan.parts == 1 and plan.chunk in (1, len(examples)):
+    if plan.parts == 1 and (plan.chunk == len(examples) or (plan.chunk == 1 and not by_size)):
         return jnp.arange(len(examples))
     order = jnp.argsort(-examples, stable=True)
     return order.reshape(-1, plan.parts, plan.chunk).swapaxes(0, 1).reshape(-1)

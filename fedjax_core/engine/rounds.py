@@ -90,7 +90,7 @@ def draw(fed: Federation, held: Held, of_run: Array, round: Array) -> Drawn:  # 
         examples = jnp.where(chosen < fed.population, held.size[jnp.minimum(chosen, fed.population - 1)], 0)
         if fed.dropout:
             examples = jnp.where(cohorts.stays(key(of_run, "dropout", round), chosen, fed.dropout), examples, 0)
-        order = parallel.arrange(examples, fed.plan_of(g))
+        order = parallel.arrange(examples, fed.plan_of(g), fed.by_size)
         cohort = Cohort(chosen[order], examples[order])
         drawn.append((cohort, held.places[g][cohort.ids]))
     return drawn

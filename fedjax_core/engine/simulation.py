@@ -9,6 +9,7 @@ Random draws come from (seed, stream, round, client id): a client's draw depends
 nor the plan. The programs themselves are in `rounds`, `scores`, `states` and `view`.
 """
 
+import copy
 import dataclasses
 import functools
 import math
@@ -150,6 +151,7 @@ class Simulation:
         if links or leave_out:
             self._pass_through(links, leave_out)
         self._supply: Resident | Streamed | None = None
+        self._lane: int | None = None
         self._fits: set[str] = set()
         self._outliers: set[int] = set()
         self.use(plan)
@@ -192,6 +194,22 @@ class Simulation:
         self._view = [program(view.holdings, g, out=lies.view, static_argnums=6) for g in each]
         self._predict = [program(view.predict, g, static_argnums=2) for g in each]
 
+    def in_lane(self, lane: int | None) -> "Simulation":
+        """The same simulation as one of several runs (`lanes.py`), with programs and data in common.
+
+        Args:
+          lane: which one, where the method has numbers by lane; None: it has not.
+        """
+        other, held = copy.copy(self), self.held
+        other._lane, other._fits, other._outliers = lane, set(), set()
+        other._held = held if lane is None else held._replace(lane=self.put(np.int32(lane)))
+        return other
+
+    @property
+    def federation(self) -> Federation:
+        """What the programs are made of."""
+        return self._of
+
     @property
     def divided(self) -> bool:
         """Whether some array of a network is divided over devices."""
@@ -206,8 +224,15 @@ class Simulation:
     def held(self) -> Held:
         """What lies on the plan's devices all the time: data, unless they are streamed, and what is frozen or public."""
         if self._held is None:
-            self._held = parallel.place(self.supply.rest._replace(tasks=self._tasks), self.mesh, self._layout.held)
+            rest = self.rest._replace(tasks=self._tasks)
+            self._held = parallel.place(rest, self.mesh, self._layout.held)
         return self._held
+
+    @property
+    def rest(self) -> Held:
+        """What lies on the devices all the time, on the host, with stand-ins for arrays that are deferred."""
+        rest = self.supply.rest
+        return rest if self._lane is None else rest._replace(lane=np.int32(self._lane))
 
     @property
     def supply(self) -> Resident | Streamed:
@@ -311,11 +336,20 @@ class Simulation:
                 first = self.supply.streamed and "_many" not in self._fits  # one: the program may turn out not to fit
                 count = 1 if first else min(self.dispatch, n - len(records) - bool(scored))
                 state, raw = self._dispatch("_many", state, count)
-            done = int(jax.device_get(state.round))
-            for number, record in enumerate(raw, done - len(raw) + 1):
-                records.append(flat(record, number, self.targets))
-                faults.warn(faults.outliers(record["ids"], record["seen"]), number, self._outliers)
+            records += self.said(state, raw)
         return state, records
+
+    def said(self, state: State, raw: Sequence[PyTree]) -> list[dict[str, float]]:
+        """Flat records of rounds, from what the program gave of each; `state` is the one after the last.
+
+        Raises:
+          Diverged: as `rounds`.
+        """
+        records, done = [], int(jax.device_get(state.round))
+        for number, record in enumerate(raw, done - len(raw) + 1):
+            records.append(flat(record, number, self.targets))
+            faults.warn(faults.outliers(record["ids"], record["seen"]), number, self._outliers)
+        return records
 
     def _dispatch(self, name: str, state: State, count: int) -> tuple[State, list[PyTree]]:
         """Runs `_many` or `_scored`; at first with a copy of the state, for a smaller chunk to take over if need be. The records of
@@ -332,7 +366,7 @@ class Simulation:
         def first():
             program, held = getattr(self, name), self._of_round(state, scored)
             arguments = held, state, self.put(np.int32(count))
-            excess = self._excess(program, arguments) if self.plan.chunk > 1 else None
+            excess = self.excess(program, arguments) if self.plan.chunk > 1 else None
             if self.plan.chunk > 1 and together.anywhere(excess is not None):
                 raise MemoryError(excess or "nor on another process's devices")
             new, record = program(held, _copied(state), arguments[2])
@@ -359,7 +393,7 @@ class Simulation:
             return self.held
         return self.supply.of_round(self.held, state.key, int(jax.device_get(state.round)), scored)
 
-    def _excess(self, program: Any, arguments: tuple) -> str | None:
+    def excess(self, program: Any, arguments: tuple) -> str | None:
         """Why a program will not fit this process's devices; None if it will, or if they do not tell."""
         limit = parallel.memory_limit(self.mesh)
         return parallel.too_large(program.lower(*arguments).compile(), limit) if limit else None

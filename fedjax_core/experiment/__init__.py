@@ -19,6 +19,7 @@ from fedjax_core.experiment.building import beginning, build, dataset, prepared,
 from fedjax_core.experiment.building import network_of as network
 from fedjax_core.experiment.methods import method, names, switch
 from fedjax_core.experiment.runs import PROGRAMS, execute, keep_programs, load, use_all_cores
+from fedjax_core.experiment.several import Run, alike, execute_all, lanes_of
 
 __all__ = [
     "LOSSES",
@@ -29,13 +30,17 @@ __all__ = [
     "TASKS",
     "Asked",
     "Config",
+    "Run",
+    "alike",
     "beginning",
     "build",
     "builder",
     "check",
     "dataset",
     "execute",
+    "execute_all",
     "keep_programs",
+    "lanes_of",
     "load",
     "method",
     "names",

@@ -225,14 +225,20 @@ def _method(config: Config) -> Found:
     return by_name.find("method", options.pop("name"), METHODS, given=OF_METHODS, field="method.name", options=options)
 
 
-def optimizer(config: Config) -> training.Optimizer:
-    """The optimiser that a config names: one of `OPTIMIZERS`; from outside one like them, or one of optax's."""
+def optimizer(config: Config, numbers: Mapping[str, Any] | None = None) -> training.Optimizer:
+    """The optimiser that a config names: one of `OPTIMIZERS`; from outside one like them, or one of optax's.
+
+    Args:
+      config: whose options are checked.
+      numbers: options in place of the config's, that are not (`numbers.Number`).
+    """
     options = without_none(config.optimizer.to_dict())
     name = options.pop("name")
-    function = by_name.lookup("optimizer", by_name.parse(name, "optimizer.name")[0], OPTIMIZERS)[0]
-    if "lr" in options and "lr" not in by_name.parameters(function)[0] and "learning_rate" in by_name.parameters(function)[0]:
-        options["learning_rate"] = options.pop("lr")
-    made = by_name.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)()
+    takes = by_name.parameters(by_name.lookup("optimizer", by_name.parse(name, "optimizer.name")[0], OPTIMIZERS)[0])[0]
+    rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"
+    renamed = lambda given: {rate if option == "lr" else option: value for option, value in given.items()}
+    found = by_name.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=renamed(options))
+    made = found() if numbers is None else found.function(**found.options | renamed(numbers))
     return (lambda round: made) if isinstance(made, optax.GradientTransformation) else made  # noqa: A006
 
 

@@ -20,7 +20,7 @@ from fedjax_core.data.unseen import seen_rows, set_apart
 from fedjax_core.data.validation import hold_out
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine import parallel
-from fedjax_core.engine.simulation import Group, Simulation
+from fedjax_core.engine.simulation import Build, Group, Simulation
 from fedjax_core.experiment import cautions, given
 from fedjax_core.experiment.asked import NORMALISATIONS, OF_TARGETS, Asked, Config, Network, algorithm, files, network, resolve
 from fedjax_core.language import prepare as language
@@ -60,6 +60,7 @@ def build(
     devices: Sequence[Any] | None = None,
     kind: Kind | None = None,
     noise: float | None = None,
+    by_lane: Callable[[Asked], Build] | None = None,
 ) -> Simulation:
     """The simulation that a config describes.
 
@@ -71,6 +72,7 @@ def build(
       devices: in place of those that jax sees, such as a topology's to compile for.
       kind: in place of the way that the config's data are read (`stand_in.py`).
       noise: multiplier of a run whose noise is known, so that it is not calibrated, and nothing is accounted for.
+      by_lane: makes the method, in place of its options in the config alone (`numbers.py`).
 
     Returns:
       The simulation, checked but not compiled; nothing is on a device yet.
@@ -90,7 +92,7 @@ def build(
     places: dict[tuple[str, str | None], list[int]] = {}
     for i, one in enumerate(networks):
         places.setdefault((one.found.spec, one.file), []).append(i)
-    make = algorithm(asked)
+    make = algorithm(asked) if by_lane is None else by_lane(asked)
     make = local_statistics(make) if asked.statistics == "local" else make
     poisons, links = _attacked(asked, data.clients)
     trigger = next((one.trigger for one in poisons if one.trigger is not None), None)
@@ -337,6 +339,13 @@ def _scaling(normalise: str, examples: Examples, file: str | None, rows: np.ndar
         origin = f"weights={file!r}" if own else f"normalise={normalise!r}"
         raise ValueError(f"{origin} is for images of {len(found[0])} channels, these have {channels}")
     return found
+
+
+def drawn_by_seed(config: Config) -> bool:
+    """Whether some of what is frozen is drawn by the seed, so that runs of other seeds have other arrays."""
+    pairs = zip(config.models, weight_files(config), strict=True)
+    begins_anew = any(file is None and not spec.startswith(language.MODEL) for spec, file in pairs)
+    return begins_anew and (config.adapter is not None or config.train != "all")
 
 
 def beginning(

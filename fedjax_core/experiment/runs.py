@@ -48,36 +48,38 @@ def execute(
       **replaced: method, model, loss, scores in place of the config's, see `given.into`.
 
     Returns:
-      The final state, the summary, the plots and the history; see `fedjax_core.run.run`, also for what it raises.
+      The final state, the summary, the plots and the history; see `fedjax_core.run.steps`, also for what it raises.
     """
     config = given.into(config, **replaced)
     simulation = build(config, data)
-    private = spent(config, simulation)
+    told = settings(config, simulation)
+    told["callbacks"] += tuple(callbacks)
     try:
-        return run(
-            simulation,
-            workdir,
-            config.to_dict(),
-            seed=config.seed,
-            rounds=config.rounds,
-            every=config.evaluation.every,
-            targets=tuple(config.evaluation.targets),
-            last_k=config.evaluation.last_k,
-            select=config.evaluation.get("select"),
-            patience=config.evaluation.get("patience"),
-            until=config.evaluation.get("until"),
-            checkpoint_seconds=config.checkpoint.seconds,
-            keep=config.checkpoint.keep,
-            record={"convolution": nn.describe()} | _adversary(config, simulation.population) | _private(private),
-            private=private,
-            chosen_plan=any(config.plan.get(field) is not None for field in ("chunk", "devices", "model")),
-            profile=config.profile,
-            callbacks=(*config.get("callbacks", ()), *callbacks),
-            progress=progress,
-            console=console,
-        )
+        return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
     finally:
         simulation.release()  # the next run's base has the room, whenever this one's objects are collected
+
+
+def settings(config: Config, simulation: Simulation) -> dict[str, Any]:
+    """What a run is told of its config; see `fedjax_core.run.steps`."""
+    private = spent(config, simulation)
+    return {
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "every": config.evaluation.every,
+        "targets": tuple(config.evaluation.targets),
+        "last_k": config.evaluation.last_k,
+        "select": config.evaluation.get("select"),
+        "patience": config.evaluation.get("patience"),
+        "until": config.evaluation.get("until"),
+        "checkpoint_seconds": config.checkpoint.seconds,
+        "keep": config.checkpoint.keep,
+        "record": {"convolution": nn.describe()} | _adversary(config, simulation.population) | _private(private),
+        "private": private,
+        "chosen_plan": any(config.plan.get(field) is not None for field in ("chunk", "devices", "model")),
+        "profile": config.profile,
+        "callbacks": tuple(config.get("callbacks", ())),
+    }
 
 
 def load(

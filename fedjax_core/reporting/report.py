@@ -78,7 +78,7 @@ class Reporter:
           workdir: the run's directory.
           total_rounds: how many rounds the run has in all, for the bar.
           progress: True: a bar; False: neither bar nor lines; None: a bar on a terminal or in a notebook, elsewhere a line at
-            evaluations.
+            evaluations, and so where there is a `console`.
           tensorboard: whether to write TensorBoard files.
           headline: the score that bar and lines show; None: the first of `HEADLINE` that a record has, or else its first
             accuracy, or R2, on test data. Where a record has no such score nothing was evaluated.
@@ -94,7 +94,7 @@ class Reporter:
         self.targets, self.last_k, self.select = tuple(targets), last_k, select
         self._headline, self._every = headline, every
         self._console = console or say
-        wants_bar = progress if progress is not None else sys.stderr.isatty() or _in_notebook()
+        wants_bar = progress if progress is not None else console is None and (sys.stderr.isatty() or _in_notebook())
         self._wants_bar, self._wants_lines = wants_bar and self._writer, progress is None and not wants_bar and self._writer
         self._wants_events = tensorboard
         self._lines: JsonLines | None = None

@@ -2,6 +2,21 @@
 
 from fedjax_core.run.callbacks import CallbackFailed, Ended, Started
 from fedjax_core.run.directory import MAY_DIFFER, restored
-from fedjax_core.run.loop import Finished, Interrupted, run
+from fedjax_core.run.driving import Outcome, run, run_in_lanes
+from fedjax_core.run.loop import Finished, Interrupted, steps
+from fedjax_core.run.stopping import Stop
 
-__all__ = ["MAY_DIFFER", "CallbackFailed", "Ended", "Finished", "Interrupted", "Started", "restored", "run"]
+__all__ = [
+    "MAY_DIFFER",
+    "CallbackFailed",
+    "Ended",
+    "Finished",
+    "Interrupted",
+    "Outcome",
+    "Started",
+    "Stop",
+    "restored",
+    "run",
+    "run_in_lanes",
+    "steps",
+]

@@ -1,4 +1,7 @@
-"""The loop of a run: rounds by the dispatch, and between them scores, records, callbacks and checkpoints."""
+"""The loop of a run: rounds by the dispatch, and between them scores, records, callbacks and checkpoints.
+
+It asks for its rounds, and whoever drives it (`driving.py`) does them: of one run alone, or of several together.
+"""
 
 import contextlib
 import resource
@@ -17,10 +20,11 @@ from fedjax_core.engine.simulation import Diverged, Simulation, State
 from fedjax_core.privacy import Spent
 from fedjax_core.reporting import clients, report
 from fedjax_core.run import directory as directories
+from fedjax_core.run.asked import Asked, Steps
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
 from fedjax_core.run.goal import Goal
 from fedjax_core.run.selection import Selection
-from fedjax_core.run.stopping import Stop, lenient_console
+from fedjax_core.run.stopping import Stop
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_jsonl
 from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, WorkDir
@@ -55,7 +59,7 @@ class Finished(NamedTuple):
     selected: int | None = None
 
 
-def run(
+def steps(
     simulation: Simulation,
     directory: str,
     config: Mapping[str, Any],
@@ -77,8 +81,9 @@ def run(
     progress: bool | None = None,
     console: Callable[[str], None] | None = None,
     private: Spent | None = None,
-) -> Finished:
-    """Runs a simulation to its last round, resuming what the directory holds.
+    stop: Stop | None = None,
+) -> Steps:
+    """A run to its last round, that takes up what the directory holds.
 
     Killed at any moment and called again, it ends bit for bit as if it had not been: the plan is written down and taken up again.
 
@@ -103,6 +108,10 @@ def run(
       progress: see `report.Reporter`.
       console: see `report.Reporter`.
       private: what rounds cost in privacy: epsilon so far stands in every record and in the summary.
+      stop: whether a signal asks to stop, of who handles them for several runs; None: this run handles them.
+
+    Yields:
+      The rounds to be done.
 
     Returns:
       The final state, the summary, the plots and the history.
@@ -126,14 +135,14 @@ def run(
         raise ValueError(f"rounds={rounds}, but {directory} holds a run of {before} rounds already")
     if before is not None:
         directories.same_hold(simulation, directory)
-    with lenient_console(), directories.opened(directory, config) as workdir:
+    with directories.opened(directory, config) as workdir:
         told = {"progress": progress, "targets": targets, "last_k": last_k, "select": select, "console": console}
         reporter = report.Reporter(workdir, rounds, **told)
         directories.same_data(simulation, workdir)
         directories.take_up_plan(simulation, workdir, chosen_plan, reporter)
         directories.same_settings(workdir, record or {})
         directories.record_placement(simulation, workdir, reporter)
-        with reporter, Stop() as stop:
+        with reporter, Stop() if stop is None else contextlib.nullcontext(stop) as asked_for:
             reporter.note(bytes_down=simulation.shapes.down, bytes_up=simulation.shapes.up)
             latest = together.said(checkpoints.latest())
             if latest is None:
@@ -155,7 +164,7 @@ def run(
                 selection.keep(state)
             try:
                 hooks.start(Started(workdir.path, dict(config), rounds, going.done))
-                stopped = going.on(stop, rounds, every, checkpoint_seconds, going.done + 1 if profile else None)
+                stopped = yield from going.on(asked_for, rounds, every, checkpoint_seconds, going.done + 1 if profile else None)
             except BaseException as error:
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 hooks.end(Ended(status, going.done, str(error), {}))
@@ -218,7 +227,7 @@ class _Going:
             return f"{self.goal.text} in round {self.goal.reached}"
         return self.selection.why if self.selection.exhausted else ""
 
-    def on(self, stop: Stop, rounds: int, every: int, checkpoint_seconds: float, trace_after: int | None) -> bool:
+    def on(self, stop: Stop, rounds: int, every: int, checkpoint_seconds: float, trace_after: int | None) -> Steps:
         """To the last round, or until a callback asks to stop, no better evaluation comes, or the goal is reached.
 
         Args:
@@ -238,7 +247,7 @@ class _Going:
             tracing = self.done == trace_at
             n = 1 if tracing else min(boundary - self.done, most)
             evaluated = self.done + n == boundary
-            pace, records, by_client = self._rounds(n, evaluated, tracing)
+            pace, records, by_client = yield from self._rounds(n, evaluated, tracing)
             directories.record_plan(self.simulation, self.workdir)
             self.reporter.log(*records)
             self.hooks.rounds(records, evaluated)
@@ -270,15 +279,14 @@ class _Going:
                 break
         return stopping
 
-    def _rounds(self, n: int, evaluated: bool, tracing: bool) -> tuple[float, list[dict[str, float]], ByClient | None]:
-        """Does n rounds, under the profiler or not, and scores the last: (seconds a round without compiling, their records, the
-        last one's scores of single clients)."""
-        compiled, start, by_client = _Compiling.seconds, time.monotonic(), None
+    def _rounds(self, n: int, evaluated: bool, tracing: bool) -> Steps:
+        """n rounds, under the profiler or not, of which the last is scored: (seconds a round without compiling, their records, the
+        last one's scores of single clients, `ByClient` or None)."""
+        by_client: ByClient | None = None
         try:
             scored = evaluated and "post_local" in self.simulation.evaluation.scopes
-            with jax.profiler.trace(self.workdir.path / PROFILE) if tracing else contextlib.nullcontext():
-                self.state, records = self.simulation.rounds(self.state, n, scored)
-            seconds, compiling = time.monotonic() - start, _Compiling.seconds - compiled
+            trace = self.workdir.path / PROFILE if tracing else None
+            self.state, records, seconds, compiling = yield Asked(self.simulation, self.state, n, scored, trace)
             for entry in records:
                 entry |= {"seconds": seconds / n, "compile_seconds": compiling / n}
                 entry |= {} if self.private is None else self.private.so_far(int(entry["round"]))
@@ -299,18 +307,3 @@ def _peak_memory(simulation: Simulation) -> int:
     stats = simulation.mesh.local_devices[0].memory_stats() or {}
     scale = 1 if sys.platform == "darwin" else 1024
     return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
-class _Compiling:
-    """Seconds that this process has spent tracing and compiling."""
-
-    seconds = 0.0
-
-    @classmethod
-    def listen(cls, event: str, duration_secs: float, **kwargs: Any) -> None:
-        del kwargs
-        if event.startswith("/jax/core/compile/"):
-            cls.seconds += duration_secs
-
-
-jax.monitoring.register_event_duration_secs_listener(_Compiling.listen)

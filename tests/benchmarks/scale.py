@@ -1,11 +1,10 @@
 """What size costs, in one process and in turns: populations of very many clients, and rows that are read beside resident ones.
 
-python -m tests.benchmarks --scale=host,disk,rows,reader --repeats=9
+python -m tests.benchmarks --scale=host,disk,rows,reader,lanes --repeats=9
 
 Each turn measures every contender once, in one order and in the reverse by turns, and compares it with the first one of that turn.
 """
 
-import dataclasses
 import functools
 import os
 import resource
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,76 +28,12 @@ from fedjax_core.engine import ahead, parallel, simulation
 from fedjax_core.engine.rows import Streamed
 from fedjax_core.learning import training
 from fedjax_core.task import of_model
-from tests.benchmarks import ours
-from tests.benchmarks.report import number, row
+from tests.benchmarks import lanes, ours
+from tests.benchmarks.turns import Contender, measure, table
 
 POPULATIONS = (1_000, 100_000, 10_000_000)
 SHAPE, CLASSES = (784,), 10
 CAP = 40_000_000  # bytes that streamed rows may take on a device; the data have ten times as much
-QUIET = 0.1  # seconds between contenders, for what a thread has begun
-
-
-@dataclasses.dataclass
-class Contender:
-    """A simulation that takes its turns.
-
-    Attributes:
-      name: for the table.
-      simulation: what runs.
-      rounds: in one turn.
-      before: done before a turn, unmeasured.
-      setting_up: seconds from index lists to the first round.
-    """
-
-    name: str
-    simulation: simulation.Simulation
-    rounds: int
-    before: Callable[[], None] = lambda: None
-    setting_up: float = 0.0
-    seconds: list[float] = dataclasses.field(default_factory=list)
-    cpu: list[float] = dataclasses.field(default_factory=list)
-    state: Any = None
-
-    def turn(self) -> None:
-        self.before()
-        time.sleep(QUIET)
-        start, worked = time.perf_counter(), time.process_time()
-        self.state, _ = self.simulation.rounds(self.state, self.rounds)
-        jax.block_until_ready(self.state)
-        self.seconds.append((time.perf_counter() - start) / self.rounds)
-        self.cpu.append((time.process_time() - worked) / self.rounds)
-
-
-def measure(contenders: Sequence[Contender], repeats: int) -> None:
-    """All of them in turns, after a warm-up."""
-    for contender in contenders:
-        contender.state = contender.simulation.init(0) if contender.state is None else contender.state
-        contender.turn()
-        contender.seconds.clear()
-        contender.cpu.clear()
-    for turn in range(repeats):
-        for contender in contenders if turn % 2 == 0 else contenders[::-1]:
-            contender.turn()
-
-
-def table(title: str, contenders: Sequence[Contender], before: float) -> str:
-    """A table; ratios against the first contender, turn by turn."""
-    columns = ("", "ms a round, median (quartiles)", "ratio", "CPU ms a round", "ratio", "set up, s")
-    lines = [f"{title}. {len(contenders[0].seconds)} turns; load {before:.1f} before, {os.getloadavg()[0]:.1f} after.", ""]
-    lines += [row(*columns), "|---" * len(columns) + "|"]
-    for each in contenders:
-        cells = [each.name]
-        for mine, first in ((each.seconds, contenders[0].seconds), (each.cpu, contenders[0].cpu)):
-            cells.append(spread([1e3 * second for second in mine], ".1f"))
-            cells.append(spread([of / beside for of, beside in zip(mine, first, strict=True)], ".3f"))
-        lines.append(row(*cells, number(each.setting_up)))
-    return "\n".join(lines)
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    """Median and quartiles."""
-    first, median, third = np.quantile(values, (0.25, 0.5, 0.75))
-    return f"{median:{form}} ({first:{form}}-{third:{form}})"
 
 
 def _simulated(data: federated.FederatedData, widths: tuple[int, ...], cohort: int, method: str, epochs: int, **options: Any):
@@ -219,4 +154,5 @@ WHAT: dict[str, Callable[[int], str]] = {
     "disk": functools.partial(populations, "disk"),
     "rows": rows,
     "reader": reader,
+    "lanes": lanes.seeds,
 }

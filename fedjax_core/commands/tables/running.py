@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -204,54 +204,112 @@ class _Going:
         self._write()
 
     def _do(self, jobs: Sequence[Job]) -> str | None:
-        """Does the first of the jobs, a trial or a cell: why it failed, None if it did not."""
-        one, failed, stopped = jobs[0].cell, None, False
+        """Does the first of the jobs, a trial or a cell, and those that are lanes beside it: why one failed, None if none did."""
+        batch = self._batch(jobs)
         number = f"{self._over + 1}/{self._over + len(jobs)}"
-        self._say(f"{number}  {one}{self._pace.left(jobs)}")
-        log, began = self._folder / "runs" / f"{one.name}.error.txt", time.monotonic()
-        try:
-            with Heartbeat(self._folder, jobs, number, self._pace, None if self._bar else self._say):
-                stopped = self._run(one)
-        except Exception as error:  # a failure must not end the others'
-            failed = report.one_line(error)
-            log.parent.mkdir(parents=True, exist_ok=True)
-            write_text(log, "".join(traceback.format_exception(error)))
-            self._say(f"failed: {one}: {failed}")
-            if one.trial is None:
-                self.failures[one.name] = failed
+        for job in batch:
+            self._say(f"{number}  {job.cell}{self._pace.left(jobs) if job is batch[0] else '  (in lanes)'}")
+        began, why, stopped, interrupted = time.monotonic(), None, "", None
+        with Heartbeat(self._folder, jobs, number, self._pace, None if self._bar else self._say):
+            outcomes = self._alone(batch[0].cell) if len(batch) == 1 else self._in_lanes([job.cell for job in batch])
+        for job, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                said = self._failed(job.cell, outcome)
+                why = why or said
+            elif isinstance(outcome, BaseException):
+                interrupted = outcome
             else:
-                failed = f"trial {one.trial}: {failed}"
-        else:
-            log.unlink(missing_ok=True)
-            self._pace.took(jobs[0], time.monotonic() - began)
-        self._over += 1
+                self._log(job.cell).unlink(missing_ok=True)
+                self._pace.took(job, (time.monotonic() - began) / len(batch))
+                stopped = stopped or (str(job.cell) if outcome else "")
+        self._over += len(batch)
         _forget()
         self._write()
+        if interrupted is not None:
+            raise interrupted
         if stopped:
-            raise KeyboardInterrupt(f"after {one}; the same command goes on from there")
-        return failed
+            raise KeyboardInterrupt(f"after {stopped}; the same command goes on from there")
+        return why
 
-    def _run(self, one: Cell) -> bool:
-        """Runs a cell or a trial and takes up what it gave; whether a signal came meanwhile."""
+    def _batch(self, jobs: Sequence[Job]) -> list[Job]:
+        """The first of the jobs, and others that `plan.lanes` lets train beside it: cells, or trials of its search."""
+        most = 1 if self._counts else experiment.lanes_of(jobs[0].cell.config)
+        if most == 1:
+            return [jobs[0]]
+        of = lambda cell: None if cell.trial is None else (cell.row, cell.column)
+        mine = list({job.cell.name: job for job in jobs if of(job.cell) == of(jobs[0].cell)}.values())
+        return [mine[i] for i in experiment.alike([job.cell.config for job in mine])[0][:most]]
+
+    def _log(self, one: Cell) -> Path:
+        return self._folder / "runs" / f"{one.name}.error.txt"
+
+    def _failed(self, one: Cell, error: Exception) -> str:
+        """Notes why a run failed: what is said of its search, if it is a trial, or of its cell."""
+        failed, log = report.one_line(error), self._log(one)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        write_text(log, "".join(traceback.format_exception(error)))
+        self._say(f"failed: {one}: {failed}")
+        if one.trial is None:
+            self.failures[one.name] = failed
+            return failed
+        return f"trial {one.trial}: {failed}"
+
+    def _alone(self, one: Cell) -> list[bool | Exception]:
+        """Runs a cell or a trial: why it failed, or whether a signal came meanwhile."""
+        try:
+            data = self._data_of(one)
+            if self._counts:
+                self.results[one.name] = counted(self._table, one, data)
+                return [False]
+            place = str(self._folder / "runs" / one.name)
+            try:
+                ended = experiment.execute(one.config, place, self._bar, data=data, console=lambda text: None)
+            except Diverged as error:
+                ended = error
+            return [self._taken_up(one, ended, data)]
+        except Exception as error:  # a failure must not end the others'
+            return [error]
+
+    def _in_lanes(self, some: Sequence[Cell]) -> list[bool | BaseException]:
+        """Runs cells or trials in lanes: of each why it failed, or whether a signal came meanwhile."""
+        try:
+            data, silent = self._data_of(some[0]), lambda text: None
+            runs = [experiment.Run(one.config, str(self._folder / "runs" / one.name), silent) for one in some]
+            ended = experiment.execute_all(runs, self._bar, data=data, say=self._say)
+        except Exception as error:
+            return [error] * len(some)
+        found: list[bool | BaseException] = []
+        for one, outcome in zip(some, ended, strict=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, Diverged):
+                found.append(outcome)
+                continue
+            try:
+                found.append(self._taken_up(one, outcome, data))
+            except Exception as error:
+                found.append(error)
+        return found
+
+    def _data_of(self, one: Cell) -> FederatedData:
+        """The data of a run; those of the last one are kept."""
         wanted = json.dumps(plain(one.config.data.to_dict()), sort_keys=True)
         if self._data is None or self._data[0] != wanted:
             self._data = None  # the old data go before the new ones come
             self._data = wanted, experiment.dataset(one.config)
-        data = self._data[1]
-        if self._counts:
-            self.results[one.name] = counted(self._table, one, data)
-            return False
-        place = str(self._folder / "runs" / one.name)
-        try:
-            ended = experiment.execute(one.config, place, self._bar, data=data, console=lambda text: None)
-        except Diverged as error:
+        return self._data[1]
+
+    def _taken_up(self, one: Cell, ended: Any, data: FederatedData) -> bool:
+        """Takes up what a run gave; whether a signal came meanwhile.
+
+        Raises:
+          Diverged: it did, and is no trial.
+          ValueError: it ended before its last round.
+        """
+        if isinstance(ended, Diverged):
             if one.trial is None:
-                raise
-            give_up(self._folder, one, report.one_line(error))
-            self._say(f"diverged, so it counts as the worst: {one}: {report.one_line(error)}")
-            stopped = False
-        else:
-            stopped = bool(ended.stopped)
+                raise ended
+            give_up(self._folder, one, report.one_line(ended))
+            self._say(f"diverged, so it counts as the worst: {one}: {report.one_line(ended)}")
+        stopped = not isinstance(ended, Diverged) and bool(ended.stopped)
         if one.trial is None:
             self.results[one.name] = result_of(self._table, self._folder, one, data)
         elif not self._searches.read(self._searches.studies[one.row, one.column], one):

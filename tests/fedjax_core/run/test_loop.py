@@ -67,6 +67,7 @@ def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
             here.clock += n * pace
             self.done += n
             self.dispatched.append(n)  # pyright: ignore[reportAttributeAccessIssue]
+            yield from ()
             return pace, [], None
 
     def of_process(number: int) -> tuple[list[int], list[int]]:
@@ -78,7 +79,7 @@ def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
         checkpoints: Any = SimpleNamespace(saved=saved)
         going = Going(nothing, nothing, checkpoints, nothing, nothing, nothing, nothing, nothing, 0)
         going.dispatched = dispatched  # pyright: ignore[reportAttributeAccessIssue]
-        going.on(SimpleNamespace(asked=False), 60, 20, 2.0, None)  # pyright: ignore[reportArgumentType]
+        assert not list(going.on(SimpleNamespace(asked=False), 60, 20, 2.0, None))  # pyright: ignore[reportArgumentType]
         return dispatched, saved
 
     monkeypatch.setattr(loop.directories, "record_plan", lambda *given: None)

@@ -1,0 +1,203 @@
+"""Several runs, each in a directory of its own: those that differ in their seed and in numbers alone train together, in lanes.
+
+What must be the same for all lanes of a program splits them by itself: settings that are no numbers, by the configs; numbers that a
+method or an optimiser looks at in Python, or hands to what takes plain ones alone, by building it and tracing its programs.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_core.data.federated import FederatedData
+from fedjax_core.engine import lowering
+from fedjax_core.engine.lanes import Lanes, reason
+from fedjax_core.experiment.asked import Config
+from fedjax_core.experiment.building import build, dataset, drawn_by_seed
+from fedjax_core.experiment.numbers import METHOD, OPTIMIZER, Differs, Values, by_lane
+from fedjax_core.experiment.runs import execute, settings
+from fedjax_core.run import Finished, Interrupted, Outcome, Stop, run_in_lanes, steps
+from fedjax_core.storage.json_files import plain
+
+Say = Callable[[str], None]
+
+
+class Run(NamedTuple):
+    """One of several.
+
+    Attributes:
+      config: see `configs/base.py`.
+      workdir: a new directory, or one that holds this run.
+      console: takes what is said; None: standard error.
+    """
+
+    config: Config
+    workdir: str
+    console: Say | None = None
+
+
+def execute_all(
+    runs: Sequence[Run], progress: bool | None = None, *, data: FederatedData | None = None, say: Say = lambda text: None
+) -> list[Outcome]:
+    """Runs configs in their directories, or resumes them there: `plan.lanes` of them at once, as far as one program can have them.
+
+    Args:
+      runs: in the order in which they begin.
+      progress: see `execute`; where lanes have lines, each is told by its own console.
+      data: in place of the configs', which they must be.
+      say: is told what does not go in lanes, and why.
+
+    Returns:
+      As many outcomes, in their order: what `execute` returns or raises. After an interruption those that had not begun are
+      interrupted, too.
+    """
+    ended: dict[int, Outcome] = {}
+    for found in _each(runs, progress, data, say):
+        ended |= found
+        if any(isinstance(one, Interrupted) or (isinstance(one, Finished) and one.stopped) for one in found.values()):
+            break
+    return [ended.get(i, Interrupted("before it began; the same command begins with it")) for i in range(len(runs))]
+
+
+def _each(runs: Sequence[Run], progress: bool | None, data: FederatedData | None, say: Say) -> Iterator[dict[int, Outcome]]:
+    """Outcomes by place, of one run after the other, or of the lanes of one program after those of another."""
+    for places in alike([one.config for one in runs]):
+        try:
+            of_data = dataset(runs[places[0]].config) if data is None and len(places) > 1 else data
+        except Exception as error:
+            yield dict.fromkeys(places, error)
+            continue
+        for some, lanes in _split([runs[i].config for i in places], of_data, say):
+            mine = [places[i] for i in some]
+            if isinstance(lanes, Exception):
+                yield dict.fromkeys(mine, lanes)
+            elif lanes is not None:
+                yield dict(zip(mine, _in_lanes([runs[i] for i in mine], lanes, progress), strict=True))
+            else:
+                yield from ({i: _alone(runs[i], progress, of_data)} for i in mine)
+
+
+def _alone(one: Run, progress: bool | None, data: FederatedData | None) -> Outcome:
+    try:
+        return execute(one.config, one.workdir, progress, data=data, console=one.console)
+    except (Exception, Interrupted) as error:
+        return error
+
+
+def _in_lanes(runs: Sequence[Run], lanes: Lanes, progress: bool | None) -> list[Outcome]:
+    going = []
+    try:
+        with Stop() as stop:
+            for one, lane in zip(runs, lanes.each, strict=True):
+                told = settings(one.config, lane) | {"progress": progress, "console": one.console, "stop": stop}
+                going.append(steps(lane, one.workdir, one.config.to_dict(), **told))
+            return run_in_lanes(going, lanes)
+    finally:
+        lanes.release()
+
+
+def alike(configs: Sequence[Config]) -> list[list[int]]:
+    """Places of configs that differ in their seed and in numbers alone, in the order of the first of each; alone where
+    `plan.lanes` does not say more than one."""
+    found: dict[str, list[int]] = {}
+    for i, config in enumerate(configs):
+        found.setdefault(common(config) if lanes_of(config) > 1 else str(i), []).append(i)
+    return list(found.values())
+
+
+def lanes_of(config: Config) -> int:
+    """How many lanes a config asks for."""
+    return config.plan.get("lanes") or 1
+
+
+def common(config: Config) -> str:
+    """What lanes of one program must have in common, as far as configs tell."""
+    fields = plain(config.to_dict())
+    if not drawn_by_seed(config):
+        del fields["seed"]
+    for field in _numbers(config):
+        part, _, option = field.partition(".")
+        fields[part][option] = "its own"
+    return json.dumps(fields, sort_keys=True)
+
+
+def _numbers(config: Config) -> dict[str, float]:
+    """By dotted field, what a config has of numbers that lanes may have of their own."""
+    parts = {METHOD: config.method, OPTIMIZER: config.optimizer}
+    return {f"{part}{name}": value for part, of in parts.items() for name, value in of.items() if isinstance(value, float)}
+
+
+def differing(configs: Sequence[Config]) -> Values:
+    """The numbers in which configs that are `alike` differ."""
+    each = [_numbers(config) for config in configs]
+    values = {field: tuple(one[field] for one in each) for field in each[0]}
+    return {field: found for field, found in values.items() if len(set(found)) > 1}
+
+
+def _split(configs: Sequence[Config], data: FederatedData | None, say: Say) -> Iterator[tuple[list[int], Any]]:
+    """(places of configs, their `Lanes`) of `alike` configs; None in place of lanes: one after the other; or why none can be."""
+    if len(configs) == 1:
+        yield [0], None
+        return
+    most = lanes_of(configs[0])
+    for group, tried in _groups(configs, list(range(len(configs))), data, say):
+        for begin in range(0, len(group), most):
+            some = group[begin : begin + most]
+            if len(some) == 1:
+                yield some, None
+                continue
+            try:
+                lanes = tried if tried is not None and some == group else _made([configs[i] for i in some], data)
+            except Exception as error:
+                yield some, error
+                continue
+            if why := reason(lanes.each[0]) or ("profile=True traces one" if configs[0].profile else ""):
+                say(f"plan.lanes={most}: runs go one after the other, for {why}")
+            yield some, None if why else lanes
+
+
+def _groups(configs: Sequence[Config], places: list[int], data: FederatedData | None, say: Say) -> Iterator[tuple[list[int], Any]]:
+    """(places of what one program can have, its lanes if they are made already)."""
+    mine = [configs[i] for i in places]
+    values = differing(mine)
+    if len(places) == 1 or not values:
+        yield places, None
+        return
+    try:
+        yield places, _tried(mine, data, values)
+        return
+    except Differs as error:
+        found, why = error.found, str(error)
+    except Exception as error:
+        bad = [field for field, each in values.items() if _fails(mine, data, {field: each})] or list(values)
+        found = tuple(zip(*(values[field] for field in bad), strict=True))
+        why = f"{', '.join(bad)} must be plain: {' '.join(str(error).split())[:160]}"
+    groups: dict[Any, list[int]] = {}
+    for place, label in zip(places, found, strict=True):
+        groups.setdefault(label, []).append(place)
+    say(f"{len(places)} runs that differ in {', '.join(values)} are {len(groups)} groups of lanes ({why})")
+    for group in groups.values():
+        yield from _groups(configs, group, data, say)
+
+
+def _fails(configs: Sequence[Config], data: FederatedData | None, values: Values) -> bool:
+    try:
+        _tried(configs, data, values)
+    except Exception:
+        return True
+    return False
+
+
+def _made(configs: Sequence[Config], data: FederatedData | None, values: Values | None = None) -> Lanes:
+    values = differing(configs) if values is None else values
+    made = build(configs[0], data, by_lane=by_lane(configs[0], values) if values else None)
+    return Lanes(made, len(configs), numbered=bool(values))
+
+
+def _tried(configs: Sequence[Config], data: FederatedData | None, values: Values) -> Lanes:
+    """Lanes whose programs are traced: raises what that does."""
+    lanes = _made(configs, data, values)
+    if not reason(lanes.each[0]):
+        lanes.traced()
+        for traced in lowering.programs(lanes.each[0], (lowering.START, lowering.EVALUATION)).values():
+            traced()
+    return lanes

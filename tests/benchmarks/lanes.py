@@ -1,0 +1,58 @@
+"""Four seeds of a job in one process, one after another and in lanes of one program, in turns.
+
+python -m tests.benchmarks --scale=lanes --repeats=9
+"""
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+from configs import fedavg, scaffold
+from fedjax_core import experiment
+from fedjax_core.engine.lanes import Lanes, Wanted
+from tests.benchmarks.turns import Contender, measure, table
+
+SEEDS, ROUNDS = 4, 10
+
+
+@dataclasses.dataclass
+class Alone(Contender):
+    """A program of one run, called for each."""
+
+    def after(self, state: list[Any]) -> list[Any]:
+        return [self.simulation.rounds(one, self.rounds)[0] for one in state]
+
+
+@dataclasses.dataclass
+class Together(Contender):
+    """A program of all of them."""
+
+    lanes: Any = None
+
+    def after(self, state: list[Any]) -> list[Any]:
+        wanted = [Wanted(lane, one, self.rounds) for lane, one in zip(self.lanes.each, state, strict=True)]
+        return [found[0] for found in self.lanes.rounds(wanted)]
+
+
+def seeds(repeats: int) -> str:
+    """The digits job of two methods; `set up` is the first turn, with compiling."""
+    tables = []
+    for name, config in (("FedAvg", fedavg.get_config()), ("SCAFFOLD", scaffold.get_config())):
+        before, contenders = os.getloadavg()[0], []
+        data = experiment.dataset(config)
+        for devices in (None, 1):
+            config.plan.devices = devices
+            sim = experiment.build(config, data)
+            lanes = Lanes(experiment.build(config, data), SEEDS, numbered=False)
+            places = f"{sim.plan.devices} devices"
+            contenders.append(Alone(f"one after another, {places}", sim, ROUNDS, state=[sim.init(s) for s in range(SEEDS)]))
+            states = [lane.init(s) for s, lane in enumerate(lanes.each)]
+            contenders.append(Together(f"{SEEDS} lanes, {places}", lanes.each[0], ROUNDS, state=states, lanes=lanes))
+        for contender in contenders:
+            start = time.perf_counter()
+            contender.turn()
+            contender.setting_up = time.perf_counter() - start
+        measure(contenders, repeats)
+        tables.append(table(f"**lanes** {name} on digits, {SEEDS} seeds; ms of a round of all of them", contenders, before))
+    return "\n\n".join(tables)

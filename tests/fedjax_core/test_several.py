@@ -1,0 +1,187 @@
+"""Several runs: in lanes each is what it is alone, in its own directory; what cannot be a lane goes its own way."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import fedavg
+from configs.tables.base import Column, Measure, Row, Table
+from fedjax_core import experiment
+from fedjax_core.commands import run as command
+from fedjax_core.commands import tables
+from fedjax_core.engine.simulation import Diverged
+from fedjax_core.experiment import several
+from fedjax_core.experiment.numbers import Differs, Number
+from fedjax_core.learning import training
+from fedjax_core.storage.json_files import read_jsonl
+
+silent = lambda text: None
+
+
+def get_config(variant: str = "smoke") -> Any:
+    config = fedavg.get_config(variant)
+    config.rounds, config.evaluation.every, config.models = 4, 2, ("mlp(widths=(4,))",)
+    config.data.update(clients=4, partition="iid")
+    config.cohort.fraction, config.plan.lanes, config.plan.devices = 0.5, 3, 1
+    config.method.epochs = 1
+    return config
+
+
+def made(seed: int = 0, rounds: int = 4, **rates: float) -> Any:
+    config = get_config()
+    config.seed, config.rounds = seed, rounds
+    config.optimizer.update(rates)
+    return config
+
+
+@pytest.fixture(scope="module")
+def data():
+    return experiment.dataset(made())
+
+
+def records(place: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in one.items() if "seconds" not in k} for one in read_jsonl(place / "metrics.jsonl")]
+
+
+def same(place: Path, alone: Path) -> None:
+    for one, other in zip(records(place), records(alone), strict=True):
+        assert one.keys() == other.keys()
+        assert one["train/examples"] == other["train/examples"]
+        np.testing.assert_allclose(list(one.values()), list(other.values()), rtol=1e-4, atol=1e-5)
+
+
+def test_rates_and_seeds_in_lanes(tmp_path, data):
+    """Two rates with a seed each; a third one diverges and ends alone, with the error that it has alone. Then one of them goes on
+    alone, and the other in lanes beside a run that begins."""
+    kinds = {"a": (0, 0.05), "b": (1, 0.2), "c": (2, 1e30), "d": (3, 0.1)}
+
+    def runs(names: str, rounds: int) -> list[experiment.Run]:
+        return [experiment.Run(made(kinds[name][0], rounds, lr=kinds[name][1]), str(tmp_path / name), silent) for name in names]
+
+    said: list[str] = []
+    *fine, broken = experiment.execute_all(runs("abc", 2), False, data=data, say=said.append)
+    assert not said
+    assert [one.summary["rounds"] for one in fine] == [2, 2]
+    with pytest.raises(Diverged) as alone:
+        experiment.execute(made(2, 2, lr=1e30), str(tmp_path / "c alone"), False, data=data, console=silent)
+    assert isinstance(broken, Diverged)
+    assert str(broken) == str(alone.value)
+    assert records(tmp_path / "c") == records(tmp_path / "c alone") == []
+    experiment.execute(runs("a", 4)[0].config, str(tmp_path / "a"), False, data=data, console=silent)
+    assert all(not isinstance(one, Exception) for one in experiment.execute_all(runs("bd", 4), False, data=data))
+    for name in "ab":
+        config = runs(name, 4)[0].config
+        assert json.loads((tmp_path / name / "config.json").read_text())["optimizer"]["lr"] == kinds[name][1]
+        experiment.execute(config, str(tmp_path / f"{name} alone"), False, data=data, console=silent)
+        same(tmp_path / name, tmp_path / f"{name} alone")
+
+
+def test_what_python_decides_by_splits_lanes(data):
+    """Momentum 0 is no link of the optimiser; Adam's own rates are plain numbers, which programs of optax take as such."""
+    said: list[str] = []
+    configs = [made(lr=0.1, momentum=momentum) for momentum in (0.0, 0.5, 0.9)]
+    found = list(several._split(configs, data, said.append))
+    assert [places for places, _ in found] == [[0], [1, 2]]
+    assert found[0][1] is None
+    assert len(found[1][1].each) == 2
+    assert said == ["3 runs that differ in optimizer.momentum are 2 groups of lanes (lanes differ: False, True, True)"]
+
+
+def test_what_takes_plain_numbers_alone_is_found_out(monkeypatch, data):
+    tried = []
+
+    def needs_plain(configs, data, values):
+        tried.append(sorted(values))
+        if "optimizer.clip" in values:
+            raise ValueError("no number")
+        return several._made(configs, data, values)
+
+    monkeypatch.setattr(several, "_tried", needs_plain)
+    said: list[str] = []
+    configs = [made(lr=rate, clip=clip) for rate, clip in ((0.1, 1.0), (0.2, 1.0), (0.1, 2.0))]
+    assert [places for places, _ in several._split(configs, data, said.append)] == [[0, 1], [2]]
+    assert tried == [["optimizer.clip", "optimizer.lr"], ["optimizer.clip"], ["optimizer.lr"], ["optimizer.lr"]]
+    assert said == [
+        "3 runs that differ in optimizer.clip, optimizer.lr are 2 groups of lanes (optimizer.clip must be plain: no number)"
+    ]
+
+
+def test_configs_that_are_alike():
+    other = made(4)
+    other.method.batch = 16
+    assert experiment.alike([made(0), made(1, lr=0.3), other, made(2), made(3, rounds=5)]) == [[0, 1, 3], [2], [4]]
+    alone = [made(0), made(1)]
+    for config in alone:
+        config.plan.lanes = None
+    assert experiment.alike(alone) == [[0], [1]]
+    for config in (drawn := [made(0), made(1)]):
+        config.train = "head"  # the rest is drawn by the seed
+    assert experiment.alike(drawn) == [[0], [1]]
+
+
+def test_a_number_of_lanes():
+    """It is rounded as a plain one would be, and Python decides by it where lanes agree."""
+    rates = (0.1, 0.25, 0.7)
+    x = jnp.linspace(-1.0, 1.0, 5)
+
+    def of(rate: Any) -> Any:
+        optimizer = training.sgd(rate, momentum=rate / 2 + 0.3, weight_decay=rate, clip=rate, decay=1 - rate * 0.1)(jnp.int32(3))
+        updates, state = optimizer.update(x, optimizer.init(x), x)
+        more = x > rate, -rate + x, 2**rate * x, x / rate, x.astype(jnp.bfloat16) * rate
+        return (*more, optimizer.update(updates, state, x)[0])
+
+    lanes = jax.jit(jax.vmap(lambda lane: of(Number(rates, lane))))(jnp.arange(3))
+    for at, rate in enumerate(rates):
+        for found, alone in zip(lanes, jax.jit(lambda rate=rate: of(rate))(), strict=True):
+            assert found.dtype == alone.dtype
+            np.testing.assert_allclose(np.float32(found[at]), np.float32(alone), rtol=1e-6, atol=1e-7)
+    number = Number((0.0, 0.5), jnp.int32(0))
+    assert number >= 0
+    assert number != "auto"
+    assert hash(number) == hash(Number((0.0, 0.5), jnp.int32(1)))
+    for decides in (bool, float, np.asarray, lambda n: n > 0.2, lambda n: 1 if n == 0 else 2):
+        with pytest.raises(Differs):
+            decides(number)
+
+
+def test_the_command_runs_seeds(tmp_path, monkeypatch, capsys):
+    """One line names each of them; a directory of one is resumed alone."""
+    (tmp_path / "small.py").write_text("from tests.fedjax_core.test_several import get_config\n")
+    line = [str(tmp_path / "small.py"), f"--workdir={tmp_path / 'runs'}", "--seeds=0,1", "--compilation_cache="]
+    warnings.simplefilter("ignore", DeprecationWarning)  # of how ml_collections loads a file
+    assert command.main([*line, "--config.rounds=2"]) == 0
+    said = capsys.readouterr().err
+    assert "seed 0  " in said
+    assert "seed 1  " in said
+    alone = [line[0], f"--workdir={tmp_path / 'runs' / 'seed1'}", "--config.seed=1", "--compilation_cache="]
+    assert command.main(alone) == 0
+    assert [len(records(tmp_path / "runs" / f"seed{seed}")) for seed in (0, 1)] == [2, 4]
+    assert command.main([*line[:2], "--seeds=0,0"]) == 2
+    assert "--seeds=0,0 must have each seed once" in capsys.readouterr().err
+
+
+def test_a_table_in_lanes(tmp_path):
+    """Cells that differ in seeds and numbers train together, in the directories that they have alone."""
+    table = Table(
+        title="Small",
+        rows=(Row("A", get_config), Row("B", get_config, {"optimizer.lr": 0.3})),
+        columns=(Column("IID", {}),),
+        measures=(Measure("global", ("test/global/accuracy",)),),
+        seeds=(0,),
+        changes={"rounds": 2},
+    )
+    said: list[str] = []
+    outcome = tables.run(table, str(tmp_path), "smoke", progress=False, say=said.append)
+    assert not outcome.failures
+    assert said[1:3] == ["1/2  A / IID / seed 0", "1/2  B / IID / seed 0  (in lanes)"]
+    alone = tables.cells(table, "smoke")
+    assert {place.name for place in (tmp_path / "runs").iterdir()} == {one.name for one in alone}
+    said.clear()
+    tables.run(table, str(tmp_path), "smoke", progress=False, say=said.append)
+    assert said[0] == "2 of 2 runs are finished, 0 to do"
