@@ -65,15 +65,16 @@ def run_in_lanes(runs: Sequence[Steps], lanes: Lanes) -> list[Outcome]:
             while asked:
                 now, asked = asked, {}
                 wanted = [Wanted(one.simulation, one.state, one.n, one.scored) for one in now.values()]
+                found: list[Any]
                 try:
-                    found, *seconds = clocked(lambda wanted=wanted: lanes.rounds(wanted))
+                    found, seconds, compiling = clocked(functools.partial(lanes.rounds, wanted))
                 except Exception as error:
-                    found, seconds = [error] * len(now), []
+                    found, seconds, compiling = [error] * len(now), 0.0, 0.0
                 for i, one in zip(now, found, strict=True):
                     if isinstance(one, Exception):
                         go(i, functools.partial(runs[i].throw, one))
                     else:
-                        go(i, functools.partial(runs[i].send, Done(*one, *seconds)))
+                        go(i, functools.partial(runs[i].send, Done(*one, seconds, compiling)))
     finally:
         for one in runs:
             one.close()

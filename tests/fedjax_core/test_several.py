@@ -19,6 +19,7 @@ from fedjax_core.engine.simulation import Diverged
 from fedjax_core.experiment import several
 from fedjax_core.experiment.numbers import Differs, Number
 from fedjax_core.learning import training
+from fedjax_core.run import Finished
 from fedjax_core.storage.json_files import read_jsonl
 
 silent = lambda text: None
@@ -67,7 +68,7 @@ def test_rates_and_seeds_in_lanes(tmp_path, data):
     said: list[str] = []
     *fine, broken = experiment.execute_all(runs("abc", 2), False, data=data, say=said.append)
     assert not said
-    assert [one.summary["rounds"] for one in fine] == [2, 2]
+    assert [isinstance(one, Finished) and one.summary["rounds"] for one in fine] == [2, 2]
     with pytest.raises(Diverged) as alone:
         experiment.execute(made(2, 2, lr=1e30), str(tmp_path / "c alone"), False, data=data, console=silent)
     assert isinstance(broken, Diverged)

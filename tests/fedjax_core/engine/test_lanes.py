@@ -64,6 +64,7 @@ def test_a_lane_that_diverges_ends_alone():
     assert isinstance(second, Diverged)
     assert str(second) == str(alone.value)
     same(first, fine)
+    assert not isinstance(third, Diverged)
     assert jax.device_get(third[0].round) == 2
 
 
