@@ -74,7 +74,7 @@ def run_in_lanes(runs: Sequence[Steps], lanes: Lanes) -> list[Outcome]:
                     if isinstance(one, Exception):
                         go(i, functools.partial(runs[i].throw, one))
                     else:
-                        go(i, functools.partial(runs[i].send, Done(*one, seconds, compiling)))
+                        go(i, functools.partial(runs[i].send, Done(one[0], one[1], seconds, compiling)))
     finally:
         for one in runs:
             one.close()
