@@ -273,13 +273,14 @@ def memory_limit(on: Mesh) -> int | None:
     return (on.local_devices[0].memory_stats() or {}).get("bytes_limit")
 
 
-def too_large(compiled: jax.stages.Compiled, limit: int) -> str | None:
-    """Why a compiled program will not fit a device of `limit` bytes, by its own memory analysis; None if it fits."""
+def too_large(compiled: jax.stages.Compiled, limit: int, beside: int = 0) -> str | None:
+    """Why a compiled program will not fit a device of `limit` bytes, by its own memory analysis, with so many bytes beside it; None if
+    it fits."""
     analysis = compiled.memory_analysis()
     if analysis is None:
         return None
     need = analysis.temp_size_in_bytes + analysis.argument_size_in_bytes + analysis.output_size_in_bytes
-    need -= analysis.alias_size_in_bytes
+    need += beside - analysis.alias_size_in_bytes
     return None if need <= 0.95 * limit else f"it needs {need / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"
 
 

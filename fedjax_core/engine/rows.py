@@ -57,6 +57,11 @@ class Resident:
         """`of_clients` of one block after another."""
         return (self.of_clients(held, ids, tables) for ids in blocks)
 
+    def beside(self, held: Held) -> int:
+        """Bytes on each device of what is brought for coming rounds, while the one that reads `held` trains."""
+        del held
+        return 0
+
     def close(self) -> None:
         """Nothing is under way."""
 
@@ -131,6 +136,10 @@ class Streamed:
                 placed = self._put({part: slab, **dict(zip(mine, found, strict=True))})
                 held = held._replace(**placed)
         return held
+
+    def beside(self, held: Held) -> int:
+        """Bytes on each device of what is brought for coming rounds, while the one that reads `held` trains."""
+        return ahead.DEPTH * sum(leaf.nbytes for leaf in jax.tree.leaves((held.train, held.index)))
 
     def like(self, part: str) -> PyTree:
         """All rows of a part, where they lie."""

@@ -52,6 +52,7 @@ from fedjax_core.uplink import Link, wrapped
 __all__ = ["Build", "Diverged", "Evaluation", "Group", "Held", "Simulation", "State", "View", "first_to_reach", "one_group"]
 Result = TypeVar("Result")
 ROWS = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # what a scope is scored on
+BLOCK_BYTES = 2**26  # of what clients' scores are made of, of one block of clients
 
 
 @jax.jit
@@ -396,7 +397,7 @@ class Simulation:
     def excess(self, program: Any, arguments: tuple) -> str | None:
         """Why a program will not fit this process's devices; None if it will, or if they do not tell."""
         limit = parallel.memory_limit(self.mesh)
-        return parallel.too_large(program.lower(*arguments).compile(), limit) if limit else None
+        return parallel.too_large(program.lower(*arguments).compile(), limit, self.supply.beside(arguments[0])) if limit else None
 
     def _fitting(self, work: Callable[[], Result]) -> Result:
         """Does `work`, in smaller chunks if a device cannot hold it; its inputs must survive a failure."""
@@ -426,11 +427,12 @@ class Simulation:
         self._exchange.give(coming, rows)
         return state, record
 
-    def _blocks(self, g: int, clients: np.ndarray, nobody: int) -> list[np.ndarray]:
+    def _blocks(self, g: int, clients: np.ndarray, nobody: int, each: int = 0) -> list[np.ndarray]:
         """Client ids in blocks of one size, the last padded with `nobody`: all at once if states and data are on the device, else a
-        cohort's worth."""
+        cohort's worth; fewer where a client is given `each` bytes, of which a block has BLOCK_BYTES."""
         whole = self.hold == "device" and not self.supply.streamed
         most = len(clients) if whole else min(len(clients), max(self.cohort, 64))
+        most = min(most, max(1, BLOCK_BYTES // max(1, each)))
         size = parallel.slots(most, self._of.plan_of(g))
         ids = np.full(-(-len(clients) // size) * size, nobody, np.int32)
         ids[: len(clients)] = clients
@@ -493,8 +495,7 @@ class Simulation:
     def client_scores(self, state: State) -> dict[str, PyTree]:
         """Per client (in the order of `scored_clients`), as NumPy pairs: {"own": {predictor: {"loss", "accuracy"}}, "all": ...};
         "validation" where clients have such rows."""
-        found = self._fitting(lambda: self._client_scores(state))
-        return {scope: self._finished(models) for scope, models in found.items()}
+        return self._fitting(lambda: self._client_scores(state))
 
     def _finished(self, models: dict[str, PyTree]) -> dict[str, PyTree]:
         """The scores of each model, of what the programs have added up."""
@@ -505,14 +506,20 @@ class Simulation:
         parts, ids = [], []
         for g, group in enumerate(self.groups):
             mine = np.asarray(group.clients)[np.isin(group.clients, wanted)]
-            blocks = self._blocks(g, mine, self.population) if len(mine) else []
+            blocks = self._blocks(g, mine, self.population, self._sums_bytes(g)) if len(mine) else []
             for block, held in zip(blocks, self.supply.of_blocks(self.held, blocks, self._scored_tables(g)), strict=True):
                 _, rows, touched, initial = self._rows(state, g, block)
                 found = jax.device_get(self._clients[g](held, state, initial, self.put(block), rows, touched))
                 real = block < self.population
-                parts.append(jax.tree.map(lambda x, real=real: x[real], found))
+                of_block = jax.tree.map(lambda x, real=real: x[real], found)
+                parts.append({scope: self._finished(models) for scope, models in of_block.items()})
                 ids.append(block[real])
         return {scope: scores.in_order([part[scope] for part in parts], ids) for scope in parts[0]}
+
+    def _sums_bytes(self, g: int) -> int:
+        """Of what a client of group g's scores are made of."""
+        models = len(self._algorithm(g, self._held_on_host, 0).predict)
+        return models * len(ROWS) * scored.sums_bytes(self.data.train.y)
 
     def _scored_tables(self, g: int) -> list[str]:
         """The tables of rows by which clients of group g are scored."""
@@ -522,7 +529,7 @@ class Simulation:
 
     def unseen_scores(self, state: State) -> dict[str, PyTree]:
         """Per unseen client (in the order of `data.unseen`), as NumPy pairs: {predictor: {"loss", "accuracy"}}."""
-        return self._finished(self._fitting(lambda: self._unseen_scores(state)))
+        return self._fitting(lambda: self._unseen_scores(state))
 
     def _unseen_scores(self, state: State) -> dict[str, PyTree]:
         parts, found = [], []
@@ -530,11 +537,12 @@ class Simulation:
             mine = unseen.members(self._of, g, self._newcomers)
             if not len(mine):
                 continue
-            blocks, tables = self._blocks(g, mine, self._newcomers), ["unseen_index", "unseen_test_index"]
+            blocks = self._blocks(g, mine, self._newcomers, self._sums_bytes(g))
+            tables = ["unseen_index", "unseen_test_index"]
             for block, held in zip(blocks, self.supply.of_blocks(self.held, blocks, tables), strict=True):
-                scored = self._unseen[g](held, state.server, state.round, state.key, self.put(block))
+                sums = self._unseen[g](held, state.server, state.round, state.key, self.put(block))
                 real = block < self._newcomers
-                parts.append(jax.tree.map(lambda x, real=real: x[real], jax.device_get(scored)))
+                parts.append(self._finished(jax.tree.map(lambda x, real=real: x[real], jax.device_get(sums))))
                 found.append(block[real])
         return scores.in_order(parts, found)
 

@@ -56,6 +56,12 @@ def sums(outputs: Array, y: Array, mask: Array, center: np.ndarray | float = 0.0
     return {"accuracy": metrics.accuracy(outputs, y, mask), "loss": metrics.mean_of(rows, losses.counted(y, mask))}
 
 
+def sums_bytes(y: Array | np.ndarray) -> int:
+    """Bytes of `sums` for targets like these; of single numbers as if there were none."""
+    numbers = {"labels": 2 * BINS, "numbers": 3}
+    return 4 * y.shape[-1] * numbers[kind] if (kind := targets_of(y)) in numbers else 0
+
+
 def _by_score(logits: Array, y: Array, mask: Array) -> Array:
     """[K, 2, BINS]: real rows without and with each label, by their logit for it."""
     step = jnp.clip(jnp.floor((logits + REACH) * (BINS / (2 * REACH))), 0, BINS - 1).astype(jnp.int32)

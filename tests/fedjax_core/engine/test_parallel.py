@@ -212,13 +212,13 @@ class SmallerChunksTest(chex.TestCase):
         self.assertEqual([r["round"] for r in records], [1, 2])
         chex.assert_trees_all_close(jax.device_get(state), toy.reference("fedavg")[2], atol=1e-5, rtol=1e-5)
 
-    @parameterized.parameters((200, None), (150, "it needs 0.0 GiB of 0.0 GiB"))
-    def test_too_large(self, limit, expected):
+    @parameterized.parameters((200, 0, None), (150, 0, "it needs 0.0 GiB of 0.0 GiB"), (200, 40, "it needs 0.0 GiB of 0.0 GiB"))
+    def test_too_large(self, limit, beside, expected):
         analysis = SimpleNamespace(
             temp_size_in_bytes=100, argument_size_in_bytes=50, output_size_in_bytes=30, alias_size_in_bytes=20
         )
         compiled = SimpleNamespace(memory_analysis=lambda: analysis)
-        found = parallel.too_large(compiled, limit)
+        found = parallel.too_large(compiled, limit, beside)
         if expected is None:
             self.assertIsNone(found)
         else:

@@ -12,7 +12,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import validation
 from fedjax_core.data.readers import Reader
 from fedjax_core.data.row_lists import RowLists
-from fedjax_core.engine import ahead, rows, tables
+from fedjax_core.engine import ahead, parallel, rows, tables
 from fedjax_core.engine.simulation import Evaluation
 from tests import toy
 
@@ -67,6 +67,18 @@ def test_a_large_block_of_clients_makes_no_round_s_slab_larger():
     assert size(round_s) == before
     with pytest.raises(ValueError, match="3 rows for a slab of 2"):
         Reader(np.arange(4.0)).slab(np.arange(3), 2)
+    sim.release()
+
+
+def test_rows_of_coming_rounds_lie_beside_a_round(monkeypatch):
+    """Whether a round fits is asked with the slabs that are brought while it trains."""
+    sim, asked = toy.simulate("fedavg", data_on="host", plan=(2, 1)), []
+    monkeypatch.setattr(parallel, "memory_limit", lambda on: 2**40)
+    monkeypatch.setattr(parallel, "too_large", lambda compiled, limit, beside=0: asked.append(beside))
+    sim.rounds(sim.init(0), 1)
+    found = sim.supply.of_round(sim.held, sim.init(0).key, 0, False)
+    assert asked == [ahead.DEPTH * sum(leaf.nbytes for leaf in jax.tree.leaves((found.train, found.index)))]
+    assert asked[0] > 0
     sim.release()
 
 
