@@ -33,17 +33,19 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
       process: which one this is.
 
     Raises:
-      ValueError: no cluster that says so; one line.
+      ValueError: no cluster that says so, or one that jax cannot read; one line.
       OSError: the others cannot be reached; one line.
     """
     try:
         jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=SILENT)
-    except (ValueError, KeyError) as error:
-        if coordinator is not None:
-            raise
-        raise ValueError(
-            f"--distributed found no Slurm, Open MPI, Cloud TPU or Kubernetes that started this process; {ADVICE}"
-        ) from error
     except RuntimeError as error:
         said = " ".join(str(error).split())
         raise OSError(f"the processes did not find each other{f' at {coordinator}' if coordinator else ''}: {said}") from error
+    except Exception as error:  # jax's detection of a cluster raises whatever the cluster's packages do
+        if coordinator is not None:
+            raise
+        if isinstance(error, ValueError | KeyError):
+            what = "found no Slurm, Open MPI, Cloud TPU or Kubernetes that started this process"
+        else:
+            what = f"cannot read what the cluster says of this process: {type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"--distributed {what}; {ADVICE}") from error
