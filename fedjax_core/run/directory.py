@@ -1,5 +1,6 @@
 """What a run's directory says of earlier starts: taken up again, or refused. Process 0 reads; the others are told."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import parallel, together
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.reporting import label_tables, report
+from fedjax_core.storage import digests
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CONFIG, RECORDED, RUN, WorkDir
@@ -68,13 +70,23 @@ def _record_data(data: FederatedData, workdir: WorkDir) -> None:
 
 
 def same_settings(workdir: WorkDir, record: Mapping[str, Any]) -> None:
-    """Raises ValueError if the directory has recorded something else."""
+    """Raises ValueError if the directory has recorded something else. Of long lists, such as attackers' ids, it has a digest; of
+    earlier runs it may have the list."""
     for name, value in record.items():
-        before = _recorded(workdir, name)
+        before, now = _recorded(workdir, name), _readable(value)
         if before is None:
-            workdir.record(name, value)
-        elif before != value:
-            raise ValueError(f"{workdir.path} holds a run with {name} {before}, this one has {value}")
+            workdir.record(name, now)
+        elif _readable(before) != now:
+            raise ValueError(f"{workdir.path} holds a run with {name} {_readable(before)}, this one has {now}")
+
+
+def _readable(value: Any) -> Any:
+    """A mapping whose long lists are their number and a digest; what else there is as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    long = {key: each for key, each in value.items() if isinstance(each, list) and len(each) > label_tables.READABLE}
+    short = {key: {"number": len(each), "digest": digests.of_bytes(json.dumps(each).encode())} for key, each in long.items()}
+    return {**value, **short}
 
 
 def _recorded(workdir: WorkDir, name: str) -> Any:

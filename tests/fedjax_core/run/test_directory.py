@@ -34,6 +34,25 @@ def test_several_processes_take_up_the_chunk_alone(monkeypatch, tmp_path):
     assert "of 2 processes" in told[0]
 
 
+def test_many_attackers_are_a_number_and_a_digest(tmp_path):
+    """A directory that has all of them goes on, and one of other attackers does not."""
+    few, many = ({"adversary": {"attack": "alie", "clients": list(range(number))}} for number in (50, 51))
+    with WorkDir.open(tmp_path / "run", {}) as workdir:
+        workdir.record("adversary", many["adversary"])
+        directory.same_settings(workdir, many)
+        with pytest.raises(ValueError, match=r"run with adversary .*'number': 51, 'digest'"):
+            directory.same_settings(workdir, few)
+    for record in (few, many):
+        with WorkDir.open(tmp_path / str(len(record["adversary"]["clients"])), {}) as workdir:
+            for _ in range(2):
+                directory.same_settings(workdir, record)
+            found = workdir.recorded("adversary")
+        assert found == few["adversary"] or found["clients"].keys() == {"number", "digest"}
+        assert len(str(found)) < 300
+    with WorkDir.open(tmp_path / "51", {}) as workdir, pytest.raises(ValueError, match="run with adversary"):
+        directory.same_settings(workdir, {"adversary": {"attack": "alie", "clients": list(range(1, 52))}})
+
+
 def test_what_the_writer_cannot_read_is_told_to_the_others(monkeypatch, tmp_path):
     seen: list[list[bool]] = []
     simulation: Any = SimpleNamespace(hold="device")
