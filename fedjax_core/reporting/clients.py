@@ -9,8 +9,10 @@ those that run.json names, from 0, is client N + k.
 """
 
 import csv
+import io
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ import numpy as np
 
 from fedjax_core.engine.scores import ByClient
 from fedjax_core.reporting.words import is_headline
-from fedjax_core.storage.files import explained, write_csv
+from fedjax_core.storage.files import explained, write_blocks
 
 LAST, SELECTED = "clients.csv", "clients_selected.csv"  # of the last evaluation, and of the selected round
 _HEADS = ["round", "client", "test_rows"]
+_BLOCK = 2**16  # lines that are made, or read, at once
 
 
 def write(file: Path, done: int, found: ByClient) -> None:
@@ -35,12 +38,19 @@ def write(file: Path, done: int, found: ByClient) -> None:
     Raises:
       OSError: it cannot be written.
     """
-    rows = [
-        {"round": done, "client": int(client), "test_rows": int(number)}
-        | {name: "" if np.isnan(values[at]) else float(values[at]) for name, values in found.scores.items()}
-        for at, (client, number) in enumerate(zip(found.ids, found.rows, strict=True))
-    ]
-    write_csv(file, rows, _HEADS)
+    write_blocks(file, _blocks(done, found))
+
+
+def _blocks(done: int, found: ByClient) -> Iterator[bytes]:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerow([*_HEADS, *found.scores])
+    yield text.getvalue().encode()
+    cell = lambda value: "" if value != value else repr(value)
+    for begin in range(0, len(found.ids), _BLOCK):
+        block = slice(begin, begin + _BLOCK)
+        numbers = [map(str, column[block].tolist()) for column in (found.ids, found.rows)]
+        values = [map(cell, column[block].astype(np.float64).tolist()) for column in found.scores.values()]
+        yield "".join(f"{done},{','.join(cells)}\n" for cells in zip(*numbers, *values, strict=True)).encode()
 
 
 def read(file: str | os.PathLike) -> tuple[int, ByClient]:
@@ -50,20 +60,29 @@ def read(file: str | os.PathLike) -> tuple[int, ByClient]:
       OSError: the file cannot be read.
       ValueError: it is not such a file; one line.
     """
-    with explained("read", file), open(file, newline="") as opened:
-        rows = list(csv.reader(opened))
     try:
-        if rows[0][: len(_HEADS)] != _HEADS:
-            raise ValueError
-        (done,) = {int(row[0]) for row in rows[1:]}
-        ids, own = (np.array([int(row[i]) for row in rows[1:]]) for i in (1, 2))
-        values = np.array([[float(cell or "nan") for cell in row[len(_HEADS) :]] for row in rows[1:]], np.float64)
-        scores = dict(zip(rows[0][len(_HEADS) :], values.T, strict=True))
+        with explained("read", file), open(file, newline="") as opened:
+            lines = csv.reader(opened)
+            heads = next(lines, [])
+            if heads[: len(_HEADS)] != _HEADS:
+                raise ValueError
+            blocks = [_columns(rows) for rows in iter(lambda: list(itertools.islice(lines, _BLOCK)), [])]
+        rounds, ids, own, values = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        (done,) = np.unique(rounds)
+        scores = dict(zip(heads[len(_HEADS) :], values.T, strict=True))
     except (ValueError, IndexError):
         raise ValueError(
             f"{os.fspath(file)} is no file of clients' scores, of one round, that begins with {','.join(_HEADS)}"
         ) from None
-    return done, ByClient(ids, own, scores)
+    return int(done), ByClient(ids, own, scores)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> tuple[np.ndarray, ...]:
+    """Of lines: rounds, clients and test rows, [n] each, and the scores [n, ...]."""
+    numbers = np.array([[int(cell) for cell in row[: len(_HEADS)]] for row in rows])
+    values = np.array([[float(cell or "nan") for cell in row[len(_HEADS) :]] for row in rows], np.float64)
+    rounds, ids, own = numbers.T
+    return rounds, ids, own, values
 
 
 def worst_tenth(values: np.ndarray) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Scores of single clients: files, and how a score spreads."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -14,13 +16,27 @@ def some(values, **more) -> scores.ByClient:
     return scores.ByClient(np.arange(len(values)), np.full(len(values), 7), {OWN: values, **more})
 
 
-def test_a_file_gives_back_what_was_written(tmp_path):
+@pytest.mark.parametrize("block", [2, 2**16])
+def test_a_file_gives_back_what_was_written(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(clients, "_BLOCK", block)
     clients.write(tmp_path / "clients.csv", 5, some([0.1, np.nan, 0.7]))
     done, found = clients.read(tmp_path / "clients.csv")
     assert done == 5
     np.testing.assert_array_equal(found.scores[OWN].astype(np.float32), np.float32([0.1, np.nan, 0.7]))
     assert (found.ids.tolist(), found.rows.tolist()) == ([0, 1, 2], [7, 7, 7])
     assert (tmp_path / "clients.csv").read_text().splitlines()[2] == "5,1,7,"
+
+
+def test_lines_of_many_clients_are_made_and_read_in_parts(tmp_path, monkeypatch):
+    """A dict for each takes ten times as much."""
+    monkeypatch.setattr(clients, "_BLOCK", 500)
+    values = np.random.default_rng(0).random(10_000)
+    tracemalloc.start()
+    clients.write(tmp_path / "clients.csv", 5, some(values))
+    _, found = clients.read(tmp_path / "clients.csv")
+    assert tracemalloc.get_traced_memory()[1] < 200 * len(values)
+    tracemalloc.stop()
+    np.testing.assert_array_equal(found.scores[OWN].astype(np.float32), values.astype(np.float32))
 
 
 @pytest.mark.parametrize("text", ["", "client,x\n1,2\n", f"round,client,test_rows,{OWN}\n1,0,7,a\n", "round,client,test_rows\n"])
