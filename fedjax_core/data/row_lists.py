@@ -30,6 +30,7 @@ class RowLists(Sequence[np.ndarray]):
         if len(rows) > np.iinfo(np.int32).max:
             raise ValueError(f"{len(rows)} rows of all clients together: must be at most {np.iinfo(np.int32).max}.")
         self.rows, self.start, self.size = (np.asarray(part, np.int32) for part in (rows, start, size))
+        self._followed: np.ndarray | None = None
 
     @classmethod
     def of(cls, lists: Iterable[Sequence[int] | np.ndarray]) -> "RowLists":
@@ -48,7 +49,12 @@ class RowLists(Sequence[np.ndarray]):
     @classmethod
     def cut(cls, rows: np.ndarray, sizes: np.ndarray) -> "RowLists":
         """The rows divided into lists of these sizes, in their order; each list is sorted."""
-        whose = np.repeat(np.arange(len(sizes)), sizes)
+        return cls.dealt(rows, np.repeat(np.arange(len(sizes)), sizes), len(sizes))
+
+    @classmethod
+    def dealt(cls, rows: np.ndarray, whose: np.ndarray, clients: int) -> "RowLists":
+        """Each row [R] in the list of the client [R] whose it is; each list is sorted."""
+        sizes = np.bincount(whose, minlength=clients)
         return cls(rows[np.lexsort((rows, whose))], np.cumsum(sizes) - sizes, sizes)
 
     @classmethod
@@ -75,6 +81,13 @@ class RowLists(Sequence[np.ndarray]):
     def total(self) -> int:
         """Rows of all clients, one that several hold counted for each."""
         return int(self.size.sum(dtype=np.int64))
+
+    def followed(self, zeros: int) -> np.ndarray:
+        """[R + zeros] `rows`, and so many zeros behind them; `rows` lies in it from then on, so that memory has it once."""
+        if self._followed is None or len(self._followed) != len(self.rows) + zeros:
+            self._followed = np.concatenate([self.rows, np.zeros(zeros, np.int32)])
+            self.rows = self._followed[: len(self.rows)]
+        return self._followed
 
     def chosen(self, clients: np.ndarray) -> "RowLists":
         """The lists of some clients; `rows` stays whole."""

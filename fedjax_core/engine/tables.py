@@ -34,9 +34,9 @@ class RowTable:
 
 
 def table(lists: RowLists) -> RowTable:
-    """On the host."""
+    """On the host; the lists' rows lie in the table's."""
     most = max(1, int(lists.size.max(initial=0)))
-    return RowTable(np.concatenate([lists.rows, np.zeros(most, np.int32)]), lists.start, lists.size, most)
+    return RowTable(lists.followed(most), lists.start, lists.size, most)
 
 
 @jax.tree_util.register_dataclass

@@ -41,11 +41,12 @@ def deal_classes(rng: np.random.Generator, classes: int, clients: int, each: int
     numbers = np.broadcast_to(each, clients)
     if not 1 <= numbers.min() <= numbers.max() <= classes:
         raise ValueError(f"classes_per_client={each}: must lie in [1, {classes}], the number of classes.")
-    held = np.zeros((clients, classes), np.int64)
+    held, holders = np.zeros((clients, classes), np.int64), np.zeros(classes, np.int64)
     for client in range(clients):
         order = rng.permutation(classes)
-        chosen = order[np.argsort(held.sum(0)[order], kind="stable")[: numbers[client]]]
+        chosen = order[np.argsort(holders[order], kind="stable")[: numbers[client]]]
         held[client, chosen] = 1
+        holders[chosen] += 1
     return held
 
 

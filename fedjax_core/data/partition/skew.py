@@ -7,7 +7,8 @@ import numpy as np
 
 from fedjax_core.data.draws import apportion, generator
 from fedjax_core.data.partition.concentration import Alpha, concentrations, draw_until, log_dirichlet, log_sum
-from fedjax_core.data.partition.rows import Index, check_labels, deal_classes, sorted_rows
+from fedjax_core.data.partition.rows import check_labels, deal_classes
+from fedjax_core.data.row_lists import RowLists
 from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction
 
 FITTING_STEPS = 500  # of iterative proportional fitting; what it leaves over is moved by hand
@@ -23,7 +24,7 @@ def dirichlet(
     min_share: Fraction = 0.0,
     balanced: bool = False,
     max_tries: AtLeastOne = 1000,
-) -> Index:
+) -> RowLists:
     """Divides each class over the clients in proportions drawn from a Dirichlet distribution.
 
     Small alpha means more skew: with 10 clients, the largest share of a class that one client gets is 0.94 on average at alpha
@@ -80,7 +81,7 @@ def dirichlet(
 
 def pathological(
     labels: np.ndarray, clients: int, seed: int, *, classes_per_client: AtLeastOne | Sequence[AtLeastOne], equal_volume: bool = True
-) -> Index:
+) -> RowLists:
     """Each client holds n classes; a class's rows are divided equally over the clients that hold it.
 
     Classes are dealt so that each has the same number of holders, up to one: 20 clients with n = 2 and 10 classes of 5000 rows
@@ -125,7 +126,7 @@ def pathological(
     return _deal(labels, classes, table, rng)
 
 
-def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: AtLeastOne = 2) -> Index:
+def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: AtLeastOne = 2) -> RowLists:
     """Sorts the rows by label, cuts them into N * s shards of equal size (up to one row) and deals s of them to each client.
 
     60,000 rows, 100 clients and s = 2 give 200 shards of 300 rows; most clients then hold two classes.
@@ -150,11 +151,13 @@ def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: At
             f"shards_per_client={shards_per_client} for {clients} clients and {len(labels)} rows: must lie in "
             f"[1, {len(labels) // clients}]."
         )
-    rng = generator(seed, "shards")
+    rng, number = generator(seed, "shards"), clients * shards_per_client
     shuffled = rng.permutation(len(labels))
-    cut = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], clients * shards_per_client)
-    dealt = rng.permutation(len(cut)).reshape(clients, shards_per_client)
-    return [sorted_rows(np.concatenate([cut[shard] for shard in hand])) for hand in dealt]
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    each, more = divmod(len(labels), number)
+    whose = np.empty(number, np.int64)  # each shard
+    whose[rng.permutation(number)] = np.repeat(np.arange(clients), shards_per_client)
+    return RowLists.dealt(by_label, np.repeat(whose, each + (np.arange(number) < more)), clients)
 
 
 def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
@@ -178,10 +181,10 @@ def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
     return table
 
 
-def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> Index:
+def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> RowLists:
     """Deals `table[c, i]` random rows of class c to client i, disjointly; rows beyond the table's sums go to nobody."""
-    hands = []
-    for c, numbers in zip(classes, table, strict=True):
-        rows = rng.permutation(np.flatnonzero(labels == c))
-        hands.append(np.split(rows, np.cumsum(numbers))[:-1])
-    return [sorted_rows(np.concatenate(hand)) for hand in zip(*hands, strict=True)]
+    shuffled = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
+    rows = np.concatenate([of_class[: numbers.sum()] for of_class, numbers in zip(shuffled, table, strict=True)])
+    everyone = np.arange(table.shape[1])
+    whose = np.concatenate([np.repeat(everyone, numbers) for numbers in table])
+    return RowLists.dealt(rows, whose, len(everyone))

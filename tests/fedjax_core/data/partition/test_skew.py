@@ -1,10 +1,14 @@
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_core.data import partition
-from fedjax_core.data.partition import concentration, skew
+from fedjax_core.data.draws import generator
+from fedjax_core.data.partition import concentration, rows, skew
+from fedjax_core.data.row_lists import RowLists
 from tests.fedjax_core.data.partition.labels import (
     BALANCED,
     LIGHT,
@@ -90,6 +94,53 @@ def test_shards_cover_evenly_with_few_classes(labels, clients, seed, shards_per_
     shard = -(-len(labels) // (clients * shards_per_client))
     most = 2 + (shard - 1) // np.bincount(labels).min()  # classes that one shard can touch
     assert np.count_nonzero(table(labels, index), 1).max() <= shards_per_client * most
+
+
+def shards_one_by_one(labels, clients, seed, each):
+    rng = generator(seed, "shards")
+    shuffled = rng.permutation(len(labels))
+    cut = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], clients * each)
+    dealt = rng.permutation(len(cut)).reshape(clients, each)
+    return [np.sort(np.concatenate([cut[shard] for shard in hand])) for hand in dealt]
+
+
+def pathological_one_by_one(labels, clients, seed, each):
+    """Of equal volume."""
+    rng, classes = generator(seed, "pathological"), labels.max() + 1
+    held = np.zeros((clients, classes), int)
+    for client in range(clients):
+        order = rng.permutation(classes)
+        held[client, order[np.argsort(held.sum(0)[order], kind="stable")[:each]]] = 1
+    number = min(np.bincount(labels) // held.sum(0))
+    hands = [[] for _ in range(clients)]
+    for c in range(classes):
+        shuffled = rng.permutation(np.flatnonzero(labels == c))
+        for place, client in enumerate(np.flatnonzero(held[:, c])):
+            hands[client] += shuffled[place * number : (place + 1) * number].tolist()
+    return [np.sort(hand) for hand in hands]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "naive", "option"),
+    [
+        (partition.shards, shards_one_by_one, "shards_per_client"),
+        (partition.pathological, pathological_one_by_one, "classes_per_client"),
+    ],
+)
+def test_all_clients_are_dealt_at_once_what_they_were_dealt_one_by_one(scheme, naive, option):
+    labels = np.random.default_rng(3).integers(0, 5, 301)
+    for clients, seed in ((7, 0), (12, 5)):
+        found = scheme(labels, clients, seed, **{option: 3})
+        assert isinstance(found, RowLists)  # no array for each client
+        assert [part.tolist() for part in found] == [part.tolist() for part in naive(labels, clients, seed, 3)]
+    assert isinstance(partition.dirichlet(labels, 7, 0, alpha=0.5), RowLists)
+
+
+def test_classes_are_dealt_to_many_clients_in_time_that_grows_with_their_number():
+    start = time.process_time()
+    held = rows.deal_classes(np.random.default_rng(0), 50, 20_000, 2)
+    assert time.process_time() - start < 4
+    assert set(held.sum(0)) == {800}
 
 
 def test_shards_of_even_data_hold_one_class_each():
