@@ -13,7 +13,7 @@ import pytest
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.tensors import read_tensors
 from tests.launch import Ended, Launcher, Process
-from tests.test_resume import CONFIGS, assert_close, leaves, metrics
+from tests.test_resume import CONFIGS, assert_close, leaves, lines, metrics
 
 ROUNDS = 4
 
@@ -138,9 +138,10 @@ def test_an_error_of_one_process_ends_both(launcher, place):
 
 
 def test_a_process_that_dies_ends_the_other_and_the_run_goes_on(launcher, place):
-    """Killed between two checkpoints, which are written at every second round."""
+    """Killed between two checkpoints, which are written at every second round. Then two go on, until one is told to stop: both do."""
     directory, flags = place / "died", (f"--config={place / 'fedavg'}.py", f"--workdir={place / 'died'}")
-    first, second = begin(launcher, *flags, "--config.rounds=100000", f"--config.evaluation.every={2}")
+    long = *flags, "--config.rounds=100000", "--config.evaluation.every=2"
+    first, second = begin(launcher, *long)
     assert second.until(lambda: any((directory / "checkpoints").glob("0*")), "a checkpoint")
     second.send(signal.SIGKILL)
     killed = time.monotonic()
@@ -148,9 +149,15 @@ def test_a_process_that_dies_ends_the_other_and_the_run_goes_on(launcher, place)
     assert time.monotonic() - killed < 60
     assert second.wait().status == -signal.SIGKILL
     done = len(metrics(directory))
-    alone = launcher.run(*flags, f"--config.rounds={done + 2}")
-    assert alone.status == 0, alone.err
-    assert [record["round"] for record in metrics(directory)] == list(range(1, done + 3))
+    first, second = begin(launcher, *long)
+    assert first.until(lambda: lines(directory) > done, "a round beyond")
+    second.send(signal.SIGTERM)
+    ended = first.wait()
+    assert (ended.status, second.wait().status) == (130, 130), ended.err
+    assert "the same command resumes from there" in ended.err
+    rounds = [record["round"] for record in metrics(directory)]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert any((directory / "checkpoints").glob(f"{len(rounds):08d}*"))
 
 
 def test_without_a_cluster_the_message_says_what_to_give(launcher, place):

@@ -133,9 +133,13 @@ MOMENTS = {  # (directory, lines and checkpoints that were there at the start) -
     ("name", "flags", "moments"),
     [
         ("fedavg", (), list(MOMENTS)),
-        ("fedhe", ("--config.plan.hold=host",), ["while it writes a checkpoint", "after a checkpoint"]),
+        (
+            "fedhe",
+            ("--config.plan.hold=disk", "--config.plan.data=disk"),
+            ["while it writes a checkpoint", "after a checkpoint"],
+        ),
     ],
-    ids=["fedavg", "fedhe on the host"],
+    ids=["fedavg", "fedhe, states and data on the disk"],
 )
 def test_killed_at_any_moment_it_ends_bit_for_bit_the_same(launcher, command, alone, place, name, flags, moments):
     directory = place / f"killed{len(list(place.iterdir()))}"

@@ -1,5 +1,6 @@
 """Client states on the disk: one file per leaf, sparse, so that untouched clients cost nothing."""
 
+import errno
 import math
 import os
 import tempfile
@@ -11,6 +12,9 @@ import numpy as np
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine.states import HostStore, Keeps
+
+AT_ONCE = 2**30  # bytes that the system is asked for; it gives no more than 2 GiB
+_NO_READING = "cannot read client states that are kept in"
 
 
 class DiskStore(HostStore):
@@ -66,7 +70,15 @@ class _Column:
         if self.bytes:
             into = out.reshape(-1).view(np.uint8).data
             for at, place in enumerate(places.tolist()):
-                os.preadv(self._handle, [into[at * self.bytes : (at + 1) * self.bytes]], place * self.bytes)
+                left, where = into[at * self.bytes : (at + 1) * self.bytes], place * self.bytes
+                while len(left):
+                    try:
+                        number = os.preadv(self._handle, [left[:AT_ONCE]], where)
+                    except OSError as error:
+                        raise OSError(error.errno, f"{_NO_READING} {tempfile.gettempdir()}: {error.strerror}") from error
+                    if not number:
+                        raise OSError(errno.EIO, f"{_NO_READING} {tempfile.gettempdir()}: their file has become shorter")
+                    left, where = left[number:], where + number
         return out
 
     def write(self, places: np.ndarray, rows: np.ndarray) -> None:
@@ -77,7 +89,7 @@ class _Column:
             left, where = source[at * self.bytes : (at + 1) * self.bytes], place * self.bytes
             while len(left):
                 try:
-                    number = os.pwrite(self._handle, left, where)
+                    number = os.pwrite(self._handle, left[:AT_ONCE], where)
                 except OSError as error:
                     raise OSError(error.errno, f"cannot keep client states in {tempfile.gettempdir()}: {error.strerror}") from error
                 left, where = left[number:], where + number

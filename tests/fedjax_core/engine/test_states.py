@@ -1,6 +1,9 @@
 """Where client states are kept."""
 
+import errno
+import os
 import sys
+import tempfile
 
 import chex
 import jax
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.engine import states
+from fedjax_core.engine.disk_states import DiskStore
 
 
 class StoreTest(chex.TestCase):
@@ -55,3 +59,19 @@ class StoreTest(chex.TestCase):
         empty = states.HostStore(6, like)
         empty.unpack(states.HostStore(6, like).packed())
         self.assertFalse(empty.touched.any())
+
+
+def test_what_a_disk_gives_in_pieces_is_read_whole_and_what_it_does_not_give_is_said(monkeypatch):
+    store = DiskStore(4, {"a": jax.ShapeDtypeStruct((5,), jnp.int32)})
+    rows, plain = {"a": np.arange(10, dtype=np.int32).reshape(2, 5)}, os.preadv
+    store.write(np.array([3, 1]), rows, np.array([True, True]))
+    monkeypatch.setattr(os, "preadv", lambda handle, into, at: plain(handle, [into[0][:7]], at))
+    np.testing.assert_array_equal(store.read(np.array([3, 1]))[0]["a"], rows["a"])
+
+    def fails(handle, into, at):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for broken in (fails, lambda handle, into, at: 0):
+        monkeypatch.setattr(os, "preadv", broken)
+        with pytest.raises(OSError, match=rf"cannot read client states that are kept in {tempfile.gettempdir()}: "):
+            store.read(np.array([3]))
