@@ -32,8 +32,8 @@ def choose(asked: str | None, data: FederatedData, on: Mesh) -> Placed:
     """The place for a population's arrays.
 
     Args:
-      asked: one of `PLACES`; None: on the devices if they fit into half of one's memory (a CPU's is the machine's); else on the
-        host as they are, memory-mapped files on the disk.
+      asked: one of `PLACES`; None: on the devices if they fit into half of one's memory (of CPU devices, each of which has a copy,
+        its part of the machine's); else on the host as they are, memory-mapped files on the disk.
       data: the arrays.
       on: the plan's devices.
 
@@ -44,7 +44,7 @@ def choose(asked: str | None, data: FederatedData, on: Mesh) -> Placed:
         return Placed(by_name.choose("plan.data", asked, PLACES), "")
     leaves = [leaf for leaf in jax.tree.leaves((data.train, data.test)) if isinstance(leaf, np.ndarray)]
     needed = sum(leaf.nbytes for leaf in leaves)
-    there = _memory(on) or memory.there()
+    there = _memory(on)
     where = "device" if needed <= PART * there else "host"
     if where == "host" and any(readers.in_file(leaf) for leaf in leaves):
         where = "disk"
@@ -52,13 +52,13 @@ def choose(asked: str | None, data: FederatedData, on: Mesh) -> Placed:
     return Placed(*together.said([where, size]))
 
 
-def _memory(on: Mesh) -> int | None:
-    """Bytes of a device's memory; of one that is compiled for alone, as it is published."""
+def _memory(on: Mesh) -> float:
+    """Bytes of a device's memory; of one that is compiled for alone, as it is published; else the device's part of this machine's."""
     first = on.devices.flat[0]
     if first in jax.devices():
-        return parallel.memory_limit(on)
+        return parallel.memory_limit(on) or memory.there() / max(1, len(on.local_devices))
     chip = chips.of(first)
-    return None if chip is None else chip.memory
+    return memory.there() if chip is None else chip.memory
 
 
 def opened(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, readers.Reader]]:

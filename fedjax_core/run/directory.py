@@ -130,7 +130,9 @@ def record_placement(simulation: Simulation, workdir: WorkDir, reporter: report.
     placed = simulation.placed
     workdir.record("placement", {"data": placed.where, "hold": simulation.hold})
     if placed.where != "device":
-        reporter.say(f"rows of data are on the {placed.where} ({placed.why or 'as asked'}), and reach the devices round by round")
+        whole = "; every round takes them all, so each device has them several times over" if simulation.population == 1 else ""
+        where = f"rows of data are on the {placed.where} ({placed.why or 'as asked'})"
+        reporter.say(f"{where}, and reach the devices round by round{whole}")
 
 
 def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> State:

@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_core.engine import parallel, together
 from fedjax_core.engine.parallel import Plan
+from fedjax_core.engine.placement import Placed
 from fedjax_core.run import directory
 from fedjax_core.storage.workdir import RUN, WorkDir
 
@@ -51,6 +52,16 @@ def test_many_attackers_are_a_number_and_a_digest(tmp_path):
         assert len(str(found)) < 300
     with WorkDir.open(tmp_path / "51", {}) as workdir, pytest.raises(ValueError, match="run with adversary"):
         directory.same_settings(workdir, {"adversary": {"attack": "alie", "clients": list(range(1, 52))}})
+
+
+def test_rows_that_every_round_takes_whole_are_said_to_lie_on_devices_several_times(tmp_path):
+    told: list[str] = []
+    reporter: Any = SimpleNamespace(say=told.append)
+    with WorkDir.open(tmp_path / "run", {}) as workdir:
+        for population in (1, 2):
+            simulation: Any = SimpleNamespace(placed=Placed("host", ""), hold="device", population=population)
+            directory.record_placement(simulation, workdir, reporter)
+    assert ["several times" in line for line in told] == [True, False]
 
 
 def test_what_the_writer_cannot_read_is_told_to_the_others(monkeypatch, tmp_path):
