@@ -24,7 +24,8 @@
   rotated(of=SOURCE)             any of these, its images turned; a domain for each angle
   blank(shape=..., classes=...)  black images, to count and to time with
 Files are looked for in `data_dir`, else in $FEDJAX_DATA, else in ~/fedjax_data. Nothing is downloaded and no pickle is ever
-loaded; files of published sets are checked by checksum or by exact size. One source never stands in for another.
+loaded; files of published sets are checked by checksum or by exact size, but for those of TensorFlow Federated, FLAIR, Landmarks
+and iNaturalist, whose form alone is. One source never stands in for another.
 
 A further set is a function that finds its files (`files.find`), turns bytes into arrays and hands them to `from_arrays`, and a
 line in `READERS`. A set from outside is the same function in a module or file of its own, which a config names by its place,

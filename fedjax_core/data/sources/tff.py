@@ -152,7 +152,8 @@ def _opened(data_dir: Path, name: str, database: str, h5: str, splits: str = "")
 def _parts(
     stack: contextlib.ExitStack, data_dir: Path, name: str, database: str, h5: str, splits: str
 ) -> Iterator[tuple[str, Any]]:
-    how = f"get {database}.sqlite.lzma from {WHERE} and put it there"
+    files = f"{database}.sqlite.lzma, or {h5}_train.h5 and {h5}_test.h5 (in {h5}.tar.bz2),"
+    how = f"get {files} from {WHERE} and put them there"
     plain: dict[Path, Path] = {}
     for part in ("train", "test"):
         names = (f"{database}.sqlite", f"{h5}_{part}.h5", f"{database}.sqlite.lzma")

@@ -121,11 +121,30 @@ def test_hdf5_gives_the_same(tmp_path):
     data = sources.load("shakespeare(length=4)", tmp_path)
     names = np.array(data.class_names)
     assert "".join(names[data.train.y[data.train.y >= 0]]) == "To be<eos><bos>or<eos>"
+    rng, seen = np.random.default_rng(1), {"f1": 2, "f2": 3}
+    pixels = {name: rng.integers(0, 256, (rows, 28, 28)) for name, rows in seen.items()}
+    for part in ("train", "test"):
+        with h5py.File(tmp_path / f"fed_emnist_{part}.h5", "w") as file:
+            for name, rows in seen.items():
+                file[f"examples/{name}/pixels"] = (pixels[name] / 255).astype(np.float32)
+                file[f"examples/{name}/label"] = np.arange(rows, dtype=np.int32)
+    data = sources.load("femnist", tmp_path)
+    np.testing.assert_array_equal(data.train.x[..., 0], 255 - np.concatenate([*pixels.values()]))
+    assert (data.train.y.tolist(), data.train_clients.tolist()) == ([0, 1, 0, 1, 2], [0, 0, 1, 1, 1])
+    for part, said in (("train", {"7": [b"a b a", b"a c", b"b"], "3": [b"a"]}), ("test", {"9": [b"a d"]})):
+        with h5py.File(tmp_path / f"stackoverflow_{part}.h5", "w") as file:
+            for name, sentences in said.items():
+                file[f"examples/{name}/tokens"] = sentences
+                file[f"examples/{name}/score"] = np.ones(len(sentences), np.int64)
+    data = sources.load("stackoverflow(words=2, length=3, most=2, test_users=1)", tmp_path)
+    assert data.class_names == ("<pad>", "<bos>", "<eos>", "a", "b", "<unk>")
+    assert (data.train.x.tolist(), data.test.y.tolist()) == ([[1, 3, 2], [1, 3, 4], [1, 3, 5]], [[3, 5, 2]])
 
 
 def test_files_that_are_not_there_or_damaged_are_told_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(
-        FileNotFoundError, match=r"get emnist_all.sqlite.lzma from https://storage.googleapis.com/tff-datasets-public/"
+        FileNotFoundError,
+        match=r"get emnist_all.sqlite.lzma, or fed_emnist_train.h5 and fed_emnist_test.h5 \(in fed_emnist.tar.bz2\), from https://",
     ):
         sources.load("femnist", tmp_path)
     (tmp_path / "shakespeare.sqlite").write_bytes(b"nothing of the kind" * 100)
