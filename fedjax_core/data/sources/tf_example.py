@@ -5,7 +5,7 @@ map (1) from names (1) to lists (2) of bytes (1), 32-bit floats (2) or 64-bit in
 field or not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ import numpy as np
 _VARINT, _WIDE, _BYTES, _NARROW = 0, 1, 2, 5
 
 
-def decode(blob: bytes) -> dict[str, list[bytes] | np.ndarray]:
-    """Feature by name: bytes in a list, numbers as an array.
+def decode(blob: bytes, wanted: Collection[str] | None = None) -> dict[str, list[bytes] | np.ndarray]:
+    """Feature by name: bytes in a list, numbers as an array; None: all, else those that are wanted.
 
     Raises:
       ValueError: it is no such record.
@@ -24,8 +24,11 @@ def decode(blob: bytes) -> dict[str, list[bytes] | np.ndarray]:
         for _, features in _fields(memoryview(blob)):
             for _, entry in _fields(features):
                 parts = dict(_fields(entry))
+                name = bytes(parts[1]).decode()
+                if wanted is not None and name not in wanted:
+                    continue
                 ((kind, values),) = _fields(parts[2]) if len(parts.get(2, b"")) else ((1, memoryview(b"")),)
-                found[bytes(parts[1]).decode()] = _values(kind, values)
+                found[name] = _values(kind, values)
     except (IndexError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"a record of {len(blob)} bytes is no tf.train.Example ({error})") from None
     return found

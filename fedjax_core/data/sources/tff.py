@@ -15,6 +15,7 @@ import shutil
 import sqlite3
 import string
 import tempfile
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,16 +111,16 @@ def stackoverflow(
     Raises:
       FileNotFoundError, ValueError, ImportError: as `femnist`.
     """
-    texts: dict[str, list[list[str]]] = {}
+    words_of, found = vocabulary.Interned(length, behind=True), {}
     whose: list[np.ndarray] = []
     with _opened(data_dir, "stackoverflow", "stackoverflow", "stackoverflow") as reads:
         for part, read in reads:
-            texts[part] = []
+            found[part] = deque()
             for client, (_, rows) in enumerate(read(("tokens",), users if part == "train" else test_users, most)):
                 sentences = [line.decode(errors="replace").split() for line in rows["tokens"]]
-                texts[part] += sentences
+                found[part].append(words_of.rows(sentences, counted=part == "train"))
                 whose += [np.full(len(sentences), client)] if part == "train" else []
-    names, x = vocabulary.told_apart(texts, words, length, behind=True)
+    names, x = words_of.told_apart(words, found)
     (train_x, train_y), (test_x, test_y) = (shifted(f"{part}_x", x[part]) for part in ("train", "test"))
     return from_arrays(
         train_x, train_y, test_x, test_y, names, targets="tokens", name="stackoverflow", train_clients=np.concatenate(whose)
@@ -237,7 +238,7 @@ def _database(plain: Path, split: str, file: Path) -> Iterator[Any]:
             wanted = "SELECT serialized_example_proto FROM examples WHERE split_name = ? AND client_id = ? ORDER BY rowid LIMIT ?"
             for name in _some([row[0] for row in there], number, only, file, split):
                 limit = -1 if most is None else most
-                rows = [tf_example.decode(blob) for (blob,) in connection.execute(wanted, (split, name, limit))]
+                rows = [tf_example.decode(blob, features) for (blob,) in connection.execute(wanted, (split, name, limit))]
                 yield name, {feature: [value for row in rows for value in _one(row[feature])] for feature in features}
         except (sqlite3.Error, KeyError, UnicodeDecodeError) as error:
             raise _damaged(file, error) from error

@@ -4,6 +4,9 @@
   Landmarks-User-160k       federated_train.csv, test.csv, images/.../ID.jpg    1,262 users, 2,028 classes
   iNaturalist-User-120k     federated_train_user_120k.csv, test.csv, images     9,275 users, 1,203 classes
 
+Images that would take more than half of this machine's memory are decoded once into files beside the list, decoded-SIZE-....npy,
+which are memory-mapped (`decoded.py`).
+
 Song, Granqvist, Talwar. FLAIR: Federated Learning Annotated Image Repository. NeurIPS 2022. https://github.com/apple/ml-flair
 Hsu, Qi, Brown. Federated Visual Classification with Real-World Data Distribution. ECCV 2020. https://arxiv.org/abs/2003.08082
 """
@@ -18,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.data.draws import generator
+from fedjax_core.data.sources import decoded
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.files import find
-from fedjax_core.data.sources.images import IMAGE_ENDINGS, decode
+from fedjax_core.data.sources.images import IMAGE_ENDINGS
 from fedjax_core.data.sources.splits import SPLIT_SEED
 from fedjax_core.values import AtLeastOne
 
@@ -62,7 +66,7 @@ def flair(
         raise ValueError(f"{file}: {wanted} ({error}); get it again.") from error
     if empty := [part for part, of in held.items() if not of]:
         raise ValueError(f"{file}: has no images of the partition {empty[0]!r}.")
-    x = {part: _images(of, size) for part, of in files.items()}
+    x = decoded.images(files, size, file.parent)
     whose = _numbers([row["user_id"] for row in held["train"]])
     return from_arrays(x["train"], y["train"], x["test"], y["test"], names, targets="labels", name="flair", train_clients=whose)
 
@@ -118,15 +122,15 @@ def _listed(data_dir: Path, name: str, file: str, folder: str, how: str, size: i
         there |= {Path(one).stem: Path(above) / one for one in files if Path(one).suffix.lower() in IMAGE_ENDINGS}
     classes = sorted({row["class"] for of in held.values() for row in of}, key=lambda c: (len(c), c))
     place = {name: i for i, name in enumerate(classes)}
-    found = {}
+    files: dict[str, list[Path]] = {}
     for part, of in held.items():
         if missing := [row["image_id"] for row in of if row["image_id"] not in there]:
             raise FileNotFoundError(f"{name}: {len(missing)} images are not under {root / folder}, such as {missing[0]}; {how}.")
-        x = _images([there[row["image_id"]] for row in of], size)
-        found[part] = x, np.array([place[row["class"]] for row in of])
+        files[part] = [there[row["image_id"]] for row in of]
+    x = decoded.images(files, size, root)
+    y = {part: np.array([place[row["class"]] for row in of]) for part, of in held.items()}
     whose = _numbers([row["user_id"] for row in held["train"]])
-    (train_x, train_y), (test_x, test_y) = found["train"], found["test"]
-    return from_arrays(train_x, train_y, test_x, test_y, classes, name=name, train_clients=whose)
+    return from_arrays(x["train"], y["train"], x["test"], y["test"], classes, name=name, train_clients=whose)
 
 
 def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -153,18 +157,6 @@ def _of_some(rows: Sequence[Row], users: int | None, most: int | None, file: Pat
         if row["user_id"] in chosen and (most is None or number <= most):
             kept.append(row)
     return kept
-
-
-def _images(files: Sequence[Path], size: int) -> np.ndarray:
-    """[rows, size, size, 3] uint8."""
-
-    def blobs():
-        for file in files:
-            if not file.is_file():
-                raise FileNotFoundError(f"{file} is not there, and the list names it; get the images again.")
-            yield file.read_bytes()
-
-    return decode(lambda i: str(files[i]), blobs(), len(files), 3, size)
 
 
 def _numbers(names: Sequence[str]) -> np.ndarray:

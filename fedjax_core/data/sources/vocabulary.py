@@ -5,7 +5,8 @@
 as FedJAX and TensorFlow Federated have StackOverflow's. A text is <bos>, its words, <eos>.
 """
 
-from collections import Counter
+import heapq
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -50,3 +51,44 @@ def told_apart(
     """(names, rows of each part), by the words of the part "train"."""
     words = most_frequent(texts["train"], number)
     return names(words), {part: rows(of, words, length, behind) for part, of in texts.items()}
+
+
+class Interned:
+    """`told_apart` of millions of texts: each word is kept once, and a text is numbers that are made others in the end."""
+
+    def __init__(self, length: int, behind: bool):
+        """As `rows` has them."""
+        self._width, self._rest = length + behind, -1 if behind else PAD
+        self._numbers: dict[str, int] = {}  # from 1; 0 is a word that was never counted
+        self._counts = [0]
+
+    def rows(self, texts: Sequence[Sequence[str]], counted: bool) -> np.ndarray:
+        """[texts, width] int32 for `told_apart`. `counted`: whether their words count for which are the most frequent."""
+        found = np.full((len(texts), self._width), self._rest, np.int32)
+        for row, text in zip(found, texts, strict=True):
+            if counted:
+                for word in text:
+                    number = self._numbers.setdefault(word, len(self._counts))
+                    if number == len(self._counts):
+                        self._counts.append(0)
+                    self._counts[number] += 1
+            ids = [BOS, *(FIRST + self._numbers.get(word, 0) for word in text[: self._width]), EOS][: self._width]
+            row[: len(ids)] = ids
+        return found
+
+    def told_apart(self, number: int, parts: Mapping[str, deque[np.ndarray]]) -> tuple[list[str], dict[str, np.ndarray]]:
+        """(names, rows of each part), by the words that were counted. Takes the pieces out of their queues, so that memory has no
+        part twice."""
+        words = heapq.nsmallest(number, self._numbers, key=lambda word: (-self._counts[self._numbers[word]], word))
+        place = np.full(FIRST + len(self._counts), FIRST + len(words), np.int32)
+        place[:FIRST] = np.arange(FIRST)
+        place[[FIRST + self._numbers[word] for word in words]] = FIRST + np.arange(len(words))
+        return names(words), {part: self._joined(place, pieces) for part, pieces in parts.items()}
+
+    def _joined(self, place: np.ndarray, pieces: deque[np.ndarray]) -> np.ndarray:
+        found, at = np.empty((sum(map(len, pieces)), self._width), np.int32), 0
+        while pieces:
+            piece = pieces.popleft()
+            found[at : at + len(piece)] = np.where(piece < 0, piece, place[piece])
+            at += len(piece)
+        return found

@@ -53,8 +53,8 @@ def test_counts_by_class(monkeypatch):
 
 
 def test_clients_that_the_data_name_cost_their_rows_and_little_more():
-    """342,477 clients, the largest with 10,000 rows, 20 million rows: as a padded table they would take 14 GB. The lists and the table
-    of programs have the rows in common; with a device's copy they take less than 200 MB."""
+    """342,477 clients, the largest with 10,000 rows, 20 million rows: a padded table would take 14 GB. The lists and the programs'
+    table have the rows in common; with a device's copy they take less than 200 MB."""
     rng = np.random.default_rng(0)
     clients, rows = 342_477, 20_000_000
     ids = np.concatenate([np.full(10_000, 7), np.arange(clients), rng.integers(0, clients, rows - 10_000 - clients)]).astype(

@@ -5,6 +5,8 @@ import lzma
 import shutil
 import sqlite3
 import struct
+import tracemalloc
+from collections import deque
 
 import numpy as np
 import pytest
@@ -64,6 +66,7 @@ def writer(seed, rows):
 def test_records_are_decoded():
     found = tf_example.decode(record(a=b"text", b=-3, c=[0.5, 2.0], d=b"") + b"")
     assert (found["a"], found["b"].tolist(), found["c"].tolist(), found["d"]) == ([b"text"], [-3], [0.5, 2.0], [b""])
+    assert tf_example.decode(record(a=b"text", b=-3), ("b",)).keys() == {"b"}
     with pytest.raises(ValueError, match=r"a record of 3 bytes is no tf\.train\.Example"):
         tf_example.decode(b"\x0a\x7f\x00")
 
@@ -203,6 +206,33 @@ def test_what_a_reader_raises_is_no_damage(tmp_path):
 
     with pytest.raises(OSError, match="the reader's own"):
         fails()
+
+
+def test_words_that_are_kept_once_are_told_apart_alike():
+    rng = np.random.default_rng(0)
+    texts = {
+        part: [["abcdefgh"[i] for i in rng.integers(0, 8, rng.integers(0, 7))] for _ in range(20)] for part in ("train", "test")
+    }
+    texts["test"].append(["never", "a"])
+    for number, behind in ((3, True), (100, False)):
+        words = vocabulary.Interned(4, behind)
+        pieces = {part: deque(words.rows(of[i : i + 5], part == "train") for i in range(0, 25, 5)) for part, of in texts.items()}
+        names, found = words.told_apart(number, pieces)
+        wanted, rows = vocabulary.told_apart(texts, number, 4, behind)
+        assert names == wanted
+        for part in texts:
+            np.testing.assert_array_equal(found[part], rows[part])
+            assert not pieces[part]
+
+
+def test_stackoverflow_keeps_each_word_once(tmp_path):
+    """100,000 words, of which lists of texts take some 60 bytes each."""
+    said = [record(tokens=" ".join(f"word{i}" for i in range(200)).encode())] * 5
+    written(tmp_path / "stackoverflow.sqlite", {"train": {str(user): said for user in range(100)}, "test": {"7": said}})
+    tracemalloc.start()
+    sources.load("stackoverflow(words=10, test_users=1)", tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 2e6
+    tracemalloc.stop()
 
 
 def test_windows_begin_with_the_last_of_the_one_before():

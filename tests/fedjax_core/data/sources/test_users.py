@@ -1,12 +1,15 @@
 """Lists of users with their images, small ones written here in the published form."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated, memory, readers, sources
+from fedjax_core.data.sources import decoded
 
 
 def image(file, value):
@@ -48,6 +51,38 @@ def test_flair_has_several_labels_by_user(tmp_path):
     (tmp_path / "flair" / "labels_and_metadata.json").write_text('[{"image_id": "a"}]')
     with pytest.raises(ValueError, match=r"must be a list of objects with image_id, user_id, partition and labels \('labels'\)"):
         sources.load("flair", tmp_path)
+
+
+def test_images_that_no_memory_holds_are_decoded_once_into_files(tmp_path, monkeypatch, caplog):
+    """Train and test together are what memory must hold."""
+    place = tmp_path / "flair"
+    flair(place)
+    whole = sources.load("flair(size=4)", tmp_path)
+    monkeypatch.setattr(memory, "there", lambda: 2 * (3 * 4 * 4 * 3) + 1)  # half of it holds the training images alone
+    monkeypatch.setattr(decoded, "_BLOCK", 2 * 4 * 4 * 3)
+    for _ in range(2):
+        data = sources.load("flair(size=4)", tmp_path)
+        for part, same in ((data.train, whole.train), (data.test, whole.test)):
+            np.testing.assert_array_equal(part.x, same.x)
+            assert readers.in_file(part.x) is not None
+        assert len([line for line in caplog.messages if line.startswith("decoding ")]) == 2  # a file each, and never again
+        (place / "small_images" / "a.jpg").unlink(missing_ok=True)
+    (kept,) = [file for file in place.glob("decoded-4-*.npy") if len(np.load(file)) == 3]
+    np.save(kept, np.zeros(3))
+    with pytest.raises(ValueError, match=r"decoded-4-\w+\.npy: has \(3,\) float64, not \(3, 4, 4, 3\) uint8; remove it"):
+        sources.load("flair(size=4)", tmp_path)
+    kept.unlink()
+    with pytest.raises(FileNotFoundError, match=r"a\.jpg is not there, and the list names it"):
+        sources.load("flair(size=4)", tmp_path)
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    image(place / "small_images" / "a.jpg", 0)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"cannot keep 3 decoded images, .*: No space left on device; give a smaller size"):
+        sources.load("flair(size=4)", tmp_path)
+    assert not [*place.glob(".writing-*")]
 
 
 @pytest.mark.parametrize(
