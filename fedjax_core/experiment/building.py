@@ -98,12 +98,13 @@ def build(
     trigger = next((one.trigger for one in poisons if one.trigger is not None), None)
     make = make if trigger is None else backdoor.watched(make, trigger)
     scores_of_all = asked.scores | ({} if trigger is None else {"backdoor": backdoor.score(trigger)})
-    groups, everybodys = [], kind.public(asked, data.train)
+    groups, fresh, everybodys = [], {}, kind.public(asked, data.train)
     for (spec, _), mine in places.items():
         one = networks[mine[0]]
         task = kind.task(asked, one._replace(file=None) if shapes_only else one, data, everybodys, shapes_only)
         if scores_of_all or asked.loss is not None:
             task = dataclasses.replace(task, scores={**task.scores, **scores_of_all}, loss=asked.loss)
+        fresh |= {} if one.file else {spec: task.model}
         groups.append(Group(f"{mine[0]}: {spec}", make, task, clients[np.isin(clients % len(networks), mine)]))
     if asked.adversary is not None and any(group.build(group.task).pooled for group in groups):
         raise ValueError(
@@ -112,7 +113,7 @@ def build(
     seed, evil = asked.data.seed, attackers(asked, data.clients)
     spent = _spent(asked, data.clients, not shapes_only, noise)
     if not shapes_only:
-        cautions.say(asked, config.get("aggregation", {}).get("rule"), data.clients, len(evil))
+        cautions.say(asked, config.get("aggregation", {}).get("rule"), data.clients, len(evil), fresh)
     return Simulation(
         groups,
         data if shapes_only else poison.poisoned(data, poisons, evil, seed),

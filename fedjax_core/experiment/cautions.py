@@ -1,29 +1,34 @@
-"""Settings of attacks and rules that are allowed, and do nothing in cohorts of the config's size: said in a line before a run."""
+"""Settings that are allowed, and do nothing: attacks and rules in cohorts of the config's size, statistics that stay as they began.
+Each is said in a line before a run."""
 
 import logging
+from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_core import by_name, values
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.experiment.asked import Asked
+from fedjax_core.task import Model
 from fedjax_core.uplink import attacks, rules
 
 log = logging.getLogger("fedjax_core")
 
 
-def say(asked: Asked, rule: str | None, population: int, attackers: int) -> None:
-    """Warns of what `of_attack` and `of_rule` find.
+def say(asked: Asked, rule: str | None, population: int, attackers: int, fresh: Mapping[str, Model]) -> None:
+    """Warns of what `of_attack`, `of_rule` and `of_statistics` find.
 
     Args:
       asked: the config.
       rule: its `aggregation.rule`.
       population: N.
       attackers: how many of these attack.
+      fresh: by spec, networks that begin from no file.
     """
     size = cohorts.number(asked.cohort, population)
     there = max(1, round(size * (1 - asked.dropout)))
-    for line in (*of_attack(asked, there, population, attackers), *of_rule(rule, there)):
+    for line in (*of_attack(asked, there, population, attackers), *of_rule(rule, there), *of_statistics(asked.statistics, fresh)):
         log.warning("%s", line)
 
 
@@ -51,3 +56,14 @@ def of_rule(rule: str | None, there: int) -> list[str]:
             what = f"attackers={share:g} of the {there} clients of a round is less than one, so {found.name} withstands none"
             said.append(f"aggregation.rule={values.short(rule)}: {what}")
     return said
+
+
+def of_statistics(mode: str, fresh: Mapping[str, Model]) -> list[str]:
+    """Batch normalisation that is frozen in networks that begin from no file: it never normalises."""
+    if mode != "freeze":
+        return []
+    running = {spec: jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).stats) for spec, model in fresh.items()}
+    why = "keeps mean 0 and variance 1, as it began; give weights, or statistics='average'"
+    return [
+        f"statistics='freeze': batch normalisation of {spec}, which has no weights, {why}" for spec, its in running.items() if its
+    ]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs import base
-from fedjax_core import experiment
+from fedjax_core import experiment, nn
 from fedjax_core.data import poison
 from fedjax_core.experiment import cautions
 from fedjax_core.testing import contract
@@ -96,6 +96,16 @@ def test_two_backdoors_are_refused():
     attack = dict(adversary__attack="backdoor(target=1, size=2) | scaled | backdoor(target=0)", adversary__fraction=0.25)
     with pytest.raises(ValueError, match=r"two backdoors, backdoor\(target=1, size=2\) and backdoor\(target=0\)"):
         experiment.build(config(**attack), toy.data())
+
+
+def test_statistics_that_stay_as_they_began_are_said(caplog):
+    settings = config()
+    settings.models, settings.statistics, settings.data.source = ("resnet8",), "freeze", "digits"
+    settings.data.clients = 4
+    experiment.build(settings)
+    (line,) = [line for line in caplog.messages if line.startswith("statistics='freeze'")]
+    assert "batch normalisation of resnet8, which has no weights, keeps mean 0 and variance 1" in line
+    assert cautions.of_statistics("average", {"resnet8": nn.build("resnet8", 2, (8, 8, 1))}) == []
 
 
 def test_settings_that_do_nothing_are_said():
