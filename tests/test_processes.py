@@ -138,7 +138,7 @@ def test_an_error_of_one_process_ends_both(launcher, place):
 
 
 def test_a_process_that_dies_ends_the_other_and_the_run_goes_on(launcher, place):
-    """Killed between two checkpoints, which are written at every second round. Then two go on, until one is told to stop: both do."""
+    """Killed between two checkpoints, which are written at every second round. Two go on, until one of them is told to stop."""
     directory, flags = place / "died", (f"--config={place / 'fedavg'}.py", f"--workdir={place / 'died'}")
     long = *flags, "--config.rounds=100000", "--config.evaluation.every=2"
     first, second = begin(launcher, *long)

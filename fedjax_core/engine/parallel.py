@@ -274,8 +274,8 @@ def memory_limit(on: Mesh) -> int | None:
 
 
 def too_large(compiled: jax.stages.Compiled, limit: int, beside: int = 0) -> str | None:
-    """Why a compiled program will not fit a device of `limit` bytes, by its own memory analysis, with so many bytes beside it; None if
-    it fits."""
+    """Why a compiled program, with so many bytes beside it, will not fit a device of `limit` bytes, by its own memory analysis; None
+    if it fits."""
     analysis = compiled.memory_analysis()
     if analysis is None:
         return None

@@ -53,7 +53,7 @@ def choose(asked: str | None, data: FederatedData, on: Mesh) -> Placed:
 
 
 def _memory(on: Mesh) -> float:
-    """Bytes of a device's memory; of one that is compiled for alone, as it is published; else the device's part of this machine's."""
+    """Bytes of a device's memory; of one that is compiled for alone, as published; else the device's part of this machine's."""
     first = on.devices.flat[0]
     if first in jax.devices():
         return parallel.memory_limit(on) or memory.there() / max(1, len(on.local_devices))

@@ -666,14 +666,18 @@ class Simulation:
             kept |= {} if touched is None else states.like_packed(state.server, [s.client for s in self.shapes.groups], touched)
         return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), {"state": state} | kept)
 
-    def restore(self, saved: PyTree, parts: Iterable[Mapping[str, np.ndarray]] = ()) -> State:
-        """The inverse of `snapshot`, or of `without_clients` and `kept.parts`, on this simulation's devices, whatever they were."""
+    def restore(self, saved: PyTree, parts: Callable[..., Iterable[Mapping[str, np.ndarray]]] = lambda wanted: ()) -> State:
+        """The inverse of `snapshot`, or of `without_clients` and `kept.parts`, on this simulation's devices, whatever they were.
+
+        Args:
+          saved: the snapshot.
+          parts: (part -> names of the arrays that will be looked at) -> what `kept.parts` gave.
+        """
         if self.hold != "device":
             kept = self._nothing_kept(parallel.place(saved["initial"], self.mesh, self._layout.server))
             if "stores" in saved:
                 kept.unpack(saved)
-            for part in parts:
-                kept.take(part)
+            together.all_or_none("read its client states", lambda: [kept.take(part) for part in parts(kept.wanted)])
             kept.saved()
             self._keep(kept)
         return parallel.place(saved["state"], self.mesh, self._layout.state)

@@ -141,6 +141,12 @@ class OnHost:
                 leaves = jax.tree.leaves(store.read(mine)[0])
                 yield {f"{g}/places": mine} | {f"{g}/{at:05d}": leaf for at, leaf in enumerate(leaves)}
 
+    def wanted(self, part: Mapping[str, np.ndarray]) -> list[str]:
+        """Names of what `take` looks at of a part: of rows that are not kept here, whose they are."""
+        (name,) = [name for name in part if name.endswith("/places")]
+        keeps = self.stores[int(name.partition("/")[0])].keeps
+        return list(part) if keeps is None or keeps(part[name]).any() else [name]
+
     def take(self, part: Mapping[str, np.ndarray]) -> None:
         """The inverse of one of `parts`, in their order.
 

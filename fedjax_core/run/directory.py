@@ -1,5 +1,6 @@
 """What a run's directory says of earlier starts: taken up again, or refused. Process 0 reads; the others are told."""
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -140,7 +141,7 @@ def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> Sta
     in_parts = checkpoints.number_of_parts(done) is not None
     touched = None if in_parts else checkpoints.record(done)["touched"]
     saved, _ = checkpoints.restore(done, simulation.like(touched))
-    return simulation.restore(saved, checkpoints.parts(done))
+    return simulation.restore(saved, functools.partial(checkpoints.parts, done))
 
 
 def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:

@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -221,15 +221,23 @@ class Checkpoints:
         leaves = [from_host(*found.pop(name), leaf) for name, leaf in wanted]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), record
 
-    def parts(self, round: int) -> Iterator[dict[str, np.ndarray]]:  # noqa: A002
+    def parts(
+        self,
+        round: int,  # noqa: A002
+        wanted: Callable[[Mapping[str, np.ndarray]], Collection[str]] | None = None,
+    ) -> Iterator[dict[str, np.ndarray]]:
         """The parts of a checkpoint, in the order in which they were saved; none if it was saved without.
+
+        Args:
+          round: one of `rounds()`.
+          wanted: of a part, the names of the arrays that will be looked at: they alone are read; None: all.
 
         Raises:
           ValueError, OSError: as `restore`.
         """
         place = self._place(round)
         with self._older_named(round, place):
-            yield from of_parts.read(place, (_digests(place) or {}).get("parts", ()))
+            yield from of_parts.read(place, (_digests(place) or {}).get("parts", ()), True if wanted is None else wanted)
 
     def number_of_parts(self, round: int) -> int | None:  # noqa: A002
         """How many parts a checkpoint has; None if there is no such checkpoint, or it was saved without.

@@ -9,7 +9,7 @@ Where several processes write, each has files of its own, 00002-0000.safetensors
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +88,10 @@ def following(names: Iterable[str]) -> int:
     return max((int(name.partition(".")[0].partition("-")[0]) + 1 for name in names), default=0)
 
 
-def read(place: Path, names: Iterable[str]) -> Iterator[dict[str, np.ndarray]]:
-    """The parts of a checkpoint, in their order, compared with their digests.
+def read(
+    place: Path, names: Iterable[str], checked: bool | Callable[[Arrays], Collection[str]] = True
+) -> Iterator[dict[str, np.ndarray]]:
+    """The parts of a checkpoint, in their order, compared with their digests; `checked`: as `read_tensors` has it.
 
     Raises:
       Damaged: one is not what was written, or is not there.
@@ -99,7 +101,7 @@ def read(place: Path, names: Iterable[str]) -> Iterator[dict[str, np.ndarray]]:
         if not (place / PARTS / name).is_file():
             raise Damaged(name, f"{place} is damaged: it lacks {PARTS}/{name}")
         try:
-            arrays = read_tensors(place / PARTS / name)[0]
+            arrays = read_tensors(place / PARTS / name, checked=checked)[0]
         except ValueError as error:
             raise Damaged(name, str(error)) from error
         yield arrays

@@ -10,7 +10,7 @@ checked against it when they are read. Files of others have none.
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,13 +54,15 @@ def write_tensors(path: str | os.PathLike, arrays: Mapping[str, np.ndarray | Arr
     write_bytes(path, b"".join([len(text).to_bytes(8, "little"), text, *parts]))
 
 
-def read_tensors(path: str | os.PathLike, *, checked: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_tensors(
+    path: str | os.PathLike, *, checked: bool | Callable[[Mapping[str, np.ndarray]], Collection[str]] = True
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Arrays and metadata of a safetensors file. The arrays are views of the file, which is mapped.
 
     Args:
       path: the file.
-      checked: whether arrays are compared with their digests, where the file has them, which reads it
-        once; the metadata always are.
+      checked: whether arrays are compared with their digests, where the file has them, which reads it once, or of the arrays the
+        names of those that are; the metadata always are.
 
     Raises:
       ValueError: it is not one, or is damaged: every byte must be accounted for, and every array have its digest.
@@ -77,7 +79,7 @@ def read_tensors(path: str | os.PathLike, *, checked: bool = True) -> tuple[dict
         metadata = header.pop("__metadata__", {})
         arrays = _arrays(header, data[8 + size :])
         if _DIGESTS in metadata:
-            _verify(arrays if checked else None, metadata)
+            _verify(arrays, checked(arrays) if callable(checked) else arrays if checked else (), metadata, checked is True)
     except _Altered as error:
         raise ValueError(f"{path} is damaged: {error}; write it again, or take another copy of it") from None
     except RecursionError:
@@ -120,17 +122,16 @@ def _of_text(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name: digests.of_bytes(text.encode()) for name, text in metadata.items() if name != _DIGESTS}
 
 
-def _verify(arrays: Mapping[str, np.ndarray] | None, metadata: Mapping[str, str]) -> None:
-    """Raises `_Altered` for the first array, or entry of the metadata, that has not the digest which was written with it."""
+def _verify(arrays: Mapping[str, np.ndarray], names: Collection[str], metadata: Mapping[str, str], whole: bool) -> None:
+    """Raises `_Altered` for the first of these arrays, or entry of the metadata, that has not the digest which was written with it.
+    `whole`: no array may be missing."""
     try:
         written = json.loads(metadata[_DIGESTS])
         check(written, {"tensors": {str: str}, "metadata": {str: str}}, f"its entry {_DIGESTS}")
     except (ValueError, RecursionError) as error:
         raise _Altered(error) from None
-    found = {"metadata": _of_text(metadata)}
-    if arrays is not None:
-        found["tensors"] = {name: digests.of_array(array) for name, array in arrays.items()}
+    found = {"metadata": _of_text(metadata), "tensors": {name: digests.of_array(arrays[name]) for name in names}}
     for part, digests_found in found.items():
-        for name in [*digests_found, *written[part]]:
+        for name in [*digests_found, *(written[part] if whole or part == "metadata" else ())]:
             if digests_found.get(name) != written[part].get(name):
                 raise _Altered(f"{name} is not what was written (its digest differs)")

@@ -6,7 +6,7 @@ import pytest
 from fedjax_core.commands import processes
 
 
-class ConfigException(Exception):  # noqa: N818
+class ConfigException(Exception):
     """As the package `kubernetes` raises it."""
 
 

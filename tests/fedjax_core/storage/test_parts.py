@@ -3,9 +3,11 @@
 import os
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
+from fedjax_core.engine.states import HostStore, OnHost
 from fedjax_core.storage import parts
 from fedjax_core.storage.checkpoint import Checkpoints
 
@@ -125,3 +127,20 @@ def test_a_part_that_cannot_be_written_leaves_what_there_was(tmp_path):
         store.save(2, STATE, {}, failing(), after=1)
     assert os.listdir(tmp_path) == ["00000001"]
     assert len(list(store.parts(1))) == 1
+
+
+def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_path):
+    store = HostStore(8, {"w": jax.ShapeDtypeStruct((2,), np.float32)}, keeps=lambda places: places % 2 == 0)
+    checkpoints, kept = saved(tmp_path), OnHost((), [store])
+    file = tmp_path / "00000005" / "parts" / "00000.safetensors"  # client 1's, that another process keeps
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-12] + np.float32([7, 7]).tobytes() + whole[-4:])
+    with pytest.raises(ValueError, match="00000.safetensors is damaged"):
+        list(checkpoints.parts(5))
+    for each in checkpoints.parts(5, kept.wanted):
+        kept.take(each)
+    assert np.flatnonzero(store.touched).tolist() == [1, 2, 4]
+    assert store.rows["w"][[1, 2, 4]].tolist() == [[0, 0], [2, 2], [4, 4]]
+    file.write_bytes(whole[:-4] + np.int32([3]).tobytes())
+    with pytest.raises(ValueError, match="0/places is not what was written"):
+        list(checkpoints.parts(5, kept.wanted))
