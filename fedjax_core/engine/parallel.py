@@ -274,7 +274,7 @@ def memory_limit(on: Mesh) -> int | None:
 
 
 def too_large(compiled: jax.stages.Compiled, limit: int, beside: int = 0) -> str | None:
-    """Why a compiled program, with so many bytes beside it, will not fit a device of `limit` bytes, by its own memory analysis; None
+    """Why a compiled program, with some bytes beside it, will not fit a device of `limit` bytes, by its own memory analysis. None
     if it fits."""
     analysis = compiled.memory_analysis()
     if analysis is None:

@@ -135,7 +135,7 @@ def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_pat
     file = tmp_path / "00000005" / "parts" / "00000.safetensors"  # client 1's, that another process keeps
     whole = file.read_bytes()
     file.write_bytes(whole[:-12] + np.float32([7, 7]).tobytes() + whole[-4:])
-    with pytest.raises(ValueError, match="00000.safetensors is damaged"):
+    with pytest.raises(ValueError, match=r"00000\.safetensors is damaged"):
         list(checkpoints.parts(5))
     for each in checkpoints.parts(5, kept.wanted):
         kept.take(each)
