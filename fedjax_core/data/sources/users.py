@@ -122,12 +122,12 @@ def _listed(data_dir: Path, name: str, file: str, folder: str, how: str, size: i
         there |= {Path(one).stem: Path(above) / one for one in files if Path(one).suffix.lower() in IMAGE_ENDINGS}
     classes = sorted({row["class"] for of in held.values() for row in of}, key=lambda c: (len(c), c))
     place = {name: i for i, name in enumerate(classes)}
-    files: dict[str, list[Path]] = {}
+    listed: dict[str, list[Path]] = {}
     for part, of in held.items():
         if missing := [row["image_id"] for row in of if row["image_id"] not in there]:
             raise FileNotFoundError(f"{name}: {len(missing)} images are not under {root / folder}, such as {missing[0]}; {how}.")
-        files[part] = [there[row["image_id"]] for row in of]
-    x = decoded.images(files, size, root)
+        listed[part] = [there[row["image_id"]] for row in of]
+    x = decoded.images(listed, size, root)
     y = {part: np.array([place[row["class"]] for row in of]) for part, of in held.items()}
     whose = _numbers([row["user_id"] for row in held["train"]])
     return from_arrays(x["train"], y["train"], x["test"], y["test"], classes, name=name, train_clients=whose)
