@@ -139,7 +139,8 @@ class Streamed:
 
     def beside(self, held: Held) -> int:
         """Bytes on each device of what is brought for coming rounds, while the one that reads `held` trains."""
-        return ahead.DEPTH * sum(leaf.nbytes for leaf in jax.tree.leaves((held.train, held.index)))
+        coming = ahead.DEPTH + 1  # those that are ready, and the next round's, which has begun
+        return coming * sum(leaf.nbytes for leaf in jax.tree.leaves((held.train, held.index)))
 
     def like(self, part: str) -> PyTree:
         """All rows of a part, where they lie."""

@@ -77,7 +77,7 @@ def test_rows_of_coming_rounds_lie_beside_a_round(monkeypatch):
     monkeypatch.setattr(parallel, "too_large", lambda compiled, limit, beside=0: asked.append(beside))
     sim.rounds(sim.init(0), 1)
     found = sim.supply.of_round(sim.held, sim.init(0).key, 0, False)
-    assert asked == [ahead.DEPTH * sum(leaf.nbytes for leaf in jax.tree.leaves((found.train, found.index)))]
+    assert asked == [(ahead.DEPTH + 1) * sum(leaf.nbytes for leaf in jax.tree.leaves((found.train, found.index)))]
     assert asked[0] > 0
     sim.release()
 
