@@ -134,13 +134,13 @@ def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_pat
     checkpoints, kept = saved(tmp_path), OnHost((), [store])
     file = tmp_path / "00000005" / "parts" / "00000.safetensors"  # client 1's, that another process keeps
     whole = file.read_bytes()
-    file.write_bytes(whole[:-12] + np.float32([7, 7]).tobytes() + whole[-4:])
+    file.write_bytes(whole[:-12] + np.array([7, 7], np.float32).tobytes() + whole[-4:])
     with pytest.raises(ValueError, match=r"00000\.safetensors is damaged"):
         list(checkpoints.parts(5))
     for each in checkpoints.parts(5, kept.wanted):
         kept.take(each)
     assert np.flatnonzero(store.touched).tolist() == [1, 2, 4]
     assert store.rows["w"][[1, 2, 4]].tolist() == [[0, 0], [2, 2], [4, 4]]
-    file.write_bytes(whole[:-4] + np.int32([3]).tobytes())
+    file.write_bytes(whole[:-4] + np.array([3], np.int32).tobytes())
     with pytest.raises(ValueError, match="0/places is not what was written"):
         list(checkpoints.parts(5, kept.wanted))
