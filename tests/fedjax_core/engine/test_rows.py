@@ -54,6 +54,8 @@ def test_slabs_hold_what_clients_have_and_have_few_sizes():
         np.testing.assert_array_equal(slab.x[of_slab], x[whole])
         assert (of_slab[size:] == 0).all()
     assert len(slab.x) == 8  # half of 1 + 10 + 4 + 1
+    for leaf in slab:  # which a CPU's devices take as they are
+        assert jax.device_put(leaf).unsafe_buffer_pointer() == leaf.ctypes.data
     sizes = {len(rows.packed(reader, room, np.array(ids, np.int32))[0].x) for ids in ([3, 3, 3], [0, 1, 3], [0, 1, 2], [3, 1, 1])}
     assert sizes == {8, 16}
 
