@@ -149,7 +149,7 @@ def test_a_process_that_dies_ends_the_other_and_the_run_goes_on(launcher, place)
     assert time.monotonic() - killed < 60
     assert second.wait().status == -signal.SIGKILL
     done = len(metrics(directory))
-    first, second = begin(launcher, *long)
+    first, second = begin(launcher, *long, largest=None)  # the second says that it stops
     assert first.until(lambda: lines(directory) > done, "a round beyond")
     second.send(signal.SIGTERM)
     ended = first.wait()
