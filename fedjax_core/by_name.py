@@ -88,7 +88,7 @@ def parse(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
     if not isinstance(text, str) or len(text) > LONGEST:
         limit = "must be a text" if not isinstance(text, str) else f"must not be longer than {LONGEST} signs"
         raise ValueError(f"{start}{values.short(text)} {limit}, such as 'name(option=1)'")
-    whole = _CALLED.match(text)  # a file may also stand in an option
+    whole = text.rstrip().endswith(")") and _CALLED.match(text)  # a file may also stand in an option
     file, colon, rest = (text, "", "") if whole else text.partition(".py:")  # a folder may have brackets in its name
     name, bracket, rest = rest.partition("(") if colon else text.partition("(")
     name = f"{file}{colon}{name}".strip() if colon else name.strip()

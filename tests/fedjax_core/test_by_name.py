@@ -173,6 +173,13 @@ def test_what_is_not_outside(brought, spec, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_may_look_like_a_call(brought):
+    folder = brought / "runs(seed=1)"
+    folder.mkdir()
+    (folder / "own.py").write_text(MODULE)
+    assert by_name.find("method", "runs(seed=1)/own.py:Dyed", {}).origin == "runs(seed=1)/own.py"
+
+
 def test_a_file_is_read_once_until_it_changes(brought):
     file = brought / "dyes (1)" / "own.py"
     first, again = (outside.member("method", f"{file}:Dyed")[0] for _ in range(2))

@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
     Attributes:
       results: of finished cells, by their names.
-      failures: why cells failed in this call, by their names.
+      failures: why cells of those asked for failed, by their names.
       files: the tables.
     """
 
@@ -174,10 +174,11 @@ class _Going:
         from fedjax_core.commands.tables.drawn import draw  # with matplotlib, for the end
 
         self._files += draw(self.contents, self._folder, self._known)
-        failed = sum(one.name in self.failures for one in self.every if (one.row, one.column, one.seed) in wanted)
-        self._say(f"{failed} of {len(todo)} runs failed" if failed else f"all {len(mine)} runs are finished")
+        named = {one.name for one in self.every if (one.row, one.column, one.seed) in wanted}  # a search may have renamed them
+        failures = {name: why for name, why in self.failures.items() if name in named}
+        self._say(f"{len(failures)} of {len(todo)} runs failed" if failures else f"all {len(mine)} runs are finished")
         self._say(f"tables   {self._folder / 'table.md'}")
-        return Outcome(self.results, self.failures, self._files)
+        return Outcome(self.results, failures, self._files)
 
     def _left(self, places: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> list[Job]:
         """What is to be done of the searches of some (row, column) and of the cells of some (row, column, seed), in order."""

@@ -34,7 +34,7 @@ def check(measure: Any, config: Any, asked: Asked) -> None:
     Raises:
       ValueError: it cannot; one line with the measure and the score, or what the config lacks.
     """
-    what, needed = f"measure {measure.label!r}", []
+    what, needed, lacking = f"measure {measure.label!r}", [], ""
     of_runs = [score for score in measure.scores if not score.startswith(ANALYSIS)]
     if measure.statistic == "selected" and of_runs and config.evaluation.get("select") is None:
         raise ValueError(f"{what} is of the selected round; set evaluation.select, such as 'validation/global/accuracy'")
@@ -48,11 +48,14 @@ def check(measure: Any, config: Any, asked: Asked) -> None:
         if is_of_unseen(score) and config.data.get("unseen_clients") is None:
             raise ValueError(f"{what}: {score!r} needs data.unseen_clients, such as 0.2")
         if parts[0] == "validation" and config.data.get("validation") is None:
-            raise ValueError(f"{what}: {score!r} needs data.validation, such as 0.2")
+            lacking = f"{what}: {score!r} needs data.validation, such as 0.2"
+            continue
         scopes = _scopes(score, config)
         if not scopes or scopes & set(config.evaluation.scopes):
             return
         needed += sorted(scopes)
+    if lacking and not needed:
+        raise ValueError(lacking)
     raise ValueError(
         f"{what} needs {' or '.join(map(repr, dict.fromkeys(needed)))} in evaluation.scopes, "
         f"found {tuple(config.evaluation.scopes)}"

@@ -268,6 +268,8 @@ def test_a_damaged_summary_is_named_in_one_line(tmp_path, fake, text, said):
     (why,) = outcome.failures.values()
     assert re.search(said, why)
     assert "\n" not in why
+    outcome, said = run(tmp_path, seeds=[0], only=["uniform-co/iid"])
+    assert (outcome.failures, said[-2]) == ({}, "all 1 runs are finished"), "what was not asked for does not fail the command"
 
 
 def test_a_finished_run_that_lost_records_has_them_back_or_is_refused(tmp_path, fake):
@@ -395,6 +397,12 @@ def test_a_score_that_no_run_has_is_named(tmp_path, fake):
     assert again.failures == outcome.failures, "the table is written, and no run is done again"
     assert said[-2:] == ["1 of 1 runs failed", f"tables   {tmp_path / 'table.md'}"]
     assert len(fake.done) == 1
+
+
+def test_one_of_a_measures_scores_is_enough(tmp_path, fake):
+    either = Measure("x", ("validation/global/accuracy", *GLOBAL.scores))
+    outcome, _ = run(tmp_path, definition(measures=(either,)), only=["fedavg/iid"], seeds=[0])
+    assert (len(outcome.results), outcome.failures) == (1, {})
 
 
 def test_scores_of_unseen_clients_are_left_out_only_where_a_run_has_none(tmp_path, fake):
@@ -728,7 +736,7 @@ def test_the_first_table_runs_and_leaves_nothing_in_memory(tmp_path):
         assert set(result.values) == {"own test rows", "whole test set"}
         assert all(0.1 < value <= 1 for value in result.values.values())
         assert result.seconds_per_round > 0
-    assert (tmp_path / "table.md").read_text().count("Dirichlet(0.5)") == 2 * 2 + len(rows), (
+    assert (tmp_path / "table.md").read_text().count("Dirichlet(0.5) |") == 2 * 2 + len(rows), (
         "of two measures, their intervals, and costs"
     )
     assert len(jax.live_arrays()) <= before
