@@ -238,7 +238,11 @@ class _Going:
         if most == 1:
             return [jobs[0]]
         of = lambda cell: None if cell.trial is None else (cell.row, cell.column)
-        mine = list({job.cell.name: job for job in jobs if of(job.cell) == of(jobs[0].cell)}.values())
+        first: dict[str, Job] = {}  # of a trial: the rung that it waits for, not those after it
+        for job in jobs:
+            if of(job.cell) == of(jobs[0].cell):
+                first.setdefault(job.cell.name, job)
+        mine = list(first.values())
         return [mine[i] for i in experiment.alike([job.cell.config for job in mine])[0][:most]]
 
     def _log(self, one: Cell) -> Path:
@@ -276,7 +280,7 @@ class _Going:
         try:
             data, silent = self._data_of(some[0]), lambda text: None
             runs = [experiment.Run(one.config, str(self._folder / "runs" / one.name), silent) for one in some]
-            ended = experiment.execute_all(runs, self._bar, data=data, say=self._say)
+            ended = experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other
         except Exception as error:
             return [error] * len(some)
         found: list[bool | BaseException] = []

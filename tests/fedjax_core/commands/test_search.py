@@ -241,6 +241,26 @@ def test_halving_runs_all_a_little_and_the_best_to_the_end(tmp_path, fake):
     assert [float(row["optimizer.lr"]) for row in found if row["chosen"] == "1"] == [better[0]]
 
 
+def test_halving_in_lanes_does_each_rung_once(tmp_path, fake, monkeypatch):
+    """Two trials at a time: the same runs as one after the other, though trial 0 goes on in every rung."""
+
+    def execute_all(runs, progress, *, data, say):
+        assert progress is False, "no two bars at once"
+        fake.together.append([one.config.rounds for one in runs])
+        return [experiment.execute(one.config, one.workdir, False, data=data, console=one.console) for one in runs]
+
+    def act(name, config):
+        assert len(fake.done) <= 9, "a run is done again and again"
+
+    fake.together, fake.act = [], act
+    monkeypatch.setattr(experiment, "execute_all", execute_all)
+    table = definition({"halving": 2, "trials": 4}, changes={"plan.lanes": 2})
+    outcome, _ = run(tmp_path, table, only=["a"], progress=True)
+    assert not outcome.failures
+    assert sorted(done[2] for done in fake.done) == [1, 1, 1, 1, 2, 2, 2, 4, 4]
+    assert fake.together == [[1, 1], [1, 1], [2, 2], [4, 4]]
+
+
 def test_a_longer_run_that_is_there_serves_every_rung(tmp_path, fake):
     """Scores at a rung are of its round, whoever went on from there."""
     run(tmp_path, only=["a"])
