@@ -1,6 +1,8 @@
 """The pieces for a day with an accelerator: all of them at toy size, and how calls end and go on."""
 
 import json
+import os
+import subprocess
 import sys
 import time
 import warnings
@@ -43,17 +45,23 @@ def test_every_piece_runs_at_toy_size_and_once(tmp_path, capsys):
 
 
 def test_without_data_pieces_are_skipped_and_what_is_wrong_is_said(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(doing, "_apart", lambda step, seconds, log: (log.write_text("no device\n") and 1, ""))
+    monkeypatch.setattr(doing, "_apart", lambda step, seconds, log, folder: (log.write_text("no device\n") and 1, ""))
     only = "--only=rate,pfl"
     assert accelerator.main([str(tmp_path), only]) == 1
     (rate,) = capsys.readouterr().out.splitlines()
     assert rate.startswith("rate       failed   tf32: no device (")
+    assert not (tmp_path / doing.RESULTS).exists(), "another machine may have a device"
     assert accelerator.main([str(tmp_path), "--only=pfl"]) == 0
     assert capsys.readouterr().out == "pfl        skipped  it needs CIFAR-10: give --data=DIR\n"
     monkeypatch.setitem(pieces.NEEDED, "no_such_module.at_all", "no-such-package")
     assert accelerator.main([str(tmp_path), only]) == 2
     assert capsys.readouterr().out == "error: packages are missing: pip install no-such-package\n"
-    for arguments, said in ((["--only=rates"], "there is no piece 'rates'; there are rate,"), (["--seconds=0"], "at least 1")):
+    for arguments, said in (
+        (["--only=rates"], "there is no piece 'rates'; there are rate,"),
+        (["--seconds=0", "--toy"], "at least 1,"),
+        (["--seconds=214"], "--seconds=214 must be at least 215, for every step to begin"),
+        (["--seconds=89", "--only=rate,pfl"], "at least 90,"),
+    ):
         with pytest.raises(SystemExit) as ended:
             accelerator.main([str(tmp_path), *arguments])
         assert ended.value.code == 2
@@ -72,9 +80,60 @@ def test_cifar10_is_found_where_it_lies(tmp_path):
     assert sum("--config.data.dir=DIR" in step.arguments or "--set=data.dir=DIR" in step.arguments for step in steps) == 16
 
 
-SLEEPS = (
-    "import json, sys, time\nprint(json.dumps({'x': 1}), flush=True)\ntime.sleep(float(sys.argv[1]))\nsys.exit(int(sys.argv[2]))"
-)
+def test_a_step_that_fails_is_tried_after_all_others_and_given_up(tmp_path, monkeypatch, capsys):
+    made, tried = {"a": ("bad", "good"), "b": ("late",)}, []
+
+    def apart(step, seconds, log, folder):
+        tried.append(step.name)
+        log.write_text("broken\n")
+        return (1, "") if step.name == "bad" else (0, "{}")
+
+    steps = lambda name: lambda asked: iter([Step(one, "m", (), 1) for one in made[name]])
+    monkeypatch.setattr(accelerator, "PIECES", tuple(Piece(name, name, steps(name)) for name in made))
+    monkeypatch.setattr(doing, "_apart", apart)
+    assert accelerator.main([str(tmp_path)]) == 1
+    assert tried == ["bad", "good", "late", "bad"]
+    states = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert states == [["a", "again"], ["b", "done"], ["a", "failed"]]
+    assert accelerator.main([str(tmp_path)]) == 1
+    assert len(tried) == 4, "given up, in later calls too"
+    assert ".log), given up after 2 tries\n" in capsys.readouterr().out
+    lines = read_jsonl(tmp_path / doing.RESULTS)
+    assert [(line["step"], "failed" in line) for line in lines] == [("bad", True), ("good", False), ("late", False), ("bad", True)]
+
+
+def test_results_go_on_where_they_or_the_data_lie_elsewhere(tmp_path, monkeypatch, capsys):
+    found = []
+    monkeypatch.setattr(doing, "_apart", lambda step, seconds, log, folder: (found.append((folder, step)), (doing.STOPPED, ""))[1])
+    for at in ("here", "there"):
+        (tmp_path / at).mkdir()
+        (tmp_path / at / "cifar-10-binary.tar.gz").touch()
+        assert accelerator.main([str(tmp_path / "out"), "--only=pfl", f"--data={tmp_path / at}"]) == accelerator.MORE
+        assert (tmp_path / "out" / "data").resolve() == tmp_path / at
+    assert found[0] == found[1]
+    assert found[0][0] == tmp_path / "out"
+    assert "--set=data.dir=data" in found[0][1].arguments
+    capsys.readouterr()
+    (tmp_path / "full" / "data").mkdir(parents=True)
+    assert accelerator.main([str(tmp_path / "full"), f"--data={tmp_path / 'here'}"]) == 2
+    assert "full/data is in the way of a link to" in capsys.readouterr().out
+
+
+def test_the_script_starts_beside_other_packages_of_these_names(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").write_text("raise SystemExit('another')\n")
+    script, environment = doing.ROOT / "tests" / "benchmarks" / "accelerator.sh", {**os.environ, "PYTHON": sys.executable}
+    ended = subprocess.run(["sh", script, "out", "--only=no"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "there is no piece 'no'" in ended.stderr
+
+
+SLEEPS = """
+import json, os, sys, time
+print(json.dumps({"x": 1, "at": os.getcwd(), "own": os.getsid(0) == os.getpid()}), flush=True)
+time.sleep(float(sys.argv[1]))
+sys.exit(int(sys.argv[2]))
+"""
 
 
 def test_a_call_ends_in_time_and_the_next_one_goes_on(tmp_path, monkeypatch, capsys):
@@ -82,7 +141,8 @@ def test_a_call_ends_in_time_and_the_next_one_goes_on(tmp_path, monkeypatch, cap
     (tmp_path / "sleeps.py").write_text(SLEEPS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(doing, "RESERVE", 0.2)
-    monkeypatch.setattr(doing, "LEAST", 0.1)
+    monkeypatch.setattr(doing, "BEGINS", 0.3)
+    monkeypatch.setattr(doing, "WHOLE", 0.5)
     measured, fails = Step("a", "sleeps", ("0", "0"), 0), Step("b", "sleeps", ("0", "3"), 0)
     long = Step("run", "sleeps", ("60", "0"), directory=tmp_path / "run")
     goes_on = [measured, long]
@@ -96,13 +156,25 @@ def test_a_call_ends_in_time_and_the_next_one_goes_on(tmp_path, monkeypatch, cap
     assert time.monotonic() - began < 30
     assert capsys.readouterr().out == "x          more     1 of 2 steps are done; an x\n"
     assert call(0.1, *goes_on) == "more", "too late for a run to begin"
-    assert call(5.0, measured, long._replace(arguments=("0", "3"))) == "failed"
+    slow = Step("slow", "sleeps", ("60", "0"), 0)
+    assert call(4.0, Step("d", "sleeps", ("2.2", "0"), 0), slow) == "more", "less than half a call was left for it"
+    assert call(5.0, measured, long._replace(arguments=("0", "3"), name="r")) == "again"
     assert call(5.0, Step("c", "sleeps", ("0", "0"), 100)) == "more", "a measurement that may take longer does not begin"
-    assert call(5.0, measured, fails) == "failed"
+    assert call(5.0, measured, fails) == "again"
+    assert call(1.0, slow) == "again", "a whole call was too short for it"
+    assert "slow: not measured in " in capsys.readouterr().out
     assert call(5.0, measured, long._replace(arguments=("0", "0"))) == "done"
     assert call(0.0, *goes_on) == "done"
     lines = read_jsonl(tmp_path / "out" / doing.RESULTS)
-    assert [(line["step"], line.get("x")) for line in lines] == [("a", 1), ("run", None)]
+    assert [(line["step"], line.get("x"), "failed" in line) for line in lines] == [
+        ("a", 1, False),
+        ("d", 1, False),
+        ("r", None, True),
+        ("b", None, True),
+        ("slow", None, True),
+        ("run", None, False),
+    ]
+    assert (lines[0]["at"], lines[0]["own"]) == (str(tmp_path / "out"), True)
 
 
 def test_a_measurement_prints_one_line_or_fails_in_one(capsys):
@@ -113,3 +185,18 @@ def test_a_measurement_prints_one_line_or_fails_in_one(capsys):
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert "jax sees no accelerator here; --toy tries the pieces on a CPU" in said.err
     assert sys.modules["jax"].default_backend() == "cpu"
+
+
+def test_lanes_are_timed_from_the_start(tmp_path, monkeypatch):
+    """Not from where a call was ended: its finished runs would count as none."""
+    from tests.benchmarks.accelerator import steps
+
+    folder = tmp_path / "lanes1"
+    (folder / "runs").mkdir(parents=True)
+
+    def run(table, place, *given, **options):
+        raise ValueError(f"{os.path.exists(place)}")
+
+    monkeypatch.setattr(steps.tables, "run", run)
+    with pytest.raises(ValueError, match="False"):
+        steps.lanes(True, 1, str(folder))

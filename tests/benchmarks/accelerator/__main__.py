@@ -7,22 +7,24 @@ python -m tests.benchmarks.accelerator build/toy --toy              # every piec
 sh tests/benchmarks/accelerator.sh build/day --seconds=480; tar czf day.tar.gz build/day    # where a machine keeps nothing
 
 OUT/results.jsonl has a line for each measurement and each run, OUT/PIECE the directories of runs and tables, OUT/logs what was
-said, OUT/done/PIECE that a piece is over; checkpoints of finished pieces are removed. OUT is all that a later call needs. A
-measurement begins if the time that it may need is left; runs and tables end at a round when the time is used up, and go on from
-there.
+said, OUT/done/PIECE that a piece is over; checkpoints of finished pieces are removed. OUT and the same --data are all that a
+later call needs, wherever they lie then: OUT/data is a link to the data. A measurement begins if the time that it may need is
+left; runs and tables end at a round when the time is used up, and go on from there. A step that fails is tried once more after
+all others, and then given up: without its lines in OUT/results.jsonl it is tried again.
 
-Exit status: 0 all is done (what needs data that are not given is skipped), 75 more is left, 1 all that is left has failed, 2 for a
-wrong command line or a missing package, 130 after an interruption.
+Exit status: 0 all is done (what needs data that are not given is skipped), 75 more is left, 1 all that is left was given up or
+no measurement is possible here, 2 for a wrong command line or a missing package, 130 after an interruption.
 """
 
 import argparse
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks.accelerator.pieces import LONGEST, NEEDED, PIECES, PREPARED, Asked, cifar10
+from tests.benchmarks.accelerator.pieces import LONGEST, NEEDED, PIECES, PREPARED, Asked, cifar10, least, link
 
 MORE = 75  # EX_TEMPFAIL of sysexits.h
 
@@ -46,8 +48,11 @@ def main(arguments: Sequence[str]) -> int:
     only = [name for name in given.only.split(",") if name]
     if unknown := set(only) - {piece.name for piece in PIECES}:
         parser.error(f"there is no piece {sorted(unknown)[0]!r}; there are {', '.join(piece.name for piece in PIECES)}")
-    if given.seconds < 1:
-        parser.error(f"--seconds={given.seconds} must be at least 1")
+    out, cache = given.out.resolve(), given.cache and os.path.abspath(os.path.expanduser(given.cache))
+    chosen = [piece for piece in PIECES if not only or piece.name in only]
+    steps = (step for piece in chosen for step in piece.steps(Asked(out, toy=given.toy)))
+    if given.seconds < (lowest := 1 if given.toy else least(steps)):
+        parser.error(f"--seconds={given.seconds} must be at least {lowest}, for every step to begin")
     data = None if given.data is None else cifar10(given.data.resolve())
     if given.data is not None and data is None:
         parser.error(f"--data={given.data} has neither cifar-10-binary.tar.gz nor a prepared cifar10")
@@ -57,14 +62,23 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     from tests.benchmarks.accelerator.doing import Doing  # what it stands on may be what is missing
 
-    asked = Asked(given.out.resolve(), data, given.toy, given.cache)
-    doing = Doing(asked, time.monotonic() + given.seconds, tell)
-    ends = []
-    for piece in (piece for piece in PIECES if not only or piece.name in only):
-        ends.append(doing.piece(piece))
-        if piece is PIECES[0] and ends[0] == "failed":  # nothing can be measured here
+    if data is not None:
+        try:
+            data = data[0], link(out, Path(data[1]))
+        except (ValueError, OSError) as error:
+            tell(f"error: {error}")
+            return 2
+    doing = Doing(Asked(out, data, given.toy, cache), time.monotonic() + given.seconds, tell)
+    ends = {}
+    for piece in chosen:
+        ends[piece] = doing.piece(piece)
+        if piece.gate and ends[piece] == "failed":  # nothing can be measured here
             return 1
-    return MORE if "more" in ends else 1 if "failed" in ends else 0
+    for piece in chosen if "more" not in ends.values() else ():
+        if ends[piece] == "again":
+            ends[piece] = doing.piece(piece, again=True)
+    found = set(ends.values())
+    return MORE if found & {"more", "again"} else 1 if "failed" in found else 0
 
 
 def _there(module: str) -> bool:

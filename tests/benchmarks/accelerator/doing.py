@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,12 +18,14 @@ from fedjax_core.run import stopping
 from fedjax_core.storage.files import write_text
 from fedjax_core.storage.json_files import JsonLines, read_json, read_jsonl
 from fedjax_core.storage.workdir import CHECKPOINTS
-from tests.benchmarks.accelerator.pieces import LONGEST, Asked, Piece, Step
+from tests.benchmarks.accelerator.pieces import BEGINS, LONGEST, Asked, Piece, Step
 
 RESULTS = "results.jsonl"
 STOPPED = 130
 RESERVE = 45.0  # seconds before the end at which a run is asked to stop: it ends at a round
-LEAST = 30.0  # seconds that a run or a table must have before that to begin
+TRIES = 2  # of a step that fails
+WHOLE = 0.9  # share of a call that no later one can better by much
+ROOT = Path(__file__).resolve().parents[3]
 _SUMMARY = {"rounds": int, "metrics": {str: dict}, "speed": dict}
 
 
@@ -36,30 +39,48 @@ class Doing:
     def __init__(self, asked: Asked, until: float, say: Callable[[str], None]):
         """`until`: by `time.monotonic`, when the call is to be over; `say`: takes a line."""
         self.asked, self._until, self._say = asked, until, say
+        self._enough = min(LONGEST, WHOLE * (until - time.monotonic()))  # what does not end in it has failed
         for folder in ("done", "logs"):
             (asked.out / folder).mkdir(parents=True, exist_ok=True)
         there = read_jsonl(asked.out / RESULTS) if (asked.out / RESULTS).exists() else []
-        self._known = {(line["piece"], line["step"]) for line in there if "step" in line}
+        self._known = {(line["piece"], line["step"]) for line in there if "step" in line and "failed" not in line}
+        self._failed: dict[tuple[str, str], list[str]] = {}
+        for line in there:
+            if "failed" in line:
+                self._failed.setdefault((line["piece"], line["step"]), []).append(line["failed"])
         self._runs = {line["run"] for line in there if "run" in line}
 
-    def piece(self, piece: Piece) -> str:
-        """Does what is left of a piece, as far as time is left: "done", "more", "failed" or "skipped"; says so in a line."""
+    def piece(self, piece: Piece, again: bool = False) -> str:
+        """Does what is left of a piece, as far as time is left; says in a line how it ended.
+
+        Args:
+          piece: which.
+          again: whether steps that failed once are tried again, now that all others are over.
+
+        Returns:
+          "done", "more", "again" (steps that failed are to be tried again), "failed" or "skipped".
+        """
         marker = self.asked.out / "done" / piece.name
         if marker.exists():
             return self._told(piece, "done", "before")
         if piece.data and self.asked.data is None and not self.asked.toy:
             return self._told(piece, "skipped", "it needs CIFAR-10: give --data=DIR")
-        began, steps, failed = time.monotonic(), list(piece.steps(self.asked)), []
-        for number, step in enumerate(steps):
-            if (piece.name, step.name) in self._known:
+        began, steps, failed, tries = time.monotonic(), list(piece.steps(self.asked)), [], []
+        for step in steps:
+            key = (piece.name, step.name)
+            if key in self._known:
                 continue
-            end = self._step(piece, step)
+            before = self._failed.get(key, [])
+            end = self._step(piece, step) if not before or (again and len(before) < TRIES) else before[-1]
             if end == "more":
-                return self._told(piece, "more", f"{number} of {len(steps)} steps are done; {piece.says}")
+                done = sum((piece.name, one.name) in self._known for one in steps)
+                return self._told(piece, "more", f"{done} of {len(steps)} steps are done; {piece.says}")
             if end:
-                failed.append(f"{step.name}: {end}")
+                tries.append(TRIES if piece.gate else len(self._failed[key]))
+                given_up = f", given up after {TRIES} tries" if tries[-1] >= TRIES and not piece.gate else ""
+                failed.append(f"{step.name}: {end}{given_up}")
         if failed:
-            return self._told(piece, "failed", "; ".join(failed))
+            return self._told(piece, "failed" if min(tries) >= TRIES else "again", "; ".join(failed))
         for folder in (self.asked.out / piece.name).rglob(CHECKPOINTS):
             shutil.rmtree(folder)
         write_text(marker, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n")
@@ -70,17 +91,21 @@ class Doing:
         return state
 
     def _step(self, piece: Piece, step: Step) -> str:
-        """Does a step: "" if it is over, "more" if it is not, else why it failed."""
+        """Does a step: "" if it is over, "more" if it is not, else why it failed, which is written down."""
         left = self._until - time.monotonic()
-        if left < (step.seconds if step.directory is None else RESERVE + LEAST) and not self.asked.toy:
+        if left < (step.seconds if step.directory is None else BEGINS) and not self.asked.toy:
             return "more"
         began, log = time.monotonic(), self.asked.out / "logs" / f"{piece.name}-{_plain(step.name)}.log"
-        status, said = self._here(step, log) if self.asked.toy else _apart(step, left, log)
-        if status == STOPPED:
+        status, said = self._here(step, log) if self.asked.toy else _apart(step, left, log, self.asked.out)
+        if status == STOPPED and (step.directory is not None or left < self._enough):
             return "more"
         if status:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            return f"{lines[-1][:200] if lines else f'exit status {status}'} ({log})"
+            why = f"{lines[-1][:200] if lines else f'exit status {status}'} ({log})"
+            if not piece.gate:
+                self._write({"piece": piece.name, "step": step.name, "failed": why})
+                self._failed.setdefault((piece.name, step.name), []).append(why)
+            return why
         found: dict[str, Any] = {} if step.directory is not None else json.loads(said.splitlines()[-1])
         line = {"piece": piece.name, "step": step.name, **found, "wall_seconds": round(time.monotonic() - began, 1)}
         self._write(*([] if step.directory is None else self._of_runs(piece, step.directory)), line)
@@ -119,36 +144,48 @@ def _plain(name: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in name)
 
 
-def _apart(step: Step, seconds: float, log: Path) -> tuple[int, str]:
+def _apart(step: Step, seconds: float, log: Path, folder: Path) -> tuple[int, str]:
     """(exit status, standard output) of a step in a process of its own, of which nothing is left after so many seconds.
 
-    A run or a table is asked to end in time; its status is then that of an interrupted one, as is that of one that had to be ended.
-    A measurement that does not end in time has failed.
+    A run or a table is asked to end in time; its status is then that of an interrupted one, as is that of one that had to be ended
+    and that of a measurement that did not end in time. It runs in `folder`, and in a session of its own: Ctrl-C in a terminal
+    reaches it through this process alone, once.
     """
-    goes_on = step.directory is not None
+    goes_on, process = step.directory is not None, None
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with open(log, "w") as errors, stopping.interrupted():
-        process = subprocess.Popen(
-            [sys.executable, "-m", step.module, *step.arguments], stdout=subprocess.PIPE, stderr=errors, text=True
-        )
         try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", step.module, *step.arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": paths},
+                start_new_session=True,
+            )
             said, _ = process.communicate(timeout=max(seconds - RESERVE, 1.0) if goes_on else min(seconds, LONGEST))
             return process.returncode, said
         except subprocess.TimeoutExpired:
+            well = _stop(process)
             if not goes_on:
                 errors.write(f"not measured in {min(seconds, LONGEST):.0f} s\n")
-                return 1, ""
-            _stop(process)
-            return (0 if process.returncode == 0 else STOPPED), ""
+            return (0 if goes_on and well else STOPPED), ""
         finally:
             _stop(process)
 
 
-def _stop(process: subprocess.Popen) -> None:
-    """Asks a process to end, and ends it if it does not."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=0.75 * RESERVE)
-    if process.poll() is None:
-        process.kill()
-        process.communicate()
+def _stop(process: subprocess.Popen | None) -> bool:
+    """Asks a process to end, and ends it if it does not, or if a second signal comes here; whether its status is 0."""
+    if process is None:
+        return False
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=0.75 * RESERVE)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    return process.returncode == 0

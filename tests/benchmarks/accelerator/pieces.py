@@ -1,11 +1,14 @@
 """The pieces, the most valuable first, and the steps that each is made of. Imports nothing that may be missing."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 LONGEST = 540  # seconds of a call, and of a step
+BEGINS = 75  # seconds that must be left for a run or a table to begin
+START = 15  # seconds at most that a call takes before its first step
+DATA = "data"  # link in the folder of results, so that runs and tables go on where that folder or the data lie elsewhere
 MEASURE, RUN, TABLE = "tests.benchmarks.accelerator.steps", "fedjax_core.commands.run", "fedjax_core.commands.table"
 NEEDED = {  # module: package, without which nothing runs
     "jax": "jax",
@@ -30,7 +33,7 @@ class Asked(NamedTuple):
 
     Attributes:
       out: folder of all results.
-      data: (name of the source, its directory) of CIFAR-10; None: there is none.
+      data: (name of the source, its directory) of CIFAR-10, the latter as processes in `out` see it; None: there is none.
       toy: whether all is done at toy size, in this process.
       cache: where compiled programs are kept, "" for nowhere; None: where commands keep them.
     """
@@ -48,7 +51,7 @@ class Step(NamedTuple):
       name: within the piece.
       module: with a `main` that takes arguments and returns an exit status; 130 if it was stopped, and goes on when called again.
       arguments: of it.
-      seconds: that must be left for it to begin.
+      seconds: that must be left for a measurement to begin; a run or a table needs `BEGINS`.
       directory: of a run or a table, in which it goes on; None of a measurement, which prints a line of JSON.
     """
 
@@ -65,12 +68,14 @@ class Piece(NamedTuple):
     says: what it is, in a line.
     steps: what it is made of.
     data: whether it needs CIFAR-10.
+    gate: whether nothing can be measured where it fails; each call tries it anew.
     """
 
     name: str
     says: str
     steps: Callable[[Asked], Iterator[Step]]
     data: bool = False
+    gate: bool = False
 
 
 def cifar10(folder: Path) -> tuple[str, str] | None:
@@ -78,6 +83,24 @@ def cifar10(folder: Path) -> tuple[str, str] | None:
     if (folder / "cifar-10-binary.tar.gz").is_file():
         return "cifar10", str(folder)
     return next((("tfds:cifar10", str(place)) for place in (folder, folder / "tfds") if (place / "cifar10").is_dir()), None)
+
+
+def least(steps: Iterable[Step]) -> int:
+    """Seconds that a call needs for each of the steps to begin in one."""
+    return START + max((step.seconds if step.directory is None else BEGINS for step in steps), default=0)
+
+
+def link(out: Path, place: Path) -> str:
+    """Links the data into the folder of results; the link's name. Raises ValueError or OSError: one line."""
+    at = out / DATA
+    if at.is_symlink():
+        at.unlink()
+    if at.exists() and at.resolve() != place.resolve():
+        raise ValueError(f"{at} is in the way of a link to {place}; it must be moved")
+    if not at.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        at.symlink_to(place.resolve())
+    return DATA
 
 
 def _measure(asked: Asked, name: str, what: str, seconds: int = 100, **options: Any) -> Step:
@@ -186,7 +209,7 @@ def _fedit(asked: Asked) -> Iterator[Step]:
 
 
 PIECES = (
-    Piece("rate", "matrix products: float32, tf32, bfloat16", _rate),
+    Piece("rate", "matrix products: float32, tf32, bfloat16", _rate, gate=True),
     Piece("published", "rounds of FedPFT and FedAvg in FedPFT's setting, both stems; of FedSKC and FedAvg in FedSKC's", _published),
     Piece("peers", "rounds of c, c10 and b, as the peers were measured", _peers),
     Piece("compared", "chunks, forms of convolution, lanes", _compared),
