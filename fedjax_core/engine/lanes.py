@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.engine import parallel, rounds
+from fedjax_core.engine import lowering, parallel, rounds
 from fedjax_core.engine.faults import Diverged
 from fedjax_core.engine.federation import Federation, Held, State
 from fedjax_core.engine.simulation import Simulation
@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
     scored: bool = False
 
 
-Found = tuple[State, list[dict[str, float]]] | Diverged  # of one lane: as `Simulation.rounds`, or what it raises
+Found = tuple[State, list[dict[str, float]]] | Exception  # of one lane: as `Simulation.rounds`, or what it raises
 
 
 def reason(simulation: Simulation) -> str:
@@ -89,7 +89,7 @@ class Lanes:
     """
 
     def __init__(self, simulation: Simulation, number: int, *, numbered: bool):
-        """Compiles nothing.
+        """Compiles nothing, and puts nothing on a device.
 
         Args:
           simulation: with no `reason` against it.
@@ -113,30 +113,33 @@ class Lanes:
             one.release()
 
     def traced(self, scored: bool = False) -> None:
-        """Traces the round of all lanes; raises what the method does."""
-        held, key = self._of.held, jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-        state = jax.eval_shape(functools.partial(rounds.init, self._of.federation), held, key)
-        numbers = jax.eval_shape(lambda: self._numbers(range(len(self.each))))
-        self._programs[scored].trace(held, numbers, (state,) * len(self.each), jax.ShapeDtypeStruct((), jnp.int32))
+        """Traces the round of all lanes, with nothing on a device; raises what the method does."""
+        held, state = lowering.between_rounds(self._of)
+        whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=parallel.replicated(self._of.mesh))
+        numbers = whole(len(self.each)) if self._numbered else ()
+        self._programs[scored].trace(held, numbers, (state,) * len(self.each), whole())
 
     def rounds(self, wanted: Sequence[Wanted]) -> list[Found]:
-        """Does what lanes want. One that wants fewer rounds than others is done with first; one that diverges is done with there.
+        """Does what lanes want. One that wants fewer rounds than others is done with first; one that fails is done with there.
 
         Args:
           wanted: by different lanes.
 
         Returns:
           As many, in their order.
+
+        Raises:
+          Exception: the program of several lanes failed.
         """
         states, records = [one.state for one in wanted], [[] for _ in wanted]
-        failed: dict[int, Diverged] = {}
+        failed: dict[int, Exception] = {}
         while left := [i for i, one in enumerate(wanted) if i not in failed and len(records[i]) < one.n]:
             plain = [i for i in left if len(records[i]) < wanted[i].n - wanted[i].scored]
             some, scored = (plain, False) if plain else (left, True)
             count = 1 if scored else min(self._of.dispatch, *(wanted[i].n - len(records[i]) - wanted[i].scored for i in plain))
             done = self._together([wanted[i]._replace(state=states[i], n=count, scored=scored) for i in some])
             for i, found in zip(some, done, strict=True):
-                if isinstance(found, Diverged):
+                if isinstance(found, Exception):
                     failed[i] = found
                 else:
                     states[i], records[i] = found[0], records[i] + found[1]
@@ -155,6 +158,8 @@ class Lanes:
             except (jax.errors.JaxRuntimeError, MemoryError) as error:
                 if not (isinstance(error, MemoryError) or parallel.out_of_memory(error)):
                     raise
+                if (self._places(len(some)), some[0].scored) in self._fits:
+                    raise  # the program did fit, so the states were not copied
                 self.at_once = -(-len(some) // 2)
                 log.warning("%d lanes at once do not fit (%s); trying %d", len(some), str(error).splitlines()[0], self.at_once)
                 continue
@@ -163,16 +168,13 @@ class Lanes:
             if id(one.simulation) not in found:
                 try:
                     found[id(one.simulation)] = one.simulation.rounds(one.state, one.n, one.scored)
-                except Diverged as error:
+                except Exception as error:  # of this lane alone: the others go on
                     found[id(one.simulation)] = error
         return [found[id(one.simulation)] for one in wanted]
 
     def _at_once(self, some: list[Wanted]) -> dict[int, Found]:
-        """As `_together`, in one program. It has places for as many lanes as there were, or a half, a quarter of them: few programs
-        are compiled, whenever lanes end. Empty places repeat the first lane."""
-        size = self.at_once
-        while size // 2 >= max(len(some), 2):
-            size //= 2
+        """As `_together`, in one program, whose empty places repeat the first lane."""
+        size = self._places(len(some))
         spare = [jax.tree.map(jnp.copy, some[0].state) for _ in range(size - len(some))]
         numbers = self._numbers(
             [self._place[id(one.simulation)] for one in some] + [self._place[id(some[0].simulation)]] * len(spare)
@@ -195,6 +197,14 @@ class Lanes:
             except Diverged as error:
                 found[id(one.simulation)] = error
         return found
+
+    def _places(self, number: int) -> int:
+        """Places of the program of so many lanes: as many as there were, or a half, a quarter of them. Few programs are compiled,
+        whenever lanes end."""
+        size = self.at_once
+        while size // 2 >= max(number, 2):
+            size //= 2
+        return size
 
     def _numbers(self, places: Sequence[int]) -> Any:
         return self._of.put(np.asarray(places, np.int32)) if self._numbered else ()

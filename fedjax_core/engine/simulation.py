@@ -153,6 +153,7 @@ class Simulation:
             self._pass_through(links, leave_out)
         self._supply: Resident | Streamed | None = None
         self._lane: int | None = None
+        self._lender: Simulation | None = None
         self._fits: set[str] = set()
         self._outliers: set[int] = set()
         self.use(plan)
@@ -196,14 +197,14 @@ class Simulation:
         self._predict = [program(view.predict, g, static_argnums=2) for g in each]
 
     def in_lane(self, lane: int | None) -> "Simulation":
-        """The same simulation as one of several runs (`lanes.py`), with programs and data in common.
+        """The same simulation as one of several runs (`lanes.py`), with programs and data in common. It puts nothing on a device.
 
         Args:
           lane: which one, where the method has numbers by lane; None: it has not.
         """
-        other, held = copy.copy(self), self.held
+        supply, other = self.supply, copy.copy(self)
         other._lane, other._fits, other._outliers = lane, set(), set()
-        other._held = held if lane is None else held._replace(lane=self.put(np.int32(lane)))
+        other._held, other._supply, other._lender = None, supply, self
         return other
 
     @property
@@ -224,6 +225,9 @@ class Simulation:
     @property
     def held(self) -> Held:
         """What lies on the plan's devices all the time: data, unless they are streamed, and what is frozen or public."""
+        if self._held is None and self._lender is not None and self._lender.federation is self.federation:
+            held = self._lender.held
+            self._held = held if self._lane is None else held._replace(lane=self.put(np.int32(self._lane)))
         if self._held is None:
             rest = self.rest._replace(tasks=self._tasks)
             self._held = parallel.place(rest, self.mesh, self._layout.held)

@@ -41,7 +41,8 @@ def execute(
     Args:
       config: see `configs/base.py`.
       workdir: a new directory, or one that holds this run.
-      progress: True: a bar; False: no bar and no lines; None: a bar on a terminal or in a notebook, lines elsewhere.
+      progress: True: a bar; False: no bar and no lines; None: a bar on a terminal or in a notebook, lines elsewhere, and where a
+        console is given.
       data: in place of the config's, which they must be if the run is resumed.
       console: takes what is said (label table, scores at the end); None: standard error.
       callbacks: told what happens, beside those that the config names: see `fedjax_core/run/callbacks.py`.
@@ -76,10 +77,15 @@ def settings(config: Config, simulation: Simulation) -> dict[str, Any]:
         "keep": config.checkpoint.keep,
         "record": {"convolution": nn.describe()} | _adversary(config, simulation.population) | _private(private),
         "private": private,
-        "chosen_plan": any(config.plan.get(field) is not None for field in ("chunk", "devices", "model")),
+        "chosen_plan": chosen_plan(config),
         "profile": config.profile,
         "callbacks": tuple(config.get("callbacks", ())),
     }
+
+
+def chosen_plan(config: Config) -> bool:
+    """Whether a config says how clients are mapped, in part at least."""
+    return any(config.plan.get(field) is not None for field in ("chunk", "devices", "model"))
 
 
 def load(

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import lowering
 from fedjax_core.engine.lanes import Lanes, reason
-from fedjax_core.experiment.asked import Config
+from fedjax_core.engine.parallel import Plan
+from fedjax_core.experiment.asked import Config, check
 from fedjax_core.experiment.building import build, dataset, drawn_by_seed
 from fedjax_core.experiment.numbers import METHOD, OPTIMIZER, Differs, Values, by_lane
-from fedjax_core.experiment.runs import execute, settings
-from fedjax_core.run import Finished, Interrupted, Outcome, Stop, run_in_lanes, steps
+from fedjax_core.experiment.runs import chosen_plan, execute, settings
+from fedjax_core.run import Finished, Interrupted, Outcome, Stop, recorded_plan, run_in_lanes, steps
 from fedjax_core.storage.json_files import plain
 
 Say = Callable[[str], None]
@@ -42,7 +43,8 @@ def execute_all(
 
     Args:
       runs: in the order in which they begin.
-      progress: see `execute`; where lanes have lines, each is told by its own console.
+      progress: see `execute`; where lanes have lines, each is told by its own console. Give False where bars of several would write
+        over each other.
       data: in place of the configs', which they must be.
       say: is told what does not go in lanes, and why.
 
@@ -60,20 +62,55 @@ def execute_all(
 
 def _each(runs: Sequence[Run], progress: bool | None, data: FederatedData | None, say: Say) -> Iterator[dict[int, Outcome]]:
     """Outcomes by place, of one run after the other, or of the lanes of one program after those of another."""
-    for places in alike([one.config for one in runs]):
-        try:
-            of_data = dataset(runs[places[0]].config) if data is None and len(places) > 1 else data
-        except Exception as error:
-            yield dict.fromkeys(places, error)
+    for each in alike([one.config for one in runs]):
+        asked = each if len(each) > 1 else []
+        wrong: dict[int, Outcome] = {i: error for i in asked if (error := _wrong(runs[i].config)) is not None}
+        if wrong:
+            yield wrong
+        if not (each := [i for i in each if i not in wrong]):
             continue
-        for some, lanes in _split([runs[i].config for i in places], of_data, say):
-            mine = [places[i] for i in some]
-            if isinstance(lanes, Exception):
-                yield dict.fromkeys(mine, lanes)
-            elif lanes is not None:
-                yield dict(zip(mine, _in_lanes([runs[i] for i in mine], lanes, progress), strict=True))
-            else:
-                yield from ({i: _alone(runs[i], progress, of_data)} for i in mine)
+        try:
+            of_data = dataset(runs[each[0]].config) if data is None and len(each) > 1 else data
+            by_plan = _by_plan(runs, each, of_data, say)
+        except Exception as error:
+            yield dict.fromkeys(each, error)
+            continue
+        for plan, places in by_plan.items():
+            for some, lanes in _split([runs[i].config for i in places], of_data, say, plan):
+                mine = [places[i] for i in some]
+                if isinstance(lanes, Exception):
+                    yield dict.fromkeys(mine, lanes)
+                elif lanes is not None:
+                    yield dict(zip(mine, _in_lanes([runs[i] for i in mine], lanes, progress), strict=True))
+                else:
+                    yield from ({i: _alone(runs[i], progress, of_data)} for i in mine)
+
+
+def _wrong(config: Config) -> Exception | None:
+    """What is wrong with a config: of lanes the first one's alone is built."""
+    try:
+        check(config)
+    except Exception as error:
+        return error
+    return None
+
+
+def _by_plan(runs: Sequence[Run], places: list[int], data: FederatedData | None, say: Say) -> dict[Plan | None, list[int]]:
+    """Places of runs by the plan that their directories have and that they take up again, which one program has in common; None:
+    the one that is chosen now."""
+    config = runs[places[0]].config
+    if len(places) == 1 or chosen_plan(config):
+        return {None: places}
+    found: dict[Plan | None, list[int]] = {}
+    for i in places:
+        found.setdefault(recorded_plan(runs[i].workdir), []).append(i)
+    if None in found and len(found) > 1 and (now := build(config, data).plan) in found:
+        found[None] = sorted(found[None] + found.pop(now))
+    found = dict(sorted(found.items(), key=lambda one: one[1]))
+    if len(found) > 1:
+        plans = ", ".join("a new one" if plan is None else str(plan) for plan in found)
+        say(f"{len(places)} runs are {len(found)} groups of lanes: their directories have other plans ({plans})")
+    return found
 
 
 def _alone(one: Run, progress: bool | None, data: FederatedData | None) -> Outcome:
@@ -133,70 +170,92 @@ def differing(configs: Sequence[Config]) -> Values:
     return {field: found for field, found in values.items() if len(set(found)) > 1}
 
 
-def _split(configs: Sequence[Config], data: FederatedData | None, say: Say) -> Iterator[tuple[list[int], Any]]:
-    """(places of configs, their `Lanes`) of `alike` configs; None in place of lanes: one after the other; or why none can be."""
+def _split(
+    configs: Sequence[Config], data: FederatedData | None, say: Say, plan: Plan | None = None
+) -> Iterator[tuple[list[int], Any]]:
+    """(places of configs, their `Lanes`) of `alike` configs; None in place of lanes: one after the other; or why none can be.
+
+    Args:
+      configs: at least one.
+      data: see `execute_all`.
+      say: likewise.
+      plan: of all of them; None: `parallel.choose`.
+    """
     if len(configs) == 1:
         yield [0], None
         return
     most = lanes_of(configs[0])
-    for group, tried in _groups(configs, list(range(len(configs))), data, say):
+    for group, lanes in _groups(configs, list(range(len(configs))), data, say, plan):
+        why = lanes if isinstance(lanes, str) else ""
+        if why:
+            say(f"plan.lanes={most}: runs go one after the other, for {why}")
         for begin in range(0, len(group), most):
             some = group[begin : begin + most]
-            if len(some) == 1:
+            if len(some) == 1 or why:
                 yield some, None
                 continue
-            try:
-                lanes = tried if tried is not None and some == group else _made([configs[i] for i in some], data)
-            except Exception as error:
-                yield some, error
-                continue
-            if why := reason(lanes.each[0]) or ("profile=True traces one" if configs[0].profile else ""):
+            if lanes is None or some != group:
+                try:
+                    lanes = _made([configs[i] for i in some], data, plan)
+                except Exception as error:
+                    yield some, error
+                    continue
+            if isinstance(lanes, str):
+                why = lanes
                 say(f"plan.lanes={most}: runs go one after the other, for {why}")
             yield some, None if why else lanes
 
 
-def _groups(configs: Sequence[Config], places: list[int], data: FederatedData | None, say: Say) -> Iterator[tuple[list[int], Any]]:
-    """(places of what one program can have, its lanes if they are made already)."""
+def _groups(
+    configs: Sequence[Config], places: list[int], data: FederatedData | None, say: Say, plan: Plan | None
+) -> Iterator[tuple[list[int], Any]]:
+    """(places of what one program can have; its lanes, or why it has none, where that is known already)."""
     mine = [configs[i] for i in places]
     values = differing(mine)
     if len(places) == 1 or not values:
         yield places, None
         return
     try:
-        yield places, _tried(mine, data, values)
-        return
+        tried = _tried(mine, data, values, plan)
     except Differs as error:
         found, why = error.found, str(error)
     except Exception as error:
-        bad = [field for field, each in values.items() if _fails(mine, data, {field: each})] or list(values)
+        bad = [field for field, each in values.items() if _fails(mine, data, {field: each}, plan)] or list(values)
         found = tuple(zip(*(values[field] for field in bad), strict=True))
         why = f"{', '.join(bad)} must be plain: {' '.join(str(error).split())[:160]}"
+    else:
+        yield places, tried
+        return
     groups: dict[Any, list[int]] = {}
     for place, label in zip(places, found, strict=True):
         groups.setdefault(label, []).append(place)
     say(f"{len(places)} runs that differ in {', '.join(values)} are {len(groups)} groups of lanes ({why})")
     for group in groups.values():
-        yield from _groups(configs, group, data, say)
+        yield from _groups(configs, group, data, say, plan)
 
 
-def _fails(configs: Sequence[Config], data: FederatedData | None, values: Values) -> bool:
+def _fails(configs: Sequence[Config], data: FederatedData | None, values: Values, plan: Plan | None) -> bool:
     try:
-        _tried(configs, data, values)
+        _tried(configs, data, values, plan)
     except Exception:
         return True
     return False
 
 
-def _made(configs: Sequence[Config], data: FederatedData | None, values: Values | None = None) -> Lanes:
+def _made(configs: Sequence[Config], data: FederatedData | None, plan: Plan | None, values: Values | None = None) -> Lanes | str:
+    """Lanes of configs, with nothing on a device; or why they go one after the other."""
     values = differing(configs) if values is None else values
     made = build(configs[0], data, by_lane=by_lane(configs[0], values) if values else None)
-    return Lanes(made, len(configs), numbered=bool(values))
+    if plan is not None and plan != made.plan:
+        made.use(plan)
+    why = reason(made) or ("profile=True traces one" if configs[0].profile else "")
+    return why or Lanes(made, len(configs), numbered=bool(values))
 
 
-def _tried(configs: Sequence[Config], data: FederatedData | None, values: Values) -> Lanes:
-    """Lanes whose programs are traced: raises what that does."""
-    lanes = _made(configs, data, values)
-    if not reason(lanes.each[0]):
+def _tried(configs: Sequence[Config], data: FederatedData | None, values: Values, plan: Plan | None) -> Lanes | str:
+    """As `_made`, with programs that are traced: raises what that does."""
+    lanes = _made(configs, data, plan, values)
+    if isinstance(lanes, Lanes):
         lanes.traced()
         for traced in lowering.programs(lanes.each[0], (lowering.START, lowering.EVALUATION)).values():
             traced()

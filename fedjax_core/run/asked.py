@@ -32,7 +32,7 @@ class Done(NamedTuple):
     Attributes:
       state: after them.
       records: one for each.
-      seconds: that they took, of several runs together if they were done so.
+      seconds: that they took; of several runs together, if they were done so, by the share of rounds of the one that had most.
       compiling: of these, for programs.
     """
 

@@ -96,6 +96,10 @@ def _recorded(workdir: WorkDir, name: str) -> Any:
     return together.said(together.all_or_none(f"read what {RUN} says of the {name}", read))
 
 
+def _plan(recorded: Mapping[str, int]) -> parallel.Plan:
+    return parallel.Plan(recorded["chunk"], recorded["devices"], recorded.get("model", 1))
+
+
 def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporter: report.Reporter) -> None:
     """Gives the simulation the plan that the directory has, unless the user has chosen one or there are too few devices. Several
     processes take up its chunk alone, and all their devices: the first of them might leave a process without one."""
@@ -103,7 +107,7 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
     if before is None:
         record_plan(simulation, workdir)
         return
-    plan = parallel.Plan(before["chunk"], before["devices"], before.get("model", 1))
+    plan = _plan(before)
     several = jax.process_count() > 1
     if several and not chosen and plan != simulation.plan:
         now = simulation.plan
@@ -118,6 +122,18 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
         reporter.say(f"the client loop's plan was {plan}, it is {simulation.plan} now ({why}); results agree to rounding")
     else:
         simulation.use(plan)
+
+
+def recorded_plan(directory: str | Path) -> parallel.Plan | None:
+    """The plan that a run there would take up, unless the user has chosen one; None: there is none, or too few devices. What cannot
+    be read has none: the run itself says so."""
+    try:
+        before = read_json(Path(directory) / RUN, RECORDED).get("plan")
+    except (OSError, ValueError):
+        return None
+    if before is None or before["devices"] > jax.device_count():
+        return None
+    return _plan(before)
 
 
 def record_plan(simulation: Simulation, workdir: WorkDir) -> None:

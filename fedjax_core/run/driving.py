@@ -1,5 +1,6 @@
 """Who does the rounds that runs ask for: the simulation of one run, or lanes of several runs at once."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -70,12 +71,16 @@ def run_in_lanes(runs: Sequence[Steps], lanes: Lanes) -> list[Outcome]:
                     found, seconds, compiling = clocked(functools.partial(lanes.rounds, wanted))
                 except Exception as error:
                     found, seconds, compiling = [error] * len(now), 0.0, 0.0
+                most = max(one.n for one in wanted)
                 for i, one in zip(now, found, strict=True):
                     if isinstance(one, Exception):
                         go(i, functools.partial(runs[i].throw, one))
                     else:
-                        go(i, functools.partial(runs[i].send, Done(one[0], one[1], seconds, compiling)))
-    finally:
-        for one in runs:
-            one.close()
+                        share = now[i].n / most
+                        go(i, functools.partial(runs[i].send, Done(one[0], one[1], seconds * share, compiling * share)))
+    except BaseException as error:
+        for one in runs:  # each ends as it would alone
+            with contextlib.suppress(BaseException):
+                one.throw(error)
+        raise
     return [ended[i] for i in range(len(runs))]

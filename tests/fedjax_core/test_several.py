@@ -97,11 +97,11 @@ def test_what_python_decides_by_splits_lanes(data):
 def test_what_takes_plain_numbers_alone_is_found_out(monkeypatch, data):
     tried = []
 
-    def needs_plain(configs, data, values):
+    def needs_plain(configs, data, values, plan):
         tried.append(sorted(values))
         if "optimizer.clip" in values:
             raise ValueError("no number")
-        return several._made(configs, data, values)
+        return several._made(configs, data, plan, values)
 
     monkeypatch.setattr(several, "_tried", needs_plain)
     said: list[str] = []
@@ -111,6 +111,53 @@ def test_what_takes_plain_numbers_alone_is_found_out(monkeypatch, data):
     assert said == [
         "3 runs that differ in optimizer.clip, optimizer.lr are 2 groups of lanes (optimizer.clip must be plain: no number)"
     ]
+
+
+def test_where_lanes_are_refused_nothing_lies_on_the_devices(tmp_path, monkeypatch, data):
+    made_so_far, build = [], several.build
+
+    def built(*given, **named):
+        made_so_far.append(build(*given, **named))
+        return made_so_far[-1]
+
+    def execute(config, workdir, progress, *, data, console):
+        assert all(one._held is None for one in made_so_far)
+        return workdir
+
+    monkeypatch.setattr(several, "build", built)
+    monkeypatch.setattr(several, "execute", execute)
+    monkeypatch.setattr(several, "reason", lambda simulation: "they are elsewhere")
+    said: list[str] = []
+    runs = [experiment.Run(made(seed, lr=rate), str(seed)) for seed, rate in enumerate((0.1, 0.2, 0.3, 0.4))]
+    assert experiment.execute_all(runs, False, data=data, say=said.append) == ["0", "1", "2", "3"]
+    assert said == ["plan.lanes=3: runs go one after the other, for they are elsewhere"]
+    assert len(made_so_far) == 1
+
+
+def test_each_lane_is_checked_and_those_of_a_plan_go_together(tmp_path, monkeypatch, data):
+    """Two directories have another plan than is chosen now, one has that one, one is new, and one has a wrong number."""
+    configs = [made(seed, lr=0.1 + seed) for seed in range(5)]
+    configs[3].optimizer.momentum = -0.5
+    for config in configs:
+        config.plan.devices = None
+    now = experiment.build(configs[0], data).plan
+    other = now._replace(chunk=now.chunk + 1)
+    for at, plan in ((0, now), (1, other), (2, other)):
+        (tmp_path / str(at)).mkdir()
+        (tmp_path / str(at) / "run.json").write_text(json.dumps({"plan": plan._asdict()}))
+    together = []
+
+    def in_lanes(runs, lanes, progress):
+        together.append(([Path(one.workdir).name for one in runs], lanes.each[0].plan))
+        return [ValueError("no more")] * len(runs)
+
+    monkeypatch.setattr(several, "_in_lanes", in_lanes)
+    said: list[str] = []
+    runs = [experiment.Run(config, str(tmp_path / str(at))) for at, config in enumerate(configs)]
+    ended = experiment.execute_all(runs, False, data=data, say=said.append)
+    assert str(ended[3]) == "optimizer.momentum=-0.5 must be at least 0"
+    assert together == [(["0", "4"], now), (["1", "2"], other)]
+    assert said == [f"4 runs are 2 groups of lanes: their directories have other plans (a new one, {other})"]
 
 
 def test_configs_that_are_alike():
@@ -162,6 +209,7 @@ def test_the_command_runs_seeds(tmp_path, monkeypatch, capsys):
     assert "seed 1  " in said
     alone = [line[0], f"--workdir={tmp_path / 'runs' / 'seed1'}", "--config.seed=1", "--compilation_cache="]
     assert command.main(alone) == 0
+    assert "plan.lanes=3: this is one run, so it goes alone; --seeds=0,1,2 has several, which are lanes" in capsys.readouterr().err
     assert [len(records(tmp_path / "runs" / f"seed{seed}")) for seed in (0, 1)] == [2, 4]
     assert command.main([*line[:2], "--seeds=0,0"]) == 2
     assert "--seeds=0,0 must have each seed once" in capsys.readouterr().err
