@@ -136,7 +136,7 @@ def test_where_lanes_are_refused_nothing_lies_on_the_devices(tmp_path, monkeypat
 
 def test_each_lane_is_checked_and_those_of_a_plan_go_together(tmp_path, monkeypatch, data):
     """Two directories have another plan than is chosen now, one has that one, one is new, and one has a wrong number."""
-    configs = [made(seed, lr=0.1 + seed) for seed in range(5)]
+    configs = [made(seed, lr=0.1 + seed, momentum=0.5) for seed in range(5)]
     configs[3].optimizer.momentum = -0.5
     for config in configs:
         config.plan.devices = None
