@@ -16,7 +16,7 @@ from fedjax_core.storage.json_files import read_json, write_json
 from fedjax_core.storage.workdir import CHECKPOINTS
 
 NUMBERS = "analysis.json"  # in a run's directory: what `number` has found
-_FOUND = {str: {"round": int, "value": float}}  # by the analysis's text
+_FOUND = {str: {"round": (int, type(None)), "value": float}}  # by the analysis's text; a round where there are checkpoints
 
 
 def _mean_origin(simulation: Simulation, state: State, model: str | None = None) -> float:
