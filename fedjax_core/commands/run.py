@@ -73,7 +73,7 @@ def _several(config: Any, workdir: str, seeds: Sequence[int]) -> int:
       Exception: one that `main` does not know, of the first run that had one.
       KeyboardInterrupt: some were interrupted; none was with a line that says of which round.
     """
-    runs, label = [], (config.plan.get("lanes") or 1) > 1
+    runs, label = [], experiment.lanes_of(config) > 1
     for seed in seeds:
         mine = config.copy_and_resolve_references()
         mine.seed = seed

@@ -90,6 +90,10 @@ class Workload:
 
 PROMPTS = {"patch": 4, "width": 192, "depth": 4, "heads": 3, "prompts": 8}
 _MLP = {"model": "mlp", "shape": (784,), "classes": 10, "examples": 60, "batch": 10, "options": {"widths": (200, 200)}, "lr": 0.1}
+_FEDPFT: dict[str, Any] = dict(
+    model="resnet10", shape=(32, 32, 3), classes=100, population=40, examples=500, batch=100
+)  # its CIFAR-100
+_PHASES = {"transform_epochs": 4, "model_epochs": 1}  # of its 5 local epochs
 _CIFAR = {"shape": (32, 32, 3), "classes": 10}
 
 WORKLOADS = {
@@ -142,57 +146,42 @@ WORKLOADS = {
         Workload(
             "d",
             "ResNet-10 (7x7 stem), 100 classes, 4 of 40 clients x 500, batch 100 (FedPFT's round: all 40 clients, 5 epochs)",
-            model="resnet10",
-            shape=(32, 32, 3),
-            classes=100,
-            population=40,
             cohort=4,
-            examples=500,
-            batch=100,
             options={"stem": "imagenet"},
+            **_FEDPFT,
         ),
         *(
             Workload(
                 name,
                 f"{title} on the ResNet-10 of d, 2 of 40 clients x 500, batch 100",
-                model="resnet10",
-                shape=(32, 32, 3),
-                classes=100,
-                population=40,
                 cohort=2,
-                examples=500,
-                batch=100,
                 epochs=5,
                 options={"stem": "imagenet"},
                 method=method,
                 arguments=arguments,
                 peers=(),
+                **_FEDPFT,
             )
             for name, title, method, arguments in (
                 ("d5", "FedAvg, 5 epochs,", "fedavg", {}),
-                ("dpft", "FedPFT, 4 + 1 epochs,", "fedpft", {"transform_epochs": 4, "model_epochs": 1}),
+                ("dpft", "FedPFT, 4 + 1 epochs,", "fedpft", _PHASES),
             )
         ),
         *(
             Workload(
                 name,
                 f"{title} on ResNet-10 ({stem} stem), 100 classes, all of 40 clients x 500, batch 100 (FedPFT's published round)",
-                model="resnet10",
-                shape=(32, 32, 3),
-                classes=100,
-                population=40,
                 cohort=40,
-                examples=500,
-                batch=100,
                 epochs=5,
                 options=options,
                 method=method,
                 arguments=arguments,
                 peers=(),
+                **_FEDPFT,
             )
             for stem, options in (("7x7", {"stem": "imagenet"}), ("3x3", {}))
             for name, title, method, arguments in (
-                (f"p{stem[0]}", "FedPFT, 4 + 1 epochs,", "fedpft", {"transform_epochs": 4, "model_epochs": 1}),
+                (f"p{stem[0]}", "FedPFT, 4 + 1 epochs,", "fedpft", _PHASES),
                 (f"p{stem[0]}avg", "FedAvg, 5 epochs,", "fedavg", {}),
             )
         ),
