@@ -24,7 +24,13 @@ log = logging.getLogger("fedjax_core")
 
 
 class Diverged(FloatingPointError):
-    """Something that a round left behind was not finite."""
+    """Something that a round left behind was not finite.
+
+    Attributes:
+      stopped: whether a signal asked the run to stop meanwhile; whoever starts another run must stop.
+    """
+
+    stopped = False
 
 
 class Seen(NamedTuple):

@@ -167,6 +167,8 @@ def steps(
                 hooks.start(Started(workdir.path, dict(config), rounds, going.done))
                 stopped = yield from going.on(asked_for, rounds, every, checkpoint_seconds, going.done + 1 if profile else None)
             except BaseException as error:
+                if isinstance(error, Diverged):
+                    error.stopped = asked_for.asked
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 hooks.end(Ended(status, going.done, str(error), {}))
                 raise

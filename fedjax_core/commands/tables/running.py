@@ -217,6 +217,7 @@ class _Going:
             if isinstance(outcome, Exception):
                 said = self._failed(job.cell, outcome)
                 why = why or said
+                stopped = stopped or (str(job.cell) if isinstance(outcome, Diverged) and outcome.stopped else "")
             elif isinstance(outcome, BaseException):
                 interrupted = outcome
             else:
@@ -314,12 +315,11 @@ class _Going:
                 raise ended
             give_up(self._folder, one, report.one_line(ended))
             self._say(f"diverged, so it counts as the worst: {one}: {report.one_line(ended)}")
-        stopped = not isinstance(ended, Diverged) and bool(ended.stopped)
         if one.trial is None:
             self.results[one.name] = result_of(self._table, self._folder, one, data)
         elif not self._searches.read(self._searches.studies[one.row, one.column], one):
             raise ValueError(f"the run ended before round {one.config.rounds}")  # a callback asked it to
-        return stopped
+        return bool(ended.stopped)
 
     def _write(self) -> None:
         self._files = write(self.contents, self._folder, self._known)

@@ -338,6 +338,21 @@ def test_a_trial_that_diverges_is_the_worst_and_is_not_tried_again(tmp_path, fak
     assert len(fake.done) == before
 
 
+def test_a_signal_while_a_trial_diverges_ends_the_table(tmp_path, fake):
+    asked = Diverged("round 1: the loss is not finite")
+    asked.stopped = True
+
+    def act(name, config):
+        raise asked
+
+    fake.act = act
+    with pytest.raises(KeyboardInterrupt, match="after A / IID / trial 0 / seed 0; the same command goes on"):
+        run(tmp_path, only=["a"])
+    fake.act = lambda name, config: None
+    run(tmp_path, only=["a"])
+    assert "1 diverged, its own settings among them" in line(tmp_path, "A")
+
+
 def test_where_all_diverge_the_cells_fail(tmp_path, fake):
     def act(name, config):
         raise Diverged("round 1: the loss is not finite")

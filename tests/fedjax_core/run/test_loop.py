@@ -1,5 +1,6 @@
 """Where time goes: the trace of one round; callbacks that a config names; processes whose clocks differ."""
 
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
+from fedjax_core.engine.simulation import Diverged
 from fedjax_core.run import loop
 from fedjax_core.storage.json_files import read_jsonl
 
@@ -37,6 +39,21 @@ def test_one_round_is_traced_and_nothing_else_changes(tmp_path: Path):
     assert len(records[0]) == 3
     assert records[0] == records[1]
     assert Heard.rounds == 2 * [1, 2, 3]
+
+
+class AskedAtOnce:
+    def start(self, started):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_run_that_diverges_says_whether_a_signal_came(tmp_path: Path, asked):
+    config = fedavg.get_config("smoke")
+    config.optimizer.lr = 1e30
+    config.callbacks = (f"{__name__}:AskedAtOnce",) if asked else ()
+    with pytest.raises(Diverged) as found:
+        experiment.execute(config, str(tmp_path), progress=False)
+    assert found.value.stopped is asked
 
 
 class Process(threading.local):
