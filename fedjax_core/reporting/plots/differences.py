@@ -1,6 +1,7 @@
 """What sets methods apart: differences to one of them with their intervals, a marker per method."""
 
 import os
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from fedjax_core.reporting.plots import style
 
 LINE = 0.135  # inches of height for a method
+KEY = "line: 95 % interval; full marker: without 0 in it; bold name: not told apart from the panel's best"
 
 
 class Difference(NamedTuple):
@@ -79,7 +81,8 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
                 axes = figure.add_subplot(inside[i])
                 _panel(axes, panel, kinds, not shared or i == 0)
                 axes.set_title(f"{panel.row}: {panel.title}" if i == 0 else panel.title)
-        figure.supxlabel(f"minus {against} [{unit}]", fontsize=matplotlib.rcParams["axes.labelsize"])
+        key = textwrap.fill(KEY, 58 if width == style.COLUMN else 120)
+        figure.supxlabel(f"minus {against} [{unit}]\n{key}", fontsize=matplotlib.rcParams["axes.labelsize"])
         if len(kinds) > 1:
             handles, labels = {}, []
             for axes in figure.axes:
