@@ -101,9 +101,8 @@ def get_config(variant: str = "small") -> Any:
     config.cohort.fraction = 0.4
     config.cohort.size = placeholder(int)  # a number of clients, instead of the fraction
 
-    config.cohort.sampling = placeholder(
-        str
-    )  # "fixed" (None): that number; "poisson": each client by a draw of its own, for privacy
+    # "fixed" (None): that number, drawn; "poisson": each client by a draw of its own; "cyclic": in turn, none again before its own
+    config.cohort.sampling = placeholder(str)
 
     config.models = ("mlp",)  # several: client i gets model i mod their number; of images also with resize=, frame=: fedjax_core/nn
     config.weights = placeholder(object)  # a file that networks begin from, or a tuple with one (or None) for each model
@@ -166,16 +165,21 @@ def get_config(variant: str = "small") -> Any:
 
     config.privacy = ConfigDict()
     # Differential privacy of clients: "gaussian", "adaptive(quantile=0.5)" by the server, "local_gaussian", "local_laplace" by
-    # each client: fedjax_core/uplink/privacy.py. Needs clip, delta, and noise or epsilon.
+    # each client: fedjax_core/uplink/privacy.py. By noise that is correlated over rounds, for cohorts that come in turn: "tree",
+    # "banded(bands=4)", "blt(buffers=3)": fedjax_core/privacy/strategies.py. Needs clip, delta, and noise or epsilon.
     config.privacy.mechanism = placeholder(str)
     config.privacy.clip = placeholder(float)  # norm of a client's delta; of "adaptive" the first one
-    config.privacy.noise = placeholder(float)  # multiplier: deviation of the noise over the clip
+    config.privacy.noise = placeholder(float)  # multiplier: deviation of the noise over the clip (times the sensitivity)
     config.privacy.epsilon = placeholder(float)  # in its place: the noise that gives this after all rounds
     config.privacy.delta = placeholder(float)
     config.privacy.cohort = placeholder(
         int
     )  # clients a round of the deployment: noise and epsilon are of these; None: as simulated
     config.privacy.population = placeholder(int)  # and its clients in all, which needs its cohort; None: as simulated
+    # Where cohorts come in turn, what is accounted for: rounds until a client may come again, rounds that it takes part in at most;
+    # None: what the cohorts hold. A promise that they do not hold is refused.
+    config.privacy.min_separation = placeholder(int)
+    config.privacy.participations = placeholder(int)
     config.privacy.accountant = placeholder(str)  # "pld", "rdp"; None: the tighter that has the sampling
 
     config.callbacks = ()  # told what happens, may ask to stop: "wandb(project='x')", "my.module:Name(option=1)"

@@ -29,7 +29,17 @@ __all__ = ["NUMBERS", "Asked", "Loaded", "analyse", "is_size", "main", "number",
 WHAT: dict[str, Callable[[Asked, Loaded], list[Path]]] = {
     function.__name__: function
     for function in (
-        *(figures.curves, figures.partition, figures.tsne, figures.attention, figures.knowledge, listings.probe, listings.match),
+        *(
+            figures.curves,
+            figures.traffic,
+            figures.epsilon,
+            figures.partition,
+            figures.tsne,
+            figures.attention,
+            figures.knowledge,
+            listings.probe,
+            listings.match,
+        ),
         *(listings.communication, listings.sizes, figures.clients, figures.classes, figures.landscape, figures.plane),
         listings.rouge,
     )

@@ -2,8 +2,11 @@
 
 "fixed" takes a set of C clients, uniformly at random, without replacement. "poisson" takes every client by a draw of its own with
 probability C / N, so that the number of those who come varies about C; they have places enough that more than fit come with a
-probability below `OVERFLOW` a round. The last of them are then left out.
+probability below `OVERFLOW` a round. The last of them are then left out. "cyclic" has all clients in a circle, in an order drawn
+once, and takes the next C of them in every round: none comes again before its turn.
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Array
 
-SAMPLINGS = ("fixed", "poisson")
+SAMPLINGS = ("fixed", "poisson", "cyclic")
 OVERFLOW = 1e-20
 
 
@@ -34,6 +37,17 @@ def number(cohort: int | float | None, population: int) -> int:
     raise ValueError(
         f"cohort={cohort!r} is neither a number of clients between 1 and the population's {population} nor a fraction in (0, 1]"
     )
+
+
+def check(sampling: str, size: int, population: int) -> None:
+    """Raises ValueError for a sampling that there is not, or a circle that int32 cannot count in."""
+    if sampling not in SAMPLINGS:
+        raise ValueError(f"sampling={sampling!r} is not one of {', '.join(map(repr, SAMPLINGS))}")
+    if sampling == "cyclic" and math.lcm(population, size) >= 2**31:
+        raise ValueError(
+            f"sampling='cyclic': cohorts of {size} of {population} clients begin anew after {math.lcm(population, size)} turns, "
+            f"which must be below 2**31; take a cohort that divides the population, such as {math.gcd(population, size)}"
+        )
 
 
 def sample(key: Array, population: int, size: int) -> Array:
@@ -74,6 +88,18 @@ def poisson(key: Array, population: int, rate: float, size: int) -> Array:
     """Each client with probability `rate`, by a draw of its own; [size] ids in ascending order, then N for empty places."""
     chosen = jax.random.bernoulli(key, rate, (population,), mode="high")
     return jnp.nonzero(chosen, size=size, fill_value=population)[0].astype(jnp.int32)
+
+
+def cyclic(key: Array, round: Array | int, population: int, size: int) -> Array:  # noqa: A002
+    """The round's clients of a circle; [size] ids. The key is the same in all rounds.
+
+    Example:
+      >>> [cyclic(jax.random.key(0), round, 5, 2).tolist() for round in range(3)]
+      [[0, 1], [4, 3], [2, 0]]
+    """
+    again = math.lcm(population, size) // size  # rounds until the circle begins with the same client
+    places = (round % again * size + jnp.arange(size)) % population
+    return jax.random.permutation(key, population)[places].astype(jnp.int32)
 
 
 def stays(key: Array, ids: Array, dropout: float) -> Array:

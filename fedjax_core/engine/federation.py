@@ -130,6 +130,7 @@ class Federation:
       population: N.
       cohort: C, or places for those that come where sampling is Poisson.
       rate: with which each client comes, where sampling is Poisson; else None.
+      in_turn: whether cohorts are taken from a circle, one after the other.
       dropout: probability with which a sampled client does not come back.
       evaluation: what is scored.
       episodes: how minibatches and tests are drawn; None: plain examples.
@@ -153,6 +154,7 @@ class Federation:
     mesh: Mesh
     center: np.ndarray | float = 0.0
     rate: float | None = None
+    in_turn: bool = False
     by_size: bool = False
 
     def algorithm(self, g: int, held: Held, round: Array | int) -> Algorithm:  # noqa: A002

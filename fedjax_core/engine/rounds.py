@@ -76,7 +76,9 @@ def on_host(fed: Federation, held: Held, state: State, initial: PyTree, drawn: D
 def draw(fed: Federation, held: Held, of_run: Array, round: Array) -> Drawn:  # noqa: A002
     """The round's cohort."""
     of_cohort = key(of_run, "cohort", round)
-    if fed.rate is None:
+    if fed.in_turn:
+        ids = cohorts.cyclic(key(of_run, "cohort", 0), round, fed.population, fed.cohort)
+    elif fed.rate is None:
         ids = cohorts.sample(of_cohort, fed.population, fed.cohort)
     else:
         ids = cohorts.poisson(of_cohort, fed.population, fed.rate, fed.cohort)

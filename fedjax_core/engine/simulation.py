@@ -108,7 +108,7 @@ class Simulation:
           devices: of which the plan takes the first; None: those that jax sees. For a topology's, programs can be compiled.
           links: what uplinks pass through: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
           leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
-          sampling: "fixed" or "poisson", see `cohort.py`.
+          sampling: "fixed", "poisson" or "cyclic", see `cohort.py`.
 
         Raises:
           ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
@@ -130,8 +130,7 @@ class Simulation:
         evaluation = unseen.scored(evaluation, why, newcomers > 0)
         self.unserved, self._newcomers = why if newcomers else "", newcomers
         size = cohorts.number(cohort, population)
-        if sampling not in cohorts.SAMPLINGS:
-            raise ValueError(f"sampling={sampling!r} is not one of {', '.join(map(repr, cohorts.SAMPLINGS))}")
+        cohorts.check(sampling, size, population)
         rate = size / population if sampling == "poisson" else None
         places = size if rate is None else cohorts.places(size, population)
         self._devices = devices
@@ -139,7 +138,7 @@ class Simulation:
         mesh, off = parallel.mesh(plan, devices), hold != "device"
         center = np.asarray(data.train.y).mean(0, dtype=np.float64) if self.targets == "numbers" else 0.0
         fixed = Federation(tuple(groups), population, places, dropout, evaluation, episodes, off, dispatch, plan, mesh, center)
-        self._of = dataclasses.replace(fixed, rate=rate)
+        self._of = dataclasses.replace(fixed, rate=rate, in_turn=sampling == "cyclic")
         self.placed = placement.choose(data_on, data, mesh)
         data, self._readers = placement.opened(self.placed, data)
         self.data, self.population, self.cohort, self.places = data, population, size, places

@@ -389,7 +389,7 @@ def _private(said: Mapping[str, Any]) -> tuple[Found | None, Privacy | None]:
             f"privacy.mechanism={spec!r} and normalise={said['normalise']!r}: mean and deviation of all clients' rows would come "
             f"without noise, which no epsilon is told of; set normalise to one of {names}"
         )
-    return found, privacy_asked(said, found.name)
+    return found, privacy_asked(said, found.name, found.options)
 
 
 def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:

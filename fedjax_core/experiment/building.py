@@ -29,7 +29,7 @@ from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.privacy import Spent
 from fedjax_core.storage import weights
 from fedjax_core.task import PARTS, Model, Task, of_model, part_of
-from fedjax_core.uplink import Link, attacks, order
+from fedjax_core.uplink import Link, attacks, correlated, order
 
 Scaling = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel
 
@@ -165,6 +165,8 @@ def _private(asked: Asked, spent: Spent | None, population: int) -> list[Link]:
         return []
     size, found = cohorts.number(asked.cohort, population), asked.mechanism
     real = spent.release.cohort if spent.release.sampling != "local" else size
+    if spent.strategy is not None:
+        return [correlated.link(spent.clip, spent.noise, size, real, spent.strategy)]
     return [found.function(spent.clip, spent.noise, size, real, **found.options)]
 
 

@@ -88,6 +88,8 @@ FIELDS: dict[str, Any] = {
     "privacy.delta": or_none(Below),
     "privacy.cohort": or_none(AtLeastOne),
     "privacy.population": or_none(AtLeastOne),
+    "privacy.min_separation": or_none(AtLeastOne),
+    "privacy.participations": or_none(AtLeastOne),
     "privacy.accountant": or_none(Annotated[str, one_of(*ACCOUNTANTS)]),
     "method.name": str,
 }

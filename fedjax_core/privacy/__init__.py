@@ -1,10 +1,25 @@
 """What noise is worth: epsilon of a run's rounds by the accountants of `dp-accounting`, and the noise for a wanted epsilon.
 
-The noise itself is made by `fedjax_core/uplink/privacy.py`. Records of a run are the simulator's own: losses, scores and counts in
-them are of the clients' data as they are, and no part of what epsilon is told of. That is the sequence of server states.
+The noise itself is made by `fedjax_core/uplink/privacy.py` and `correlated.py`, the latter from the matrices in `strategies.py`.
+Records of a run are the simulator's own: losses, scores and counts in them are of the clients' data as they are, and no part of
+what epsilon is told of. That is the sequence of server states.
 """
 
 from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrated, epsilon
+from fedjax_core.privacy.participation import Participation, in_turn
 from fedjax_core.privacy.settings import Privacy, Spent, asked
+from fedjax_core.privacy.strategies import STRATEGIES, Strategy
 
-__all__ = ["ACCOUNTANTS", "Privacy", "Release", "Spent", "asked", "calibrated", "epsilon"]
+__all__ = [
+    "ACCOUNTANTS",
+    "STRATEGIES",
+    "Participation",
+    "Privacy",
+    "Release",
+    "Spent",
+    "Strategy",
+    "asked",
+    "calibrated",
+    "epsilon",
+    "in_turn",
+]

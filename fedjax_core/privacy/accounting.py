@@ -6,6 +6,9 @@ Which event a round is, and whom its epsilon protects (the neighbouring relation
   "fixed"     C clients of N without replacement: `SampledWithoutReplacementDpEvent`. Replace one client, by which the sum moves
               by twice the clip, so the accountant is given half of the noise multiplier. RDP alone has it.
   "all"       every client in every round, or "fixed" with C = N: no sampling. Remove one client's part of the sum. PLD or RDP.
+  "cyclic"    clients come in turn (`participation.py`): no sampling, nothing amplified. Remove all that one client sends, in the
+              rounds in which it takes part. PLD or RDP, of as many rounds as these; of noise that is correlated over rounds one
+              Gaussian mechanism in all (`strategies.py`).
   "local"     what one client itself sends in every round. Replace all its data: twice the clip. PLD or RDP.
 """
 
@@ -19,6 +22,7 @@ RELATIONS = {
     "poisson": "add or remove one client",
     "fixed": "replace one client",
     "all": "remove what one client sends",
+    "cyclic": "remove what one client sends",
     "local": "replace one client's data",
 }
 INTERVAL = 1e-3  # of the discretised privacy loss; ten times dp-accounting's default, at a tenth of the time; rounded upwards
@@ -105,7 +109,7 @@ def epsilon(release: Release, multiplier: float, rounds: int, delta: float, acco
     Args:
       release: of one round.
       multiplier: deviation, or Laplace's scale, over the clip.
-      rounds: how many.
+      rounds: how many; of "cyclic" those in which a client takes part.
       delta: 0 for pure differential privacy, which Laplace noise has: by adding up.
       accountant: "pld" or "rdp".
 

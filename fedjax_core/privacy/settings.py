@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_core.privacy.accounting import Release, calibrated, choose, epsilon
+from fedjax_core.privacy.participation import Participation, in_turn, promised
+from fedjax_core.privacy.strategies import STRATEGIES, Strategy
 
-ALONE = ("clip", "noise", "epsilon", "delta", "cohort", "population", "accountant")  # fields of config.privacy beside the mechanism
-NOISE = {"gaussian": "gaussian", "adaptive": "gaussian", "local_gaussian": "gaussian", "local_laplace": "laplace"}
+OF_TURNS = ("min_separation", "participations")  # fields of config.privacy that say how clients take turns
+ALONE = ("clip", "noise", "epsilon", "delta", "cohort", "population", "accountant", *OF_TURNS)  # all beside the mechanism
+NOISE = {"local_laplace": "laplace"}  # of the others Gaussian
 STEPS = 16  # epsilon by PLD is found at so many numbers of rounds between one power of two and the next
 
 
@@ -21,7 +24,9 @@ class Privacy(NamedTuple):
       delta: 0 for pure differential privacy.
       cohort, population: of the deployment, or None: the simulated ones.
       accountant: "pld", "rdp" or None.
+      min_separation, participations: what is promised of clients that come in turn, or None: what their cohorts hold.
       rounds: T, which the noise is calibrated to.
+      options: of the mechanism.
     """
 
     name: str
@@ -32,7 +37,10 @@ class Privacy(NamedTuple):
     cohort: int | None
     population: int | None
     accountant: str | None
+    min_separation: int | None
+    participations: int | None
     rounds: int
+    options: Mapping[str, Any] = {}
 
     def spent(self, cohort: int, population: int, sampling: str, calibrate: bool = True, known: float | None = None) -> "Spent":
         """With the simulation known: what one round is, and how much noise it has.
@@ -40,12 +48,13 @@ class Privacy(NamedTuple):
         Args:
           cohort: C of the simulation, expected.
           population: N of it.
-          sampling: "fixed" or "poisson".
+          sampling: "fixed", "poisson" or "cyclic".
           calibrate: False: noise that would have to be calibrated is 1, and nothing is accounted; for shapes alone.
           known: the noise multiplier that the run has; it is not found again, and nothing is accounted.
 
         Raises:
-          ValueError: the deployment is smaller than the simulation; the accountant cannot do it; dp-accounting is not installed.
+          ValueError: the deployment is smaller than the simulation; the accountant cannot do it; cohorts do not hold what is
+            promised of clients' turns; dp-accounting is not installed.
         """
         real, everybody = self.cohort or cohort, self.population or population
         if everybody < population:
@@ -56,20 +65,25 @@ class Privacy(NamedTuple):
             )
         if real > everybody:
             raise ValueError(f"privacy.cohort={real} must be at most the population, {everybody}; set privacy.population")
+        kind, turns, strategy = NOISE.get(self.name, "gaussian"), None, None
         if self.name.startswith("local"):
-            release = Release(NOISE[self.name], "local")
-        elif real == everybody:
-            release = Release(NOISE[self.name], "all", real, everybody)
+            release = Release(kind, "local")
+        elif sampling == "cyclic":
+            release = Release(kind, sampling, real, everybody)
+            turns = promised(in_turn(self.rounds, real, everybody), self.min_separation, self.participations)
+            strategy = STRATEGIES[self.name](turns, **self.options) if self.name in STRATEGIES else None
         else:
-            release = Release(NOISE[self.name], sampling, real, everybody)
+            release = Release(kind, "all" if real == everybody else sampling, real, everybody)
         accountant = choose(release, self.accountant)
         noise, calibrate = self.noise if known is None else known, calibrate and known is None
         if noise is None:
             noise = 1.0
             if calibrate:
                 assert self.epsilon is not None
-                noise = calibrated(release, self.epsilon, self.delta, self.rounds, accountant)
-        made = Spent(release, noise, self.clip, self.delta, accountant, self.rounds, self.name, (cohort, population))
+                times = 1 if strategy is not None else self.rounds if turns is None else turns.times
+                noise = calibrated(release, self.epsilon, self.delta, times, accountant)
+        simulated = cohort, population
+        made = Spent(release, noise, self.clip, self.delta, accountant, self.rounds, self.name, simulated, turns, strategy)
         if calibrate:
             made.epsilon(1)  # says before round 1 that the accountant is missing
         return made
@@ -87,6 +101,8 @@ class Spent(NamedTuple):
       rounds: the last one.
       name: of the mechanism.
       simulated: cohort and population of the simulation, which are not always the release's.
+      turns: how often clients come, where they come in turn; else None.
+      strategy: of noise that is correlated over rounds; else None.
     """
 
     release: Release
@@ -97,6 +113,8 @@ class Spent(NamedTuple):
     rounds: int
     name: str
     simulated: tuple[int, int]
+    turns: Participation | None = None
+    strategy: Strategy | None = None
 
     @property
     def larger(self) -> bool:
@@ -110,6 +128,11 @@ class Spent(NamedTuple):
             step = max(1, 2 ** (max(done, 1).bit_length() - 1) // STEPS)
             ahead = -(-done // step) * step
             done = min(ahead, self.rounds) if done <= self.rounds else done
+        if self.strategy is not None and done:
+            done = min(done, self.rounds)  # there is no noise for more
+            multiplier = self.noise * self.strategy.sensitivity() / self.strategy.sensitivity(done)
+            return epsilon(self.release, multiplier, 1, self.delta, self.accountant)
+        done = done if self.turns is None else self.turns.by(done)
         return epsilon(self.release, self.noise, done, self.delta, self.accountant)
 
     def so_far(self, done: int) -> dict[str, float]:
@@ -124,7 +147,10 @@ class Spent(NamedTuple):
             return said | whose
         of = {"cohort": self.release.cohort, "population": self.release.population}
         simulated = dict(zip(("simulated_cohort", "simulated_population"), self.simulated, strict=True)) if self.larger else {}
-        return said | of | simulated | whose
+        turns = {} if self.turns is None else {"min_separation": self.turns.separation, "participations": self.turns.times}
+        if self.strategy is not None:  # whose numbers are of these rounds alone
+            turns |= {"rounds": self.rounds, "sensitivity": self.strategy.sensitivity()} | self.strategy.facts()
+        return said | of | simulated | turns | whose
 
     def words(self, done: int) -> str:
         """One line on what was spent."""
@@ -136,16 +162,19 @@ class Spent(NamedTuple):
             clients = f"{self.release.sampling} cohorts of {self.release.cohort} of {self.release.population}"
         if self.larger:
             clients += " (deployment; simulated {} of {})".format(*self.simulated)
+        if self.turns is not None:
+            clients += f", each client at most {self.turns.times} times, {self.turns.separation} rounds apart, not amplified"
         how = f"noise multiplier {self.noise:.4g}, clip {self.clip:g}, {clients}, by {self.accountant}"
         return f"privacy  {told} ({self.name}: {how}; neighbours: {self.release.relation})"
 
 
-def asked(said: Mapping[str, Any], name: str | None) -> Privacy | None:
+def asked(said: Mapping[str, Any], name: str | None, options: Mapping[str, Any] = {}) -> Privacy | None:
     """What the config's fields ask for.
 
     Args:
       said: all fields by dotted name.
       name: of the mechanism, without its options; None: privacy is off.
+      options: of the mechanism.
 
     Raises:
       ValueError: a field is missing, or is given where it says nothing.
@@ -173,5 +202,14 @@ def asked(said: Mapping[str, Any], name: str | None) -> Privacy | None:
         raise ValueError(
             f"privacy.population={found['population']} needs privacy.cohort, the clients that the deployment has in a round"
         )
+    sampling = said["cohort.sampling"]
+    if name in STRATEGIES and sampling != "cyclic":
+        raise ValueError(
+            f"privacy.mechanism={name!r} is for clients that come in turn, and cohort.sampling={sampling!r} draws them: set it to "
+            "'cyclic', or take 'gaussian'"
+        )
+    for field in OF_TURNS:
+        if found[field] is not None and (sampling != "cyclic" or name.startswith("local")):
+            raise ValueError(f"privacy.{field}={found[field]} is for a central mechanism with cohort.sampling='cyclic'")
     found["delta"] = found["delta"] or 0.0
-    return Privacy(name=name, rounds=said["rounds"], **found)
+    return Privacy(name=name, rounds=said["rounds"], options=options, **found)

@@ -1,7 +1,8 @@
 """Differential privacy at user level: what one client sends is clipped, and noise covers it.
 
 Central: the server is trusted. It clips what each client sends, adds up, adds noise to the sum once, and divides by a fixed number
-of clients, never by how many came. Local: nobody is trusted, each client adds the noise to what it sends itself.
+of clients, never by how many came; noise that is correlated over rounds is in `correlated.py`. Local: nobody is trusted, each
+client adds the noise to what it sends itself.
 
 One client's part is all that it sends as one vector: the whole delta, and SCAFFOLD's control variate beside the model's. Clipped
 together, they need no bounds of their own. A vector that is not finite counts as zeros, so that it moves the sum by less than the
@@ -22,12 +23,13 @@ import jax.numpy as jnp
 
 from fedjax_core import values
 from fedjax_core.algorithm import Array
+from fedjax_core.privacy.strategies import STRATEGIES
 from fedjax_core.uplink.link import Carried, Link, Passed, Reduction
 from fedjax_core.uplink.statistics import has_statistics
 from fedjax_core.uplink.vectors import of_vector, vector
 from fedjax_core.values import Positive
 
-GIVEN = ("clip", "noise", "cohort", "real")  # what every mechanism takes beside the options in its spec
+GIVEN = ("clip", "noise", "cohort", "real", "participation")  # what mechanisms take beside the options in their specs
 Quantile = Annotated[float, values.Limit("in (0, 1)", lambda v: 0 < v < 1)]
 SAFETY = 1 - 1e-5  # the length of a clipped vector is found in float32; rounding must not carry it above the clip
 
@@ -55,12 +57,6 @@ def gaussian(clip: Positive, noise: Positive, cohort: float, real: float) -> Lin
     """Central, with a fixed clip: McMahan, Ramage, Talwar, Zhang. Learning Differentially Private Recurrent Language Models. ICLR
     2018; with `real` above `cohort` the noise of a larger cohort, scaled to the simulated one."""
 
-    def lift(row, weight, sender):
-        del sender
-        part, long = clipped(row, clip)
-        there = (weight > 0).astype(jnp.float32)
-        return there * part, there * long, there
-
     def combine(joined, memory, key):
         total, long, number = joined
         deviation = noise * clip * (cohort / real)
@@ -69,7 +65,7 @@ def gaussian(clip: Positive, noise: Positive, cohort: float, real: float) -> Lin
         said = {"privacy/clipped": (long, number), "privacy/deviation": (jnp.float32(deviation / cohort), one)}
         return total / cohort, memory, said
 
-    return _central("gaussian", Reduction(lift, "add", combine), cohort)
+    return central("gaussian", Reduction(lifted(clip), "add", combine), cohort)
 
 
 def adaptive(
@@ -119,7 +115,7 @@ def adaptive(
         said = {"clipped": (long, number), "deviation": (spread / cohort, jnp.float32(1)), "clip": (bound, jnp.float32(1))}
         return total / cohort, following, {f"privacy/{name}": pair for name, pair in said.items()}
 
-    made = _central("adaptive", Reduction(lift, "add", combine), cohort)
+    made = central("adaptive", Reduction(lift, "add", combine), cohort)
     return made._replace(memory=lambda like: jnp.float32(clip))
 
 
@@ -133,7 +129,20 @@ def local_laplace(clip: Positive, noise: Positive, cohort: float, real: float) -
     return _local("local_laplace", clip, noise, jax.random.laplace, 1)
 
 
-def _central(name: str, reduction: Reduction, cohort: float) -> Link:
+def lifted(clip: float) -> Callable[[Array, Array, Any], Any]:
+    """One client's contribution: its clipped vector, whether it was longer, and that it came."""
+
+    def lift(row: Array, weight: Array, sender: Any) -> tuple[Array, Array, Array]:
+        del sender
+        part, long = clipped(row, clip)
+        there = (weight > 0).astype(jnp.float32)
+        return there * part, there * long, there
+
+    return lift
+
+
+def central(name: str, reduction: Reduction, cohort: float) -> Link:
+    """The link of a mechanism whose noise is the server's."""
     return Link("privacy", name, reduction=reduction, check=_bounded("privacy", name), alike=True, counted=round(cohort))
 
 
@@ -171,4 +180,5 @@ MECHANISMS: dict[str, Callable[..., Any]] = {
     "adaptive": adaptive,
     "local_gaussian": local_gaussian,
     "local_laplace": local_laplace,
+    **STRATEGIES,  # whose links `correlated.py` makes
 }

@@ -75,16 +75,20 @@ def build(
 ) -> simulation.Simulation:
     """The workload as a simulation."""
     task = task_of(workload, dtype=dtype, conv_form=conv_form) if task is None else task
-    arguments = workload.arguments or {"epochs": workload.epochs}
-    make = functools.partial(
-        experiment.method(workload.method), optimizer=training.sgd(workload.lr), batch=workload.batch, **arguments
-    )
     return simulation.Simulation(
-        simulation.one_group(make, task, workload.population),
+        simulation.one_group(method(workload), task, workload.population),
         federation(workload),
         cohort=workload.cohort,
         plan=parallel.choose(workload.cohort, chunk=chunk, devices=devices),
         hold=workload.hold,
+    )
+
+
+def method(workload: Workload, **more: Any) -> Any:
+    """The workload's method with its options, and more of them."""
+    arguments = {**(workload.arguments or {"epochs": workload.epochs}), **more}
+    return functools.partial(
+        experiment.method(workload.method), optimizer=training.sgd(workload.lr), batch=workload.batch, **arguments
     )
 
 

@@ -1,6 +1,6 @@
 """What size costs, in one process and in turns: populations of very many clients, and rows that are read beside resident ones.
 
-python -m tests.benchmarks --scale=host,disk,rows,reader,lanes --repeats=9
+python -m tests.benchmarks --scale=host,disk,rows,reader,lanes,uplinks --repeats=9
 
 Each turn measures every contender once, in one order and in the reverse by turns, and compares it with the first one of that turn.
 """
@@ -28,7 +28,7 @@ from fedjax_core.engine import ahead, parallel, simulation
 from fedjax_core.engine.rows import Streamed
 from fedjax_core.learning import training
 from fedjax_core.task import of_model
-from tests.benchmarks import lanes, ours
+from tests.benchmarks import lanes, ours, uplinks
 from tests.benchmarks.turns import Contender, measure, table
 
 POPULATIONS = (1_000, 100_000, 10_000_000)
@@ -155,4 +155,5 @@ WHAT: dict[str, Callable[[int], str]] = {
     "rows": rows,
     "reader": reader,
     "lanes": lanes.seeds,
+    "uplinks": uplinks.costs,
 }

@@ -40,6 +40,20 @@ def _main_scores(runs: Sequence[Path]) -> list[str]:
     return [name for name in report.HEADLINE if all(name in names for names in have.values())][:1] or list(report.HEADLINE)
 
 
+def traffic(asked: Asked, loaded: Loaded) -> list[Path]:
+    """A score over the bytes that a client has sent, a line for each run (--score)."""
+    del loaded
+    scores = asked.scores or _main_scores(asked.runs)
+    return drawn(asked, "traffic", plots.spending, asked.runs, scores, cost="bytes", labels=asked.labels)
+
+
+def epsilon(asked: Asked, loaded: Loaded) -> list[Path]:
+    """A score over what privacy has cost so far, a line for each run that has noise (--score)."""
+    del loaded
+    scores = asked.scores or _main_scores(asked.runs)
+    return drawn(asked, "epsilon", plots.spending, asked.runs, scores, cost="epsilon", labels=asked.labels)
+
+
 def partition(asked: Asked, loaded: Loaded) -> list[Path]:
     """Who has how much of what, as circles and as shades."""
     del loaded

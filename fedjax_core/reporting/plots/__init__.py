@@ -12,6 +12,7 @@ from fedjax_core.reporting.plots.lines import curves, labels_of
 from fedjax_core.reporting.plots.planes import contours, embedding, landmarks
 from fedjax_core.reporting.plots.progress import run_plots
 from fedjax_core.reporting.plots.shades import attention, heatmap
+from fedjax_core.reporting.plots.spending import spending
 from fedjax_core.reporting.plots.style import write
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "landmarks",
     "partition_bubbles",
     "run_plots",
+    "spending",
     "write",
 ]

@@ -64,7 +64,7 @@ def curves(
     metrics = [metric] if isinstance(metric, str) else list(metric)
     groups = seeds_apart(folders)
     lines, names, rows = [], [], []
-    for label, group in zip(_labels(folders, groups, labels), groups, strict=True):
+    for label, group in zip(labels_for(folders, groups, labels), groups, strict=True):
         name, line = _line(label, group, metrics)
         lines.append(line)
         names.append(name)
@@ -105,7 +105,8 @@ def _without_seed(folder: Path) -> Any:
     return repr(sorted(kept.items()))
 
 
-def _labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:
+def labels_for(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:
+    """What each group's line is called: as given, or by the directories' names, of a table's runs by those of row and column."""
     if given is None:
         return _default_labels(folders, groups)
     if len(given) == len(groups):
@@ -153,7 +154,7 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
 
 
 def _line(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[str, Line]:
-    found = [_series(folder, metrics) for folder in group]
+    found = [series_of(folder, metrics) for folder in group]
     name, first = found[0]
     if len(group) == 1:
         return name, Line(label, list(first), list(first.values()))
@@ -166,7 +167,8 @@ def _line(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[st
     return name, Line(label, rounds, values.mean(0).tolist(), values.std(0, ddof=1).tolist())
 
 
-def _series(folder: Path, metrics: Sequence[str]) -> tuple[str, dict[int, float]]:
+def series_of(folder: Path, metrics: Sequence[str]) -> tuple[str, dict[int, float]]:
+    """(the first of some scores that a run has, its value by round)."""
     records = read(folder / METRICS)
     for metric in metrics:
         found = {record["round"]: record[metric] for record in records if metric in record}

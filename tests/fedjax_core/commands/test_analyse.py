@@ -338,3 +338,26 @@ def test_curves_of_seeds_under_the_methods_names(tmp_path):
     assert [(row["run"], row["seeds"]) for row in found] == [("FedAvg", "3")] * 2 + [("MOON", "")] * 2
     assert float(found[0]["test/global/accuracy"]) == pytest.approx(0.2)
     assert float(found[0]["standard_deviation"]) == pytest.approx(0.1)
+
+
+def test_scores_stand_over_bytes_and_over_epsilon(tmp_path, capsys):
+    a = fake(tmp_path / "plain", **{"test/global/accuracy": 0.25})
+    b = fake(tmp_path / "private", **{"test/global/accuracy": 0.2, "privacy/epsilon": 1.5})
+    for run, each in ((a, 400.0), (b, 30.0)):
+        write_json(run / "summary.json", {"rounds": 2, "facts": {"bytes_up": each}})
+    out = tmp_path / "out"
+    assert call(a, b, "--what=traffic", f"--out={out}", "--labels=A,B") == 0
+    assert [(row["run"], float(row["bytes"])) for row in rows(out / "traffic.csv")] == [
+        ("A", 400),
+        ("A", 800),
+        ("B", 30),
+        ("B", 60),
+    ]
+    assert call(b, "--what=epsilon", f"--out={out}") == 0
+    assert [(float(row["epsilon"]), float(row["test/global/accuracy"])) for row in rows(out / "epsilon.csv")] == [
+        (1.5, 0.2),
+        (3, 0.4),
+    ]
+    capsys.readouterr()
+    assert call(a, b, "--what=epsilon", f"--out={out}") == 1
+    assert "plain has no epsilon, for it ran without privacy.mechanism" in capsys.readouterr().err

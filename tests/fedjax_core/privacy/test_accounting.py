@@ -64,7 +64,7 @@ def test_noise_of_pfl_research(cohort, population, rounds, wanted):
 
 def planned(name="gaussian", **given):
     return Privacy(**{"name": name, "clip": 1.0, "noise": 1.0, "epsilon": None, "delta": 1e-5, "cohort": None, "population": None}
-                   | {"accountant": "rdp", "rounds": 40} | given)  # fmt: skip
+                   | {"accountant": "rdp", "min_separation": None, "participations": None, "rounds": 40} | given)  # fmt: skip
 
 
 @needs_library

@@ -39,7 +39,7 @@ def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
     for name in ("epsilon", "calibrated"):
         monkeypatch.setattr(settings, name, lambda *given: pytest.fail("a run is read without an accountant"))
     assert experiment.load(str(tmp_path / "run"))[1].cohort == 4
-    calibrated = settings.Privacy("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", 3)
+    calibrated = settings.Privacy("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", None, None, 3)
     assert calibrated.spent(4, 20, "poisson", known=1.25).noise == 1.25
 
 

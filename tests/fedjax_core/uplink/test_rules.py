@@ -1,6 +1,10 @@
 """Robust rules against their definitions written naively in NumPy, with clients that are not there."""
 
+import importlib
+import importlib.util
 import itertools
+import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -176,3 +180,32 @@ def test_an_own_rule_from_a_file_and_a_rule_over_classes(tmp_path):
     np.testing.assert_array_equal(found.inner.known, wanted.known)
     apart = np.abs(found.inner.means - wanted.means).max(1)
     assert np.all((apart > 1e-5) & (apart < 1)), "another mean of the same classes"
+
+
+@pytest.mark.parametrize(
+    ("text", "theirs"),
+    [
+        ("median", lambda b, f: b.Median()),
+        ("trimmed_mean(attackers=0.25)", lambda b, f: b.TrMean(f)),
+        ("krum(attackers=0.25)", lambda b, f: b.Krum(f + 1)),  # which adds up one distance more than the paper, n - f - 1
+        ("multi_krum(attackers=0.25)", lambda b, f: b.MultiKrum(f)),
+        ("geometric_median(iterations=200)", lambda b, f: b.GeometricMedian(1e-6, 200)),
+        ("centred_clipping(radius=2.0, iterations=3)", lambda b, f: b.CenteredClipping(None, 3, 2.0)),
+        ("mixing(attackers=0.25) | median", lambda b, f: lambda rows: b.Median()(b.NNM(f)(rows))),
+    ],
+)
+def test_a_rule_is_that_of_byzfl(text, theirs, monkeypatch):
+    """On rows of which as many are far away as may be, so that Krum's and multi-Krum's choice hangs on no single distance. Of its
+    package the aggregators alone are imported, without torchvision."""
+    spec = importlib.util.find_spec("byzfl")
+    if spec is None:
+        pytest.skip("byzfl is not installed; the extra 'reference' has it")
+    monkeypatch.setitem(sys.modules, "byzfl", importlib.util.module_from_spec(spec))
+    with warnings.catch_warnings(action="ignore"):
+        byzfl = importlib.import_module("byzfl.aggregators")
+    for seed in range(3):
+        rows, there = cohort(seed, ())
+        rows[2] -= 30
+        memory = jnp.zeros(D) if text.startswith("centred") else ()
+        found = theirs(byzfl, int(0.25 * C))(rows.astype(np.float64))
+        np.testing.assert_allclose(applied(text, rows, there, memory), found, atol=2e-4)

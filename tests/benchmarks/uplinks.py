@@ -1,0 +1,57 @@
+"""What rules, compressors and noise cost: rounds of FedAvg with each of them beside those without, in turns.
+
+python -m tests.benchmarks --scale=uplinks --repeats=9
+"""
+
+import os
+import time
+
+from fedjax_core.engine.simulation import Simulation, one_group
+from fedjax_core.privacy import in_turn, strategies
+from fedjax_core.uplink import Link, compression, correlated, privacy, rules
+from tests.benchmarks import ours
+from tests.benchmarks.turns import Contender, measure, table
+from tests.benchmarks.workloads import WORKLOADS
+
+ROUNDS = 3
+RULES = (
+    *("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping", "norm_bound"),
+    "mixing | trimmed_mean",
+)
+COMPRESSORS = ("bfloat16", "quantise(bits=4)", "top_k", "random_k", "power_sgd", "sign")
+
+
+def links() -> dict[str, Link | None]:
+    """What is compared with plain FedAvg, the first."""
+    cohort = WORKLOADS["a"].cohort
+    turns = in_turn(1000, cohort, WORKLOADS["a"].population)
+    noise = {"gaussian": privacy.gaussian(1.0, 1.0, cohort, cohort)}
+    for strategy in (strategies.tree(turns), strategies.banded(turns, bands=8), strategies.blt(turns, buffers=3)):
+        noise[strategy.name] = correlated.link(1.0, 1.0, cohort, cohort, strategy)
+    parsed = {text: rules.parse(text) for text in RULES} | {text: compression.parse(text) for text in COMPRESSORS}
+    return {"FedAvg": None, **parsed, **noise}
+
+
+def simulated(link: Link | None) -> Simulation:
+    """Workload a, 100 clients a round, all of one weight."""
+    workload = WORKLOADS["a"]
+    plain = ours.build(workload)
+    build = ours.method(workload, weights="uniform")
+    groups = one_group(build, ours.task_of(workload), workload.population)
+    data = ours.federation(workload)
+    given = {} if link is None else {"links": [link], "leave_out": link.kind in ("rule", "privacy")}
+    return Simulation(groups, data, cohort=workload.cohort, plan=plain.plan, **given)
+
+
+def costs(repeats: int) -> str:
+    """Milliseconds of a round with each, and times plain FedAvg's."""
+    before, contenders = os.getloadavg()[0], []
+    for name, link in links().items():
+        start = time.perf_counter()
+        contender = Contender(name, simulated(link), ROUNDS)
+        contender.state = contender.simulation.init(0)
+        contender.turn()
+        contender.setting_up = time.perf_counter() - start
+        contenders.append(contender)
+    measure(contenders, repeats)
+    return table(f"**uplinks** {WORKLOADS['a'].title}; a round", contenders, before)

@@ -1,0 +1,153 @@
+"""Matrices of correlated noise: their sensitivity by trying all participations, their noise on sums, and their epsilon."""
+
+import importlib.util
+import itertools
+
+import numpy as np
+import pytest
+
+from fedjax_core.privacy import Participation, Privacy, Release, epsilon, in_turn, strategies
+from fedjax_core.privacy.participation import promised
+
+needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
+needs_peer = pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="jax-privacy is not installed")
+
+
+def dense(strategy):
+    """C as a matrix [rows, n], of its definition."""
+    n = strategy.participation.rounds
+    if strategy.name == "tree":  # a row for each complete node
+        nodes = [(at, at + 2**level) for level in range(n.bit_length()) for at in range(0, n - 2**level + 1, 2**level)]
+        return np.array([[float(begin <= t < end) for t in range(n)] for begin, end in nodes])
+    column = [strategy.column[i] for i in range(n)]
+    return np.array([[column[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
+
+
+def patterns(participation, done):
+    """All sets of rounds in which a client may take part."""
+    for times in range(1, participation.times + 1):
+        for rounds in itertools.combinations(range(done), times):
+            if all(later - sooner >= participation.separation for sooner, later in itertools.pairwise(rounds)):
+                yield list(rounds)
+
+
+def most(matrix, participation, done):
+    """How far a client moves it at most: by the same unit vector in each of its rounds, for no entry of C^T C is negative."""
+    return max(np.linalg.norm(matrix[:, rounds].sum(1)) for rounds in patterns(participation, done))
+
+
+@pytest.mark.parametrize(
+    "participation", [Participation(8, 2, 3), Participation(7, 3, 3), Participation(6, 6, 1), Participation(5, 1, 5)]
+)
+@pytest.mark.parametrize("name", ["banded", "blt", "tree"])
+def test_sensitivity_is_that_of_all_participations(name, participation):
+    made = {"banded": lambda p: strategies.banded(p, bands=3), "blt": lambda p: strategies.blt(p, buffers=2)}
+    strategy = made.get(name, strategies.tree)(participation)
+    matrix = dense(strategy)
+    assert np.min(matrix.T @ matrix) >= 0
+    for done in (1, 3, participation.rounds):
+        before = dense(strategies.tree(participation._replace(rounds=done))) if name == "tree" else matrix[:done]
+        wanted, found = most(before, participation, done), strategy.sensitivity(done)
+        if name == "tree":
+            assert wanted <= found + 1e-9 <= 1.3 * wanted + 1e-8
+        else:
+            assert found == pytest.approx(wanted, rel=1e-6)
+    for vectors in np.random.default_rng(0).normal(size=(20, participation.rounds, 3)):  # of other directions in each round
+        units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        moved = max(np.linalg.norm(matrix[:, rounds] @ units[rounds]) for rounds in patterns(participation, participation.rounds))
+        assert moved <= strategy.sensitivity() + 1e-9
+
+
+def test_noise_of_a_tree_is_honakers():
+    """Of four rounds, the best unbiased estimate of the third sum from the nodes that are complete by then, and of the fourth."""
+    tree = strategies.tree(Participation(4, 4, 1))
+    nodes = dense(tree)
+    for t in (1, 2, 3, 4):
+        mine = nodes[[not row[t:].any() for row in nodes.astype(bool)]][:, :t]
+        best = np.linalg.inv(mine.T @ mine)  # of all rounds' values by least squares
+        assert tree.of_sums()[t - 1] == pytest.approx(np.sqrt(best.sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize("make", [lambda p: strategies.banded(p, bands=4), lambda p: strategies.blt(p, buffers=2)])
+def test_noise_is_optimised_for_the_participation(make):
+    """Less noise on sums than by independent noise or a tree, and than by what is best for another participation."""
+    participation, other = Participation(32, 2, 16), Participation(32, 32, 1)
+    noise = lambda strategy: np.sqrt(np.mean(strategy.of_sums() ** 2)) * strategy.sensitivity()
+    for worse in (strategies.banded(participation, bands=1), strategies.tree(participation)):
+        assert noise(make(participation)) < 0.9 * noise(worse)
+    assert noise(make(participation)) < noise(make(other)._replace(participation=participation))
+    inverse = np.linalg.inv(dense(make(participation)))
+    np.testing.assert_allclose(make(participation).of_rounds(), np.linalg.norm(inverse, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(make(participation).of_sums(), np.linalg.norm(np.cumsum(inverse, 0), axis=1), rtol=1e-6)
+
+
+@needs_peer
+def test_strategies_are_as_good_as_those_of_jax_privacy():
+    """Its optimiser, for the same rounds and participation: the error of its numbers by our reckoning, and ours by its own."""
+    import jax
+    from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
+
+    participation = Participation(32, 8, 4)
+    with jax.enable_x64(), jax.numpy_rank_promotion("allow"):
+        for ours in (strategies.banded(participation, bands=4), strategies.blt(participation, buffers=2)):
+            if ours.decays:
+                loss = buffered_toeplitz.LossFn.build_min_sep(n=32, error="mean", min_sep=8, max_participations=4)
+                theirs = buffered_toeplitz.optimize_loss(loss_fn=loss, num_buffers=2, max_optimizer_steps=200)[0].toeplitz_coefs(32)
+            else:
+                theirs = toeplitz.optimize_banded_toeplitz(n=32, bands=4, max_optimizer_steps=100)
+            error = lambda c: float(np.mean(toeplitz.per_query_error(strategy_coef=c, n=32)))
+            size = lambda c: float(toeplitz.minsep_sensitivity_squared(c, min_sep=8, max_participations=4, n=32))
+            assert size(ours.column) == pytest.approx(ours.sensitivity() ** 2, rel=1e-6)
+            assert error(ours.column) == pytest.approx(np.mean(ours.of_sums() ** 2), rel=1e-6)
+            assert error(ours.column) * size(ours.column) == pytest.approx(error(theirs) * size(theirs), rel=0.01)
+
+
+def test_clients_come_in_turn_as_often_as_is_said():
+    for cohort, population, rounds in [(8, 20, 10), (5, 10, 7), (3, 10, 4), (7, 7, 3), (6, 8, 9)]:
+        held = in_turn(rounds, cohort, population)
+        came = [{(r * cohort + i) % population for i in range(cohort)} for r in range(rounds)]
+        mine = [[r for r in range(rounds) if client in came[r]] for client in range(population)]
+        apart = [later - sooner for one in mine for sooner, later in itertools.pairwise(one)]
+        assert max(map(len, mine)) == held.times
+        assert min(apart, default=held.separation) >= held.separation
+        assert all(len([r for r in one if r < done]) <= held.by(done) for one in mine for done in range(rounds + 1))
+    held = in_turn(10, 8, 20)
+    assert promised(held, 1, 5) == Participation(10, 1, 5)
+    with pytest.raises(ValueError, match=r"privacy.min_separation=3: cohorts in turn bring a client back after 2 rounds"):
+        promised(held, 3, None)
+    with pytest.raises(
+        ValueError, match=r"privacy.participations=1: in 10 rounds of cohorts in turn a client takes part up to 4 times"
+    ):
+        promised(held, None, 1)
+
+
+def planned(name, **given):
+    asked = {"name": name, "clip": 1.0, "noise": 2.0, "epsilon": None, "delta": 1e-5, "cohort": None, "population": None}
+    return Privacy(**asked | {"accountant": "rdp", "min_separation": None, "participations": None, "rounds": 12} | given)
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["tree", "banded", "blt"])
+def test_epsilon_is_that_of_one_gaussian_mechanism(name):
+    import dp_accounting as dp
+
+    spent = planned(name).spent(5, 20, "cyclic")
+    one = dp.rdp.RdpAccountant().compose(dp.GaussianDpEvent(2.0)).get_epsilon(1e-5)
+    assert spent.epsilon(12) == pytest.approx(one, rel=1e-9)
+    early = dp.rdp.RdpAccountant().compose(dp.GaussianDpEvent(2.0 * spent.strategy.sensitivity() / spent.strategy.sensitivity(1)))
+    assert spent.epsilon(1) == pytest.approx(early.get_epsilon(1e-5), rel=1e-9)
+    assert spent.epsilon(0) == 0 < spent.epsilon(1) < spent.epsilon(6) < spent.epsilon(12)
+    assert "each client at most 3 times, 4 rounds apart, not amplified" in spent.words(12)
+    facts = spent.facts()
+    assert (facts["sampling"], facts["min_separation"], facts["participations"], facts["rounds"]) == ("cyclic", 4, 3, 12)
+    wanted = planned(name, noise=None, epsilon=3.0).spent(5, 20, "cyclic")
+    assert 2.99 < wanted.epsilon(12) <= 3.0
+    larger = planned(name, cohort=10, population=1000).spent(5, 20, "cyclic")
+    assert larger.turns == Participation(12, 100, 1)
+
+
+@needs_library
+def test_independent_noise_of_clients_in_turn_counts_their_turns():
+    spent = planned("gaussian").spent(5, 20, "cyclic")
+    each = Release("gaussian", "all")
+    assert [spent.epsilon(done) for done in (1, 4, 5, 12)] == [epsilon(each, 2.0, times, 1e-5, "rdp") for times in (1, 1, 2, 3)]

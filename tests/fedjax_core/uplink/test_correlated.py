@@ -1,0 +1,121 @@
+"""Noise that is correlated over rounds: a stream is C^-1 times independent rows, and resumes; clients come in turn."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core import experiment
+from fedjax_core.engine import cohort
+from fedjax_core.privacy import Participation, in_turn, strategies
+from fedjax_core.uplink import correlated
+from tests import toy
+from tests.fedjax_core.privacy.test_runs import private
+from tests.fedjax_core.privacy.test_strategies import dense
+
+ROUNDS, SIZE = 11, 3
+TURNS = Participation(ROUNDS, 4, 3)
+MADE = {
+    "tree": strategies.tree(TURNS),
+    "banded": strategies.banded(TURNS, bands=3),
+    "one band": strategies.banded(TURNS, bands=1),
+    "blt": strategies.blt(TURNS, buffers=2),
+}
+
+
+def rows_of(strategy, keys, size):
+    """[n, size] of the stream."""
+    rows = correlated.stream(strategy)
+    begin = correlated.Noise(jnp.int32(0), jnp.zeros((rows.vectors, size)))
+    return jax.jit(lambda keys: jax.lax.scan(lambda noise, key: rows.step(noise, key)[::-1], begin, keys)[1])(keys)
+
+
+def draws(strategy, keys):
+    """z, drawn as the stream does: a row for each round, of a tree for each complete node."""
+    if strategy.name != "tree":
+        return np.stack([jax.random.normal(key, (SIZE,)) for key in keys])
+    ends = [(level, at + 2**level) for level in range(ROUNDS.bit_length()) for at in range(0, ROUNDS - 2**level + 1, 2**level)]
+    return np.stack([jax.random.normal(jax.random.fold_in(keys[end - 1], level), (SIZE,)) for level, end in ends])
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_stream_is_the_inverse_times_independent_rows(name):
+    """Of a tree: differences of least-squares estimates of each sum, from the nodes below its largest ones, as Honaker has them."""
+    strategy, keys = MADE[name], jax.random.split(jax.random.key(0), ROUNDS)
+    z, matrix = draws(strategy, keys), dense(strategy)
+    if name != "tree":
+        wanted = np.linalg.inv(matrix) @ z
+    else:
+        sums = np.zeros((ROUNDS + 1, SIZE))
+        for t in range(1, ROUNDS + 1):
+            mine = ~matrix[:, t:].any(1)
+            estimate = np.linalg.lstsq(matrix[mine][:, :t], z[mine], rcond=None)[0]
+            sums[t] = estimate.sum(0)
+        wanted = np.diff(sums, axis=0)
+    np.testing.assert_allclose(rows_of(strategy, keys, SIZE), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_noise_on_sums_has_the_stated_deviation(name):
+    """20000 entries: within 2 % of the stated one, so one that is 5 % off fails."""
+    strategy = MADE[name]
+    rows = np.asarray(rows_of(strategy, jax.random.split(jax.random.key(1), ROUNDS), 20000))
+    np.testing.assert_allclose(np.std(rows, axis=1), strategy.of_rounds(), rtol=0.02)
+    np.testing.assert_allclose(np.std(np.cumsum(rows, 0), axis=1), strategy.of_sums(), rtol=0.02)
+
+
+def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
+    """With a clip of almost nothing the server's model moves by the noise alone: after r rounds by their sum, whose deviation the
+    record tells; a checkpoint after two rounds goes on bit for bit."""
+    turns = in_turn(6, 4, toy.CLIENTS)
+    link = correlated.link(1e-6, 1e6, 4, 4, strategies.blt(turns, buffers=2))
+    sim = toy.simulate("fedavg_uniform", links=[link], cohort=4, sampling="cyclic", statistics=False, leave_out=True)
+    state = sim.init(0)
+    begin = flat(state)
+    state, records = sim.rounds(state, 2)
+    saved = sim.snapshot(state)
+    moved = [np.std(flat(state) - begin)]
+    state, more = sim.rounds(state, 4)
+    moved.append(np.std(flat(state) - begin))
+    again, same = sim.rounds(sim.restore(saved), 4)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), jax.device_get(state))
+    assert [record["server/privacy/deviation"] for record in same] == [record["server/privacy/deviation"] for record in more]
+    for found, record in zip(moved, (records[-1], more[-1]), strict=True):
+        assert abs(found / record["server/privacy/deviation_of_sums"] - 1) < 0.35
+    assert sim._many._cache_size() == 1, "one program over all rounds"
+
+
+def flat(state):
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(state.server.inner.net))])
+
+
+def test_cohorts_come_in_turn():
+    sim = toy.simulate("fedavg_uniform", cohort=3, sampling="cyclic")
+    drawn = [np.asarray(sim._draw(sim.held, jax.random.key_data(jax.random.key(5)), np.int32(r))[0][0].ids) for r in range(9)]
+    in_order = list(itertools.chain(*(sorted(ids[ids < toy.CLIENTS].tolist()) for ids in drawn)))
+    assert len(in_order) == 27
+    rounds = [[r for r in range(9) if client in drawn[r]] for client in range(toy.CLIENTS)]
+    assert max(map(len, rounds)) == in_turn(9, 3, toy.CLIENTS).times
+    assert min(b - a for one in rounds for a, b in itertools.pairwise(one)) == toy.CLIENTS // 3
+    with pytest.raises(ValueError, match=r"cohorts of 999 of 10000000 clients begin anew after .* take a cohort that divides"):
+        cohort.check("cyclic", 999, 10**7)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, r"'blt' is for clients that come in turn, and cohort.sampling='poisson' draws them: set it to 'cyclic'"),
+        ({"sampling": "cyclic", "mechanism": "blt(buffers=9)"}, r"buffers=9 must be in \[1, 6\]"),
+        ({"sampling": "cyclic", "mechanism": "banded(bands=6)"}, r"bands=6 must be at most the 2 rounds"),
+        ({"mechanism": "gaussian", "min_separation": 2}, r"min_separation=2 is for a central mechanism with cohort.sampling='cy"),
+        ({"sampling": "cyclic", "min_separation": 6}, r"min_separation=6: cohorts in turn bring a client back after 5 rounds"),
+    ],
+)  # fmt: skip
+def test_what_cohorts_do_not_hold_is_refused_before_a_run(given, says):
+    config = private(**{"mechanism": "blt"} | {key: value for key, value in given.items() if key != "sampling"})
+    config.cohort.sampling = given.get("sampling", "poisson")
+    with pytest.raises(ValueError, match=says) as caught:
+        experiment.resolve(config).privacy.spent(4, 20, config.cohort.sampling, calibrate=False)
+    assert "\n" not in str(caught.value)
