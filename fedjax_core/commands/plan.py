@@ -91,8 +91,6 @@ def main(arguments: Sequence[str]) -> int:
         if given.clients is not None:
             given.config.data.clients = given.clients
         experiment.check(given.config)
-        if (lanes := experiment.lanes_of(given.config)) > 1:
-            report.say(f"plan.lanes={lanes}: programs of one run are compiled; lanes need up to {lanes} times that, but for data")
         if why := targets.check(wanted):
             raise ValueError(why)
         with stopping.interrupted():

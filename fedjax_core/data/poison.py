@@ -108,6 +108,17 @@ def backdoor(
 POISONS: dict[str, Callable[..., Poison]] = {"label_flip": label_flip, "backdoor": backdoor}
 
 
+def counted(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray) -> FederatedData:
+    """Data with as many rows as those that are `poisoned`, all of them the first one: to be counted, not trained on."""
+    if not poisons:
+        return data
+    _need_array(data)
+    index, number = _moved(data, clients)
+    x = np.broadcast_to(data.train.x[:1], (number, *data.train.x.shape[1:]))
+    train = Examples(x, np.resize(np.asarray(data.train.y), number))
+    return divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
+
+
 def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray, seed: int) -> FederatedData:
     """The data whose `clients` train on poisoned rows.
 
@@ -122,18 +133,29 @@ def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[i
     """
     if not poisons:
         return data
-    need_classes("adversary.attack with poisoned rows", data.train.y, "attacks on what is sent need none")
-    if not isinstance(data.train.x, np.ndarray) or in_file(data.train.x):
-        raise ValueError("adversary.attack: poisoned rows are written behind the others, so the data must be one array in memory")
-    xs, ys, index, end = [data.train.x], [data.train.y], list(data.train_index), len(data.train.y)
+    _need_array(data)
+    xs, ys, index = [data.train.x], [data.train.y], _moved(data, clients)[0]
     for client in clients:
-        rows, rng = index[client], np.random.default_rng([seed, 0x706F, int(client)])
+        rows, rng = data.train_index[client], np.random.default_rng([seed, 0x706F, int(client)])
         x, y = data.train.x[rows], np.asarray(data.train.y)[rows]
         for poison in poisons:
             x, y = poison.change(x, y, data.classes, rng)
         xs.append(x)
         ys.append(y)
-        index[client] = np.arange(end, end + len(rows), dtype=np.int32)
-        end += len(rows)
     train = Examples(np.concatenate(xs), np.concatenate(ys))
     return divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
+
+
+def _need_array(data: FederatedData) -> None:
+    need_classes("adversary.attack with poisoned rows", data.train.y, "attacks on what is sent need none")
+    if not isinstance(data.train.x, np.ndarray) or in_file(data.train.x):
+        raise ValueError("adversary.attack: poisoned rows are written behind the others, so the data must be one array in memory")
+
+
+def _moved(data: FederatedData, clients: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], int]:
+    """(lists of training rows, in which those of `clients` stand behind all rows; how many rows there are then)."""
+    index, end = list(data.train_index), len(data.train.y)
+    for client in clients:
+        index[client] = np.arange(end, end + len(index[client]), dtype=np.int32)
+        end += len(index[client])
+    return index, end

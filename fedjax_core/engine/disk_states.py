@@ -26,7 +26,7 @@ class DiskStore(HostStore):
         Raises:
           OSError: they cannot be made; one line.
         """
-        self.touched, self.changed, self.keeps = np.zeros(n, bool), np.zeros(n, bool), keeps
+        self._begin(n, keeps)
         leaves, self._structure = jax.tree.flatten(like)
         self._columns = [_Column(n, leaf) for leaf in leaves]
 

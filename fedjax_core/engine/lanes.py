@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Traced
 
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.engine import lowering, parallel, rounds
@@ -112,12 +113,12 @@ class Lanes:
         for one in (self._of, *self.each):
             one.release()
 
-    def traced(self, scored: bool = False) -> None:
-        """Traces the round of all lanes, with nothing on a device; raises what the method does."""
+    def traced(self, scored: bool = False) -> Traced:
+        """The round of all lanes, with nothing on a device; raises what the method does."""
         held, state = lowering.between_rounds(self._of)
         whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=parallel.replicated(self._of.mesh))
         numbers = whole(len(self.each)) if self._numbered else ()
-        self._programs[scored].trace(held, numbers, (state,) * len(self.each), whole())
+        return self._programs[scored].trace(held, numbers, (state,) * len(self.each), whole())
 
     def rounds(self, wanted: Sequence[Wanted]) -> list[Found]:
         """Does what lanes want. One that wants fewer rounds than others is done with first; one that fails is done with there.

@@ -1,6 +1,7 @@
 """A simulation's programs lowered for its devices, without data on them: to be compiled where nothing will run."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,21 +38,20 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
         rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((number, *s.shape), s.dtype), sim.shapes.groups[g].client)
         return put(rows, lies.blocks[g]), put(np.zeros(number, bool))
 
-    def blocks(g: int, clients: np.ndarray) -> tuple[np.ndarray, Any]:
-        ids = sim._blocks(g, clients, sim.population)[0]
-        return ids, put(ids)
+    def blocks(g: int, clients: np.ndarray, each: int = 0) -> tuple[list[np.ndarray], Any]:
+        ids = sim._blocks(g, clients, sim.population, each)
+        return ids, put(ids[0])
 
     if START in parts:
         found[START] = lambda: sim._init.trace(held, key)
         for g, group in enumerate(sim.groups):
             if sim._algorithm(g, sim._held_on_host, 0).prepare is not None:
-                ids, places = blocks(g, group.clients)
-                found[_named(f"{START}: prepare", sim, g)] = lambda g=g, ids=ids, places=places: sim._prepare[g].trace(
-                    _reads(sim, held, ids, ("index",), whole), state.server, key, places, states(g, len(ids))[0]
+                each, places = blocks(g, group.clients)
+                found[_named(f"{START}: prepare", sim, g)] = lambda g=g, each=each, places=places: sim._prepare[g].trace(
+                    _reads(sim, held, ("index",), each), state.server, key, places, states(g, len(each[0]))[0]
                 )
     if ROUND in parts:
-        ids, drawn = np.arange(sim.places, dtype=np.int32), put(jax.eval_shape(sim._draw, held, key, number))
-        of_round = _reads(sim, held, ids, ("index",), whole)
+        drawn, of_round = put(jax.eval_shape(sim._draw, held, key, number)), _reads(sim, held, ("index",))
         if on_host:
             cohort = [states(g, len(of_group.ids)) for g, (of_group, _) in enumerate(drawn)]
             rows, touched = put([rows for rows, _ in cohort], lies.rows), put([touched for _, touched in cohort], spread)
@@ -60,37 +60,40 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
             found[ROUND] = lambda: sim._many.trace(of_round, state, number)
     if EVALUATION in parts:
         if "global" in sim.evaluation.scopes and "global" in sim._algorithm(0, sim._held_on_host, 0).predict:
-            if "test" not in sim.supply.streamed:
-                found[f"{EVALUATION}: server"] = lambda: sim._global.trace(held, state.server, number)
-            else:
-                batches = sim.supply.batches("test", None, sim.evaluation.batch, sim.plan.parts)
-                like = sim.supply.like("test")
-                slab = put(_rows(like, batches._at_once * batches.devices * batches.batch))
-                first = put(np.zeros(batches._at_once * batches.devices, np.int32))
-                found[f"{EVALUATION}: server"] = lambda: sim._batches.trace(held, state.server, number, slab, first, number)
+            kinds = {"": ("test", None, sim._global)}
+            if sim.validated:
+                kinds[", validation rows"] = "train", sim._held_on_host.validation_rows, sim._validation
+            for which, (part, rows, program) in kinds.items():
+                given = state.server, number
+                if part in sim.supply.streamed:
+                    batches, like = sim.supply.batches(part, rows, sim.evaluation.batch, sim.plan.parts), sim.supply.like(part)
+                    slab = put(_rows(like, batches._at_once * batches.devices * batches.batch))
+                    first = put(np.zeros(batches._at_once * batches.devices, np.int32))
+                    given, program = (*given, slab, first, number), sim._batches
+                found[f"{EVALUATION}: server{which}"] = functools.partial(program.trace, held, *given)
         if {"own", "all"} & set(sim.evaluation.scopes):
             wanted = sim.scored_clients()
             for g, group in enumerate(sim.groups):
                 mine = np.asarray(group.clients)[np.isin(group.clients, wanted)]
                 if not len(mine):
                     continue
-                ids, places = blocks(g, mine)
+                each, places = blocks(g, mine, sim._sums_bytes(g))
                 tables = tuple(sim._scored_tables(g))
-                found[_named(f"{EVALUATION}: clients", sim, g)] = lambda g=g, ids=ids, places=places, tables=tables: sim._clients[
+                found[_named(f"{EVALUATION}: clients", sim, g)] = lambda g=g, each=each, places=places, tables=tables: sim._clients[
                     g
-                ].trace(_reads(sim, held, ids, tables, whole), state, initial, places, *states(g, len(ids)))
+                ].trace(_reads(sim, held, tables, each), state, initial, places, *states(g, len(each[0])))
         if "unseen" in sim.evaluation.scopes:
             for g in range(len(sim.groups)):
                 mine = unseen.members(sim._of, g, sim._newcomers)
                 if not len(mine):
                     continue
-                ids = sim._blocks(g, mine, sim._newcomers)[0]
+                each = sim._blocks(g, mine, sim._newcomers, sim._sums_bytes(g))
                 tables = ("unseen_index", "unseen_test_index")
-                found[_named(f"{EVALUATION}: unseen clients", sim, g)] = lambda g=g, ids=ids, tables=tables: sim._unseen[g].trace(
-                    _reads(sim, held, ids, tables, whole), state.server, number, key, put(ids)
+                found[_named(f"{EVALUATION}: unseen clients", sim, g)] = lambda g=g, each=each, tables=tables: sim._unseen[g].trace(
+                    _reads(sim, held, tables, each), state.server, number, key, put(each[0])
                 )
         if "post_local" in sim.evaluation.scopes and not on_host:
-            both = _reads(sim, held, np.arange(sim.places, dtype=np.int32), ("index", "test_index"), whole)
+            both = _reads(sim, held, ("index", "test_index"))
             found[SCORED_ROUND] = lambda: sim._scored.trace(both, state, number)
     return found
 
@@ -122,9 +125,8 @@ def _rows(like: PyTree, number: int) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype), like)
 
 
-def _reads(sim: Any, held: Held, ids: np.ndarray, tables: tuple[str, ...], sharding: Any) -> Held:
-    """What a program about these clients reads: with slabs, where data are streamed."""
+def _reads(sim: Any, held: Held, tables: tuple[str, ...], blocks: Sequence[np.ndarray] | None = None) -> Held:
+    """What a round reads, or a program about these blocks of clients: with slabs, where data are streamed."""
     if not isinstance(sim.supply, Streamed):
         return held
-    slabs = sim.supply.room(ids, tables)
-    return held._replace(**{name: _abstract(tree, sharding) for name, tree in slabs.items()})
+    return held._replace(**sim.supply.shapes(tables, blocks))

@@ -158,6 +158,25 @@ def _placed(leaf: Any, sharding: Any) -> Array:
     return jax.make_array_from_callback(array.shape, sharding, part)
 
 
+def assembled(shapes: PyTree, on: Mesh, part: Callable[[int], Sequence[np.ndarray]]) -> PyTree:
+    """Arrays [n, ...] that are divided as clients are; each process makes the parts of its own devices.
+
+    Args:
+      shapes: of the arrays.
+      on: the mesh.
+      part: d -> the leaves' d-th parts [n / D, ...].
+    """
+    leaves, structure = jax.tree.flatten(shapes)
+    lies, parts = spread(on), on.shape[AXIS]
+
+    def one(at: int, shape: Any) -> Array:
+        each = shape.shape[0] // parts
+        mine = lambda index: part((index[0].start or 0) // each)[at]
+        return jax.make_array_from_callback(shape.shape, lies, mine, dtype=shape.dtype)
+
+    return structure.unflatten([one(at, shape) for at, shape in enumerate(leaves)])
+
+
 def fetched(tree: PyTree) -> PyTree:
     """`jax.device_get`, also of arrays that are divided over devices of each process, all of which hold the same.
 
@@ -202,7 +221,13 @@ def arrange(examples: Array, plan: Plan, by_size: bool = False) -> Array:
 
 
 def map_clients(
-    fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], shared: PyTree, mapped: PyTree, *, plan: Plan, on: Mesh
+    fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    shared: PyTree,
+    mapped: PyTree,
+    *,
+    plan: Plan,
+    on: Mesh,
+    lies: PyTree = None,
 ) -> tuple[PyTree, PyTree]:
     """Maps `fn` over clients. Where networks are divided, the compiler divides what is computed with them, by where they lie.
 
@@ -212,6 +237,8 @@ def map_clients(
       mapped: leaves [n, ...], n a multiple of plan.chunk * plan.parts.
       plan: how.
       on: the plan's mesh.
+      lies: PartitionSpecs of what is shared, a prefix: where it is divided as clients are, a device's clients read its own part.
+        None: all of it is whole on each device.
 
     Returns:
       (sum of `added` over the clients, `stacked` with leaves [n, ...]).
@@ -246,7 +273,8 @@ def map_clients(
     if plan.parts == 1:
         return on_device(shared, mapped)
     everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
-    return _over_clients(on_device, on, (everywhere, sharded), (everywhere, sharded))(shared, mapped)
+    shares = everywhere if lies is None else lies
+    return _over_clients(on_device, on, (shares, sharded), (everywhere, sharded))(shared, mapped)
 
 
 def summed(parts: PyTree, plan: Plan, on: Mesh) -> PyTree:

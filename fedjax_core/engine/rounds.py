@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
 from fedjax_core.engine import cohort as cohorts
-from fedjax_core.engine import faults, parallel, scores, states
+from fedjax_core.engine import faults, parallel, scores, slabs, states
 from fedjax_core.engine.federation import Federation, Held, State, key
 
 Drawn = list[tuple[Cohort, Array]]  # per group: the cohort in the order of the plan, and its clients' places in the group's store
@@ -36,7 +36,8 @@ def prepare(fed: Federation, g: int, held: Held, server: PyTree, of_run: Array, 
 
     if fed.on_host:
         rows = states.begun(fed, g, held, server, of_run, ids, rows, jnp.zeros(len(ids), bool))
-    return parallel.map_clients(one, (held, server, of_run), (ids, rows), plan=fed.plan_of(g), on=fed.mesh)[1]
+    shared = held, server, of_run
+    return parallel.map_clients(one, shared, (ids, rows), plan=fed.plan_of(g), on=fed.mesh, lies=slabs.lies(shared))[1]
 
 
 def many(fed: Federation, held: Held, state: State, n: Array, scored: bool):
@@ -108,7 +109,7 @@ def train(fed: Federation, held: Held, state: State, drawn: Drawn, rows, scored:
         shared = held, state.server, state.round, state.key, initial
         one = functools.partial(one_client, fed, g, scored)
         entries = cohort, mine, () if touched is None else touched[g]
-        added, stacked = parallel.map_clients(one, shared, entries, plan=fed.plan_of(g), on=fed.mesh)
+        added, stacked = parallel.map_clients(one, shared, entries, plan=fed.plan_of(g), on=fed.mesh, lies=slabs.lies(shared))
         contributions.append((added[0], stacked[0]))
         outputs.append((added[1:], stacked[1:]))
     algorithm = fed.algorithm(0, held, state.round)

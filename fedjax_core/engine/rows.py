@@ -2,12 +2,12 @@
 
 A slab has the rows of the clients that a program is about, which it finds by a `SlabTable` where it else has a `RowTable`. The rows
 are the same, so are the draws inside a client, and so is every number. Cohorts follow from (seed, round) alone: the slabs of coming
-rounds are packed, and brought to the devices, in a thread while the devices train.
+rounds are packed, and brought to the devices, in a thread while the devices train. All have one size (`slab_room.py`), and each
+device has the rows of its own clients (`slabs.py`).
 """
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,18 +16,10 @@ import numpy as np
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.data.readers import Reader
-from fedjax_core.data.row_lists import RowLists
-from fedjax_core.engine import ahead
-from fedjax_core.engine.federation import Held
-from fedjax_core.engine.tables import RowTable, SlabTable
+from fedjax_core.engine import ahead, parallel, slab_room, slabs
+from fedjax_core.engine.federation import Federation, Held
+from fedjax_core.engine.slabs import PART
 
-PART = {  # of the data, that each table of `Held` is about
-    "index": "train",
-    "validation_index": "train",
-    "unseen_index": "train",
-    "test_index": "test",
-    "unseen_test_index": "test",
-}
 SLAB_BYTES = 2**26  # of the server's tests at once, on each device
 
 
@@ -48,14 +40,20 @@ class Resident:
         del key, number, scored
         return held
 
-    def of_clients(self, held: Held, ids: np.ndarray, tables: Sequence[str]) -> Held:
-        """What a program about the clients `ids` reads that uses these tables of `Held`."""
-        del ids, tables
+    def of_cohort(self, held: Held, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> Held:
+        """What a round of these clients of each group reads that uses these tables of `Held`."""
+        del cohort, tables
+        return held
+
+    def of_client(self, held: Held, client: int, tables: Sequence[str]) -> Held:
+        """What a program about one client reads."""
+        del client, tables
         return held
 
     def of_blocks(self, held: Held, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[Held]:
-        """`of_clients` of one block after another."""
-        return (self.of_clients(held, ids, tables) for ids in blocks)
+        """What a program about clients `ids` of one group reads, for one block of them after another."""
+        del tables
+        return (held for _ in blocks)
 
     def beside(self, held: Held) -> int:
         """Bytes on each device of what is brought for coming rounds, while the one that reads `held` trains."""
@@ -76,26 +74,26 @@ class Streamed:
 
     def __init__(
         self,
+        fed: Federation,
         host: Held,
         readers: dict[str, Reader],
-        put: Callable[[PyTree], PyTree],
         draw: Callable[[Held, Any, Any], Sequence[tuple[Any, Any]]],
         keep_test: bool,
     ):
         """Puts nothing on a device.
 
         Args:
+          fed: with its plan and devices.
           host: with all data.
           readers: of these data.
-          put: host values -> on the devices.
           draw: `rounds.draw`, compiled.
           keep_test: whether the test set stays on the devices.
         """
         self.streamed = frozenset({"train"} if keep_test else {"train", "test"})
-        self._readers, self._host, self._put, self._draw = readers, host, put, draw
+        self._fed, self._readers, self._host, self._draw = fed, readers, host, draw
         gone: dict[str, Any] = {name: () for name, part in PART.items() if part in self.streamed}
         self.rest = host._replace(**gone | dict.fromkeys(self.streamed, ()))
-        self._rooms: dict[tuple[tuple[str, ...], int], _Room] = {}
+        self._rooms: dict[tuple[str, ...], int] = {}  # of rounds, by the tables that they use
         self._of: tuple[Held, np.ndarray, Any] | None = None  # what lies on the devices, and the run's key data, here and there
         self._drawn: tuple[int, Any] | None = None  # a round and its draw, begun
         self._ahead = ahead.Ahead(self._round)
@@ -110,61 +108,104 @@ class Streamed:
         if self._of is None or self._of[0] is not held or not np.array_equal(self._of[1], key):
             self._ahead.close()
             self._of, self._drawn = (held, key, self._put(key)), None
-        ids, of_round = self._ahead.take(number)
+        cohort, of_round = self._ahead.take(number)
         if jax.process_count() > 1:  # the next one's, before this round: a device does one program after another
             self._drawn = number + 1, self._draw(held, self._of[2], self._put(np.int32(number + 1)))
-        return self.of_clients(of_round, ids, ["test_index"]) if scored else of_round
+        return self.of_cohort(of_round, cohort, ["test_index"]) if scored else of_round
 
-    def _round(self, number: int) -> tuple[np.ndarray, Held]:
+    def _round(self, number: int) -> tuple[list[np.ndarray], Held]:
         assert self._of is not None
         (held, _, key), begun = self._of, self._drawn
         drawn = begun[1] if begun and begun[0] == number else self._draw(held, key, self._put(np.int32(number)))
         drawn = jax.device_get(drawn)
-        everyone = [np.where(cohort.examples > 0, cohort.ids, len(self._host.size)) for cohort, _ in drawn]
-        ids = np.concatenate(everyone).astype(np.int32)
-        return ids, self.of_clients(held, ids, ["index"])
+        cohort = [np.where(of.examples > 0, of.ids, len(self._host.size)).astype(np.int32) for of, _ in drawn]
+        return cohort, self.of_cohort(held, cohort, ["index"])
 
-    def of_clients(self, held: Held, ids: np.ndarray, tables: Sequence[str]) -> Held:
-        """What a program about the clients `ids` [C] reads that uses these tables of `Held`; N for an empty place."""
-        for part in sorted(self.streamed):
-            mine = tuple(name for name in tables if PART[name] == part)
-            if mine:
-                room = (mine, len(ids))  # a round's slab and those of other blocks of clients are of different sizes
-                if room not in self._rooms:
-                    self._rooms[room] = _Room([getattr(self._host, name) for name in mine])
-                slab, found = packed(self._readers[part], self._rooms[room], ids)
-                placed = self._put({part: slab, **dict(zip(mine, found, strict=True))})
-                held = held._replace(**placed)
+    def of_cohort(self, held: Held, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> Held:
+        """What a round of these clients [C] of each group, in the order of the plan, reads that uses these tables of `Held`; N for
+        an empty place."""
+        for part, mine in self._tables(tables):
+            ids = slabs.divided(cohort, self._fed.plan.parts)
+            room = max(self._room(mine), 1 + int(slabs.filled(self._named(mine), ids).max()))
+            held = self._given(held, part, mine, ids, room)
         return held
+
+    def of_client(self, held: Held, client: int, tables: Sequence[str]) -> Held:
+        """What a program about one client reads: all devices have the same."""
+        for part, mine in self._tables(tables):
+            room = sum(table.most for table in self._named(mine)) + 1
+            held = self._given(held, part, mine, np.array([[client]], np.int32), room)
+        return held
+
+    def of_blocks(self, held: Held, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[Held]:
+        """What a program about clients `ids` [C] of one group reads, for one block of them after another, each made while its
+        predecessor is in use; N for an empty place."""
+        parts, chosen = self._fed.plan.parts, self._tables(tables)
+        rooms = [slab_room.of_blocks(self._named(mine), blocks, parts) for _, mine in chosen]
+
+        def block(number: int) -> Held:
+            found, ids = held, slabs.divided([blocks[number]], parts)
+            for (part, mine), room in zip(chosen, rooms, strict=True):
+                found = self._given(found, part, mine, ids, room)
+            return found
+
+        return ahead.each(block, len(blocks))
+
+    def _tables(self, names: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+        """By part of the data that is streamed, those of the tables that are about it."""
+        found = {part: tuple(name for name in names if PART[name] == part) for part in sorted(self.streamed)}
+        return [(part, mine) for part, mine in found.items() if mine]
+
+    def _named(self, names: Sequence[str]) -> list[Any]:
+        return [getattr(self._host, name) for name in names]
+
+    def _room(self, tables: tuple[str, ...]) -> int:
+        """Rows of a device's part of the slabs of rounds that use these tables."""
+        if tables not in self._rooms:
+            sizes = np.sum([np.asarray(table.size, np.int64) for table in self._named(tables)], axis=0)
+            self._rooms[tables] = slab_room.of_rounds(self._fed, sizes, dealt=tables == ("index",))
+        return self._rooms[tables]
+
+    def _given(self, held: Held, part: str, tables: Sequence[str], ids: np.ndarray, room: int) -> Held:
+        """With the rows of the clients `ids` [D, C / D] by these tables, on the devices: one part for each, or one for all."""
+        of, reader = self._named(tables), self._readers[part]
+        if len(ids) == 1:
+            slab, found = slabs.packed(reader, of, ids[0], room)
+            slab, found = self._put((slab, found))
+        else:
+            make = functools.cache(lambda d: jax.tree.leaves(slabs.packed(reader, of, ids[d], room)))
+            slab, found = parallel.assembled(slabs.like(reader.like, of, ids.shape, room), self._fed.mesh, make)
+        return held._replace(**{part: slab}, **dict(zip(tables, found, strict=True)))
+
+    def _put(self, tree: PyTree) -> PyTree:
+        return parallel.place(tree, self._fed.mesh)
 
     def beside(self, held: Held) -> int:
         """Bytes on each device of what is brought for coming rounds, while the one that reads `held` trains."""
         coming = ahead.DEPTH + 1  # those that are ready, and the next round's, which has begun
-        return coming * sum(leaf.nbytes for leaf in jax.tree.leaves((held.train, held.index)))
+        mine = lambda leaf: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        return coming * sum(map(mine, jax.tree.leaves((held.train, held.index))))
 
     def like(self, part: str) -> PyTree:
         """All rows of a part, where they lie."""
         return self._readers[part].like
 
-    def room(self, ids: np.ndarray, tables: Sequence[str]) -> dict[str, PyTree]:
-        """As `of_clients`, what of `Held` would be in place of what lies there, as shapes: nothing is read or put anywhere."""
-        found: dict[str, PyTree] = {}
-        for part in sorted(self.streamed):
-            mine = [name for name in tables if PART[name] == part]
-            if not mine:
-                continue
-            room = _Room([getattr(self._host, name) for name in mine])
-            there = ids[ids < len(room.tables[0].size)]
-            rows = 1 + sum(int(np.asarray(table.size, np.int64)[there].sum()) for table in room.tables)
-            slab = functools.partial(_rows_like, room.capacity(len(ids), rows))
-            found[part] = jax.tree.map(slab, self.like(part))
-            one = np.zeros(len(ids), np.int32)
-            found |= {name: SlabTable(one, one, one, table.most) for name, table in zip(mine, room.tables, strict=True)}
+    def shapes(self, tables: Sequence[str], blocks: Sequence[np.ndarray] | None = None) -> dict[str, PyTree]:
+        """What of `Held` `of_cohort` puts in place of what lies there, or `of_blocks` for these blocks, as shapes with their
+        shardings: nothing is read or put anywhere."""
+        fed, found = self._fed, {}
+        parts = fed.plan.parts
+        lies = parallel.replicated(fed.mesh) if parts == 1 else parallel.spread(fed.mesh)
+        for part, mine in self._tables(tables):
+            if blocks is None:
+                slots = [parallel.slots(min(fed.cohort, len(of.clients)), fed.plan_of(g)) for g, of in enumerate(fed.groups)]
+                room, number = self._room(mine), sum(slots)
+            else:
+                room, number = slab_room.of_blocks(self._named(mine), blocks, parts), len(blocks[0])
+            slab, slab_tables = slabs.like(self.like(part), self._named(mine), (parts, number // parts), room)
+            put = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies)
+            found |= jax.tree.map(put, {part: slab, **dict(zip(mine, slab_tables, strict=True))})
         return found
-
-    def of_blocks(self, held: Held, blocks: Sequence[np.ndarray], tables: Sequence[str]) -> Iterator[Held]:
-        """`of_clients` of one block after another, each made while its predecessor is in use."""
-        return ahead.each(lambda i: self.of_clients(held, blocks[i], tables), len(blocks))
 
     def batches(self, part: str, rows: np.ndarray | None, batch: int, devices: int) -> "Batches":
         """All test rows (part "test"), or these of the training rows, as batches for the server's model."""
@@ -176,10 +217,6 @@ class Streamed:
         """Ends the thread, and lets go of what it had put on the devices."""
         self._ahead.close()
         self._of = self._drawn = None
-
-
-def _rows_like(number: int, leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype)
 
 
 class Batches:
@@ -214,37 +251,3 @@ class Batches:
             return np.add.accumulate(np.concatenate(of_device, 1), 1, dtype=of_device[0].dtype)[:, -1]
 
         return jax.tree.map(total, *blocks)
-
-
-class _Room:
-    """How many rows slabs of some tables have room for: few sizes, so that few programs are compiled. Several threads may ask."""
-
-    def __init__(self, tables: Sequence[RowTable]):
-        self.tables, self._capacity, self._lock = tables, 0, threading.Lock()
-        sizes = np.sum([np.asarray(table.size, np.int64) for table in tables], axis=0)
-        self._largest_first = np.sort(sizes)[::-1]
-
-    def capacity(self, clients: int, rows: int) -> int:
-        """For a slab of so many rows of so many clients: at most what the largest clients have, or a half, a quarter of it."""
-        with self._lock:
-            if rows > self._capacity:
-                most = fits = 1 + int(self._largest_first[:clients].sum())
-                while (most := -(-most // 2)) >= 1.2 * rows:
-                    fits = most
-                self._capacity = max(fits, rows)
-            return self._capacity
-
-
-def packed(reader: Reader, room: _Room, ids: np.ndarray) -> tuple[PyTree, list[SlabTable]]:
-    """The rows of the clients `ids` [C] by each of the room's tables, as a slab and its tables."""
-    rows, found, begin = [np.array([room.tables[0].filler], np.int32)], [], 1
-    for table in room.tables:
-        there = ids < len(table.size)
-        known = np.where(there, ids, 0)
-        size = np.where(there, table.size[known], 0).astype(np.int32)
-        rows.append(RowLists(np.asarray(table.rows), np.asarray(table.start)[known], size).joined())
-        ends = begin + np.cumsum(size)
-        found.append(SlabTable(ids, (ends - size).astype(np.int32), size, table.most))
-        begin = int(ends[-1]) if len(ends) else begin
-    together = np.concatenate(rows)
-    return reader.slab(together, room.capacity(len(ids), len(together))), found

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree, targets_of
-from fedjax_core.engine import parallel, states
+from fedjax_core.engine import parallel, slabs, states
 from fedjax_core.engine.federation import Federation, Held, State, key
 from fedjax_core.learning import metrics, scored, training
 from fedjax_core.learning.episodes import assemble
@@ -89,7 +89,7 @@ def of_clients(fed: Federation, g: int, held: Held, state: State, initial: PyTre
         return (), found
 
     shared = held, state.server, state.round, state.key
-    return parallel.map_clients(one, shared, (ids, rows), plan=fed.plan_of(g), on=fed.mesh)[1]
+    return parallel.map_clients(one, shared, (ids, rows), plan=fed.plan_of(g), on=fed.mesh, lies=slabs.lies(shared))[1]
 
 
 def of_own_rows(fed: Federation, g: int, held: Held, i: Array, there: Array, models: dict[str, Callable]):

@@ -243,9 +243,8 @@ class Simulation:
         """How programs get the rows of clients."""
         if self._supply is None:
             everything = self.episodes is not None or "all" in self.evaluation.scopes  # the whole test set, for each client
-            draw, put = self._draw, functools.partial(parallel.place, on=self.mesh)
-            host = self._held_on_host
-            self._supply = Streamed(host, self._readers, put, draw, everything) if self._readers else Resident(host)
+            of, host = self._of, self._held_on_host
+            self._supply = Streamed(of, host, self._readers, self._draw, everything) if self._readers else Resident(host)
         return self._supply
 
     @property
@@ -478,7 +477,7 @@ class Simulation:
         g = next(g for g, group in enumerate(self.groups) if client in group.clients)
         ids = np.array([client], np.int32)
         _, rows, touched, initial = self._rows(state, g, ids)
-        held = self.supply.of_clients(self.held, ids, ["index"])
+        held = self.supply.of_client(self.held, client, ["index"])
         plain, personal = self._view[g](held, state, initial, self.put(ids), rows, touched, trained)
         names = self._algorithm(g, self._held_on_host, 0).predict
         holds = {name: plain if name == "global" else personal for name in names}
@@ -669,18 +668,20 @@ class Simulation:
             kept |= {} if touched is None else states.like_packed(state.server, [s.client for s in self.shapes.groups], touched)
         return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), {"state": state} | kept)
 
-    def restore(self, saved: PyTree, parts: Callable[..., Iterable[Mapping[str, np.ndarray]]] = lambda wanted: ()) -> State:
+    def restore(
+        self, saved: PyTree, parts: Callable[..., Iterable[tuple[int, Mapping[str, np.ndarray]]]] = lambda wanted: ()
+    ) -> State:
         """The inverse of `snapshot`, or of `without_clients` and `kept.parts`, on this simulation's devices, whatever they were.
 
         Args:
           saved: the snapshot.
-          parts: (part -> names of the arrays that will be looked at) -> what `kept.parts` gave.
+          parts: (part -> names of the arrays that will be looked at) -> numbers of parts, and what `kept.parts` gave.
         """
         if self.hold != "device":
             kept = self._nothing_kept(parallel.place(saved["initial"], self.mesh, self._layout.server))
             if "stores" in saved:
                 kept.unpack(saved)
-            together.all_or_none("read its client states", lambda: [kept.take(part) for part in parts(kept.wanted)])
+            together.all_or_none("read its client states", lambda: [kept.take(*part) for part in parts(kept.wanted)])
             kept.saved()
             self._keep(kept)
         return parallel.place(saved["state"], self.mesh, self._layout.state)

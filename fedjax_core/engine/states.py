@@ -3,7 +3,9 @@
 import math
 import mmap
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,18 @@ from fedjax_core.engine.shares import Shares
 
 Keeps = Callable[[np.ndarray], np.ndarray]
 PART = 2**28  # bytes of client states in one file of a checkpoint
+
+
+class Piece(NamedTuple):
+    """Client states that are written into one part of a checkpoint; of several processes each has a file of it, for its share.
+
+    Attributes:
+      group: whose.
+      places: [n] int32, ascending, in the group's store.
+    """
+
+    group: int
+    places: np.ndarray
 
 
 def initial(fed: Federation, g: int, held: Held, server: PyTree, of_run: Array) -> PyTree:
@@ -52,13 +66,18 @@ class HostStore:
       rows: leaves [n, ...], NumPy; a row counts only if it is touched.
       touched: [n] bool.
       changed: [n] bool, which were written since they were last saved.
+      part: [n] int32, of those that were not, the number of the checkpoint's part that has them.
       keeps: places [C] -> [C] bool, whether the rows are kept here; None: all are. All processes know of all clients what was
         touched and has changed.
     """
 
     def __init__(self, n: int, like: PyTree, keeps: Keeps | None = None):
         self.rows = jax.tree.map(lambda s: _zeros((n, *s.shape), s.dtype), like)
-        self.touched, self.changed, self.keeps = np.zeros(n, bool), np.zeros(n, bool), keeps
+        self._begin(n, keeps)
+
+    def _begin(self, n: int, keeps: Keeps | None) -> None:
+        """Nothing is touched yet."""
+        self.touched, self.changed, self.part, self.keeps = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.int32), keeps
 
     def read(self, places: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """(rows, touched) at the given places; those beyond n read the last row."""
@@ -127,19 +146,41 @@ class OnHost:
         for store, each in zip(self.stores, packed["stores"], strict=True):
             store.unpack(each)
 
-    def parts(self, whole: bool) -> Iterator[dict[str, np.ndarray]]:
-        """The rows that changed since they were last saved, or all that were touched, as named arrays of at most `PART` bytes, or
-        one row: what `take` takes. Of several processes each gives its share."""
+    @property
+    def most(self) -> int:
+        """Bytes of a piece, or one row."""
+        return PART * (1 if self.shares is None else jax.process_count())
+
+    def changed(self) -> int:
+        """Bytes of the states that changed since they were last saved, in all processes."""
+        return sum(int(store.changed.sum()) * _row_bytes(store) for store in self.stores)
+
+    def live(self) -> dict[int, int]:
+        """By the number of a part of the last checkpoint, bytes of the states that are still as they stand there, in all
+        processes. A part that has none is not there."""
+        found: Counter[int] = Counter()
+        for store in self.stores:
+            rows = np.bincount(store.part[store.touched & ~store.changed])
+            found.update({int(number): int(rows[number]) * _row_bytes(store) for number in np.flatnonzero(rows)})
+        return dict(found)
+
+    def pieces(self, again: Collection[int] | None) -> list[Piece]:
+        """The states that changed, and those that stand in the parts `again` of the last checkpoint; None: all that were touched.
+        Each piece has at most `most` bytes. All processes find the same."""
+        found: list[Piece] = []
         for g, store in enumerate(self.stores):
-            places = np.flatnonzero(store.touched if whole else store.changed).astype(np.int32)
-            if self.shares is not None:
-                places = places[self.shares[g].writes(places)]
-            row = sum(leaf.nbytes for leaf in jax.tree.leaves(store.read(places[:1])[0]))
-            each = max(1, PART // max(1, row))
-            for begin in range(0, len(places), each):
-                mine = places[begin : begin + each]
-                leaves = jax.tree.leaves(store.read(mine)[0])
-                yield {f"{g}/places": mine} | {f"{g}/{at:05d}": leaf for at, leaf in enumerate(leaves)}
+            chosen = store.touched if again is None else store.changed
+            chosen = chosen | (store.touched & np.isin(store.part, list(again))) if again else chosen
+            places, each = np.flatnonzero(chosen).astype(np.int32), max(1, self.most // _row_bytes(store))
+            found += [Piece(g, places[begin : begin + each]) for begin in range(0, len(places), each)]
+        return found
+
+    def parts(self, pieces: Sequence[Piece]) -> Iterator[dict[str, np.ndarray]]:
+        """The states of each piece as named arrays: what `take` takes. Of several processes each gives its share."""
+        for g, places in pieces:
+            mine = places if self.shares is None else places[self.shares[g].writes(places)]
+            leaves = jax.tree.leaves(self.stores[g].read(mine)[0])
+            yield {f"{g}/places": mine} | {f"{g}/{at:05d}": leaf for at, leaf in enumerate(leaves)}
 
     def wanted(self, part: Mapping[str, np.ndarray]) -> list[str]:
         """Names of what `take` looks at of a part: of rows that are not kept here, whose they are."""
@@ -147,8 +188,8 @@ class OnHost:
         keeps = self.stores[int(name.partition("/")[0])].keeps
         return list(part) if keeps is None or keeps(part[name]).any() else [name]
 
-    def take(self, part: Mapping[str, np.ndarray]) -> None:
-        """The inverse of one of `parts`, in their order.
+    def take(self, of: int, part: Mapping[str, np.ndarray]) -> None:
+        """The inverse of one of `parts`, in their order; `of`: its number in the checkpoint.
 
         Raises:
           ValueError: it is of other states.
@@ -163,9 +204,12 @@ class OnHost:
             if theirs is None or wanted != (theirs.shape, theirs.dtype) or len(part) != len(leaves) + 1:
                 raise ValueError("a checkpoint's client states are of another method or model than this run's")
         store.write(np.asarray(part[name]), structure.unflatten(found), np.ones(number, bool))
+        store.part[part[name]] = of
 
-    def saved(self) -> None:
-        """Nothing has changed since this moment."""
+    def saved(self, pieces: Sequence[Piece] = (), first: int = 0) -> None:
+        """Nothing has changed since this moment. `pieces`: what was written for it, into parts with the numbers from `first`."""
+        for number, (g, places) in enumerate(pieces, first):
+            self.stores[g].part[places] = number
         for store in self.stores:
             store.changed[:] = False
 
@@ -180,6 +224,11 @@ def like_packed(server: PyTree, clients: Sequence[PyTree], touched: Sequence[int
         for n, client in zip(touched, clients, strict=True)
     ]
     return {"initial": server, "stores": stores}
+
+
+def _row_bytes(store: HostStore) -> int:
+    """Of one client's state, and its place."""
+    return np.dtype(np.int32).itemsize + sum(leaf.nbytes for leaf in jax.tree.leaves(store.read(np.zeros(1, np.int32))[0]))
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

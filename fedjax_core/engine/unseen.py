@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, PyTree
-from fedjax_core.engine import parallel, scores
+from fedjax_core.engine import parallel, scores, slabs
 from fedjax_core.engine.federation import Evaluation, Federation, Group, Held, key
 
 
@@ -55,7 +55,7 @@ def of_unseen(fed: Federation, g: int, held: Held, server: PyTree, round: Array,
         return (), scores.of_rows(fed, g, models, held.test, held.unseen_test_index[place], size)
 
     shared = held, server, round, of_run
-    return parallel.map_clients(one, shared, places, plan=fed.plan_of(g), on=fed.mesh)[1]
+    return parallel.map_clients(one, shared, places, plan=fed.plan_of(g), on=fed.mesh, lies=slabs.lies(shared))[1]
 
 
 def holdings(

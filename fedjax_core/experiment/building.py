@@ -116,7 +116,7 @@ def build(
         cautions.say(asked, config.get("aggregation", {}).get("rule"), data.clients, len(evil), fresh)
     return Simulation(
         groups,
-        data if shapes_only else poison.poisoned(data, poisons, evil, seed),
+        poison.counted(data, poisons, evil) if shapes_only else poison.poisoned(data, poisons, evil, seed),
         cohort=asked.cohort,
         dropout=asked.dropout,
         plan=_plan(asked, data.clients, devices),

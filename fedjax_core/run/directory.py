@@ -1,6 +1,5 @@
 """What a run's directory says of earlier starts: taken up again, or refused. Process 0 reads; the others are told."""
 
-import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +12,11 @@ from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import parallel, together
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.reporting import label_tables, report
-from fedjax_core.storage import digests
+from fedjax_core.storage import digests, renewal
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CONFIG, RECORDED, RUN, WorkDir
 
-MOST_CHECKPOINTS = 5  # each so many all client states are written anew, in files that no checkpoint before has
 MAY_DIFFER = (
     "rounds",
     "plan",
@@ -154,37 +152,51 @@ def record_placement(simulation: Simulation, workdir: WorkDir, reporter: report.
 
 def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> State:
     """The state of a simulation after the round `done`, from the checkpoint that `run` left."""
-    in_parts = checkpoints.number_of_parts(done) is not None
-    touched = None if in_parts else checkpoints.record(done)["touched"]
+    numbers = checkpoints.numbers_of_parts(done)
+    touched = None if numbers is not None else checkpoints.record(done)["touched"]
     saved, _ = checkpoints.restore(done, simulation.like(touched))
-    return simulation.restore(saved, functools.partial(checkpoints.parts, done))
+    return simulation.restore(saved, lambda wanted: zip(numbers or (), checkpoints.parts(done, wanted), strict=True))
 
 
 def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
     """Writes the checkpoint of the round `done`; of client states off the devices what changed since the one of the round `before`,
-    where the parts do not add up to more than twice what there is. Each `MOST_CHECKPOINTS` it writes all of them anew: damage to a
-    file is damage to all checkpoints that share it. Of several processes each writes what it keeps.
+    and a share of the rest (`renewal.py`: how much at most). Of several processes each writes what it keeps.
     """
     kept = simulation.kept
     record: dict[str, Any] = {"touched": simulation.touched()}
     if kept is None:
         checkpoints.save(done, simulation.without_clients(state), record)
         return
-    read = lambda: checkpoints.record(before) if checkpoints.writer and checkpoints.number_of_parts(before) is not None else None
+    read = lambda: _parts_of(checkpoints, before) if checkpoints.writer else None
     earlier = together.said(together.all_or_none("read the checkpoint before this one", read))
-    rows = sum(int(store.changed.sum()) for store in kept.stores) + (0 if earlier is None else earlier["rows_in_parts"])
-    after_whole = 0 if earlier is None else earlier.get("after_whole", 0) + 1
-    whole = earlier is None or after_whole >= MOST_CHECKPOINTS or rows > 2 * sum(record["touched"])
-    record |= {"rows_in_parts": sum(record["touched"]) if whole else rows, "after_whole": 0 if whole else after_whole}
-    checkpoints.save(done, simulation.without_clients(state), record, kept.parts(whole), None if whole else before)
-    kept.saved()
+    live = {} if earlier is None else kept.live()
+    if earlier is None or not live.keys() <= set(earlier["numbers"]):
+        again, record["paid"], at = None, 0, {}
+    else:
+        again, record["paid"] = renewal.renewed(live, kept.changed(), earlier["paid"], kept.most)
+        at = {"after": before, "without": set(earlier["numbers"]) - (live.keys() - set(again))}
+    pieces = kept.pieces(again)
+    first = checkpoints.save(done, simulation.without_clients(state), record, kept.parts(pieces), **at)
+    kept.saved(pieces, first)
 
 
-def save_whole(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int) -> None:
-    """Writes a checkpoint of the round `done` that goes on from no other; client states off the devices part by part."""
-    kept = simulation.kept
-    parts = None if kept is None else kept.parts(True)
-    checkpoints.save(done, simulation.without_clients(state), {"touched": simulation.touched()}, parts)
+def _parts_of(checkpoints: Checkpoints, done: int) -> dict[str, Any] | None:
+    """The numbers of a checkpoint's parts, and what was paid for the oldest of them; None if there is none, or it has no parts."""
+    numbers = checkpoints.numbers_of_parts(done)
+    return None if numbers is None else {"numbers": numbers, "paid": checkpoints.record(done).get("paid", 0)}
+
+
+def save_beside(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, of: Checkpoints) -> None:
+    """Writes a checkpoint of the round `done` beside the one that there is in `of`. Client states off the devices are that one's
+    files; they are written if there is none."""
+    kept, record = simulation.kept, {"touched": simulation.touched()}
+    if kept is None:
+        checkpoints.save(done, simulation.without_clients(state), record)
+        return
+    read = lambda: of.numbers_of_parts(done) is not None if of.writer else None
+    there = together.said(together.all_or_none("read the checkpoint of this round", read))
+    parts = () if there else kept.parts(kept.pieces(None))
+    checkpoints.save(done, simulation.without_clients(state), record, parts, done if there else None, of=of)
 
 
 def same_hold(simulation: Simulation, directory: str | Path) -> None:

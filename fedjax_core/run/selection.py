@@ -11,6 +11,7 @@ from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.reporting.words import is_loss
 from fedjax_core.run import directory as directories
 from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.workdir import CHECKPOINTS
 
 SELECTED = "selected"  # folder of the snapshot
 
@@ -38,7 +39,7 @@ class Selection:
             raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
         self.by, self.best, self.since = by, 0, 0
         self._patience, self._value, self._simulation = patience, -math.inf, simulation
-        self._kept = Checkpoints(directory / SELECTED, keep=1)
+        self._kept, self._all = Checkpoints(directory / SELECTED, keep=1), Checkpoints(directory / CHECKPOINTS)
 
     @property
     def exhausted(self) -> bool:
@@ -73,5 +74,5 @@ class Selection:
         return bool(records) and self.best == records[-1]["round"]
 
     def keep(self, state: State) -> None:
-        """Keeps the state after the best round, in place of the one before."""
-        directories.save_whole(self._simulation, self._kept, state, self.best)
+        """Keeps the state after the best round, which the run has a checkpoint of, in place of the one before."""
+        directories.save_beside(self._simulation, self._kept, state, self.best, self._all)

@@ -7,7 +7,7 @@ A checkpoint is a directory named by its round:
       leaves.json    by number: path in the state, dtype, shape, and what Orbax must not know (key types, empty arrays)
       record.json    what the caller wants beside it
       digests.json   of the two files above and of every array (`digests.py`), compared when they are read
-      parts/         rows that were written since the checkpoint before, and links to its parts (`parts.py`), if there are any
+      parts/         rows that this checkpoint wrote, and links to parts of the one before (`parts.py`), if there are any
 
 It is written under another name, synced, and renamed, so a process killed at any moment leaves the old checkpoints or the old
 and the new. Leaves are stored as host arrays with no trace of the devices they lay on, and restored to wherever `like` wants
@@ -57,7 +57,8 @@ class Checkpoints:
         Args:
           directory: where the checkpoints lie.
           keep: how many to keep; older ones are deleted once a newer one is complete. Where all that are kept, two or more, share
-            parts with the newest, the last one that shares none is kept beside them.
+            parts with the newest, the last one that shares none is kept beside them, and the one after it, which is the next that
+            will share none.
           writer: whether this process writes. By default process 0 does.
 
         Raises:
@@ -84,7 +85,9 @@ class Checkpoints:
         record: Mapping[str, Any] | None = None,
         parts: Iterable[Mapping[str, np.ndarray]] | None = None,
         after: int | None = None,
-    ) -> None:
+        without: Collection[int] = (),
+        of: "Checkpoints | None" = None,
+    ) -> int:
         """Writes a checkpoint, then deletes those beyond the last `keep`.
 
         Saving a round again replaces its checkpoint, as atomically.
@@ -96,6 +99,11 @@ class Checkpoints:
           parts: named arrays, which `parts` gives again; None: it has none. Of several processes each gives its own, and none
             returns before the checkpoint is complete.
           after: the round of the checkpoint whose parts stand before these; None: none do.
+          without: numbers of parts of that one that do not.
+          of: the checkpoints that it is one of; None: these.
+
+        Returns:
+          The number of the first of `parts`; those behind it follow. 0 where it has none.
 
         Raises:
           OSError: if it cannot be written, by any process where there are parts; one line that names the path. Earlier checkpoints
@@ -106,30 +114,32 @@ class Checkpoints:
         if round < 0:
             raise ValueError(f"round is {round}; rounds count from 0")
         if not self.writer and (parts is None or jax.process_count() == 1):
-            return
+            return 0
         all_do = _alone if parts is None else together.all_or_none
-        begun = None
+        begun, first = None, 0
         with explained(f"write the checkpoint of round {round} (earlier ones are intact) in", self.directory):
             try:
-                beginning = lambda: self._begin(round, state, record, parts is not None, after) if self.writer else None
+                earlier = (of or self, after, without) if parts is not None else None
+                beginning = lambda: self._begin(round, state, record, earlier) if self.writer else None
                 begun = all_do("begin a checkpoint", beginning)
                 if parts is not None:
-                    self._write_parts(begun, parts)
+                    first = self._write_parts(begun, parts)
                 all_do("end a checkpoint", lambda: None if begun is None else self._end(begun))
             except BaseException:
                 if begun is not None:
                     shutil.rmtree(begun.temporary, ignore_errors=True)
                 raise
+        return first
 
     def _begin(
         self,
         round: int,  # noqa: A002
         state: PyTree,
         record: Mapping[str, Any] | None,
-        with_parts: bool,
-        after: int | None,
+        parts_of: "tuple[Checkpoints, int | None, Collection[int]] | None",
     ) -> "_Begun":
-        """Everything of a checkpoint but its new parts, under another name."""
+        """Everything of a checkpoint but its new parts, under another name. `parts_of`: whose checkpoint's parts it has, of
+        which round, and without which numbers; None: it has no parts."""
         leaves = [to_host(name, leaf) for name, leaf in named_leaves(state)]
         arrays = {_number(position): array for position, (_, array) in enumerate(leaves) if array is not None}
         texts = {_LEAVES: json_text([entry for entry, _ in leaves]), _RECORD: json_text(plain(record or {}, "record"))}
@@ -137,9 +147,10 @@ class Checkpoints:
             "files": {file: digests.of_bytes(text.encode()) for file, text in texts.items()},
             "arrays": {number: digests.of_array(array) for number, array in arrays.items()},
         }
-        before, earlier = self._complete().get(round), None if after is None else self._place(after)
+        of, after, without = parts_of or (self, None, ())
+        before, earlier = self._complete().get(round), None if after is None else of._place(after)
         final = self.directory / f"{round:08d}{'' if before is None else f'-{_replaced(before) + 1}'}"
-        begun = _Begun(self.directory / f"{_UNFINISHED}{final.name}", final, before, known, [] if with_parts else None)
+        begun = _Begun(self.directory / f"{_UNFINISHED}{final.name}", final, before, known)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._sweep()
         try:
@@ -148,16 +159,17 @@ class Checkpoints:
                 write_arrays(begun.temporary / _ARRAYS, arrays)
             for file, text in texts.items():
                 write_text(begun.temporary / file, text)
-            if begun.parts is not None:
-                begun.parts.extend(of_parts.begin(begun.temporary, earlier))
+            if parts_of is not None:
+                names, first = of_parts.begin(begun.temporary, earlier, without)
+                begun = begun._replace(parts=names, first=first)
         except BaseException:
             shutil.rmtree(begun.temporary, ignore_errors=True)
             raise
         return begun
 
-    def _write_parts(self, begun: "_Begun | None", parts: Iterable[Mapping[str, np.ndarray]]) -> None:
-        """The parts of every process."""
-        told = None if begun is None else [begun.temporary.name, of_parts.following(begun.parts or ())]
+    def _write_parts(self, begun: "_Begun | None", parts: Iterable[Mapping[str, np.ndarray]]) -> int:
+        """The parts of every process; the number of the first."""
+        told = None if begun is None else [begun.temporary.name, begun.first]
         name, first = together.said(told)
         processes = jax.process_count()
         me = None if processes == 1 else jax.process_index()
@@ -166,6 +178,7 @@ class Checkpoints:
         if begun is not None and begun.parts is not None:
             each = [(first + at, process) for process, number in enumerate(numbers) for at in range(number)]
             begun.parts.extend(of_parts.called(at, None if processes == 1 else process) for at, process in sorted(each))
+        return first
 
     def _end(self, begun: "_Begun") -> None:
         """Gives a checkpoint its name, and deletes those that are not kept."""
@@ -177,17 +190,17 @@ class Checkpoints:
         if begun.replaces is not None:
             self._delete(begun.replaces)
         places = [self._complete()[kept] for kept in self.rounds()]
-        spared = self._independent(places)
+        spared = self._spared(places) if self.keep > 1 else []
         for old in places[: -self.keep]:
-            if old != spared:
+            if old not in spared:
                 self._delete(old)
 
-    def _independent(self, places: list[Path]) -> Path | None:
-        """The last of the older checkpoints that shares no part with the newest, where all that are kept do."""
-        *kept, newest = places[-self.keep :]
-        if not kept or any(not of_parts.shares(newest, place) for place in kept):
-            return None
-        return next((place for place in reversed(places[: -self.keep]) if not of_parts.shares(newest, place)), None)
+    def _spared(self, places: list[Path]) -> list[Path]:
+        """The last checkpoint that shares no part with the newest, and the one after it, which will be the next such; the first,
+        where all share some."""
+        *older, newest = places
+        alone = [at for at, place in enumerate(older) if not of_parts.shares(newest, place)]
+        return places[alone[-1] : alone[-1] + 2] if alone else places[:1]
 
     def restore(self, round: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:  # noqa: A002
         """Reads a checkpoint back, bit for bit: everything is compared with the digests that were written with it.
@@ -239,8 +252,8 @@ class Checkpoints:
         with self._older_named(round, place):
             yield from of_parts.read(place, (_digests(place) or {}).get("parts", ()), True if wanted is None else wanted)
 
-    def number_of_parts(self, round: int) -> int | None:  # noqa: A002
-        """How many parts a checkpoint has; None if there is no such checkpoint, or it was saved without.
+    def numbers_of_parts(self, round: int) -> list[int] | None:  # noqa: A002
+        """The number of each of `parts`; None if there is no such checkpoint, or it was saved without.
 
         Raises:
           ValueError, OSError: as `restore`.
@@ -250,7 +263,7 @@ class Checkpoints:
             return None
         with self._older_named(round, place):
             found = (_digests(place) or {}).get("parts")
-        return None if found is None else len(found)
+        return None if found is None else list(map(of_parts.number, found))
 
     def record(self, round: int) -> dict[str, Any]:  # noqa: A002
         """The record beside a checkpoint, alone.
@@ -335,13 +348,15 @@ class _Begun(NamedTuple):
       replaces: the directory of the checkpoint of that round that there is already.
       known: what digests.json says of files and arrays.
       parts: names of its parts, in their order; None if it has none.
+      first: the number of the first that it writes itself.
     """
 
     temporary: Path
     final: Path
     replaces: Path | None
     known: dict[str, Any]
-    parts: list[str] | None
+    parts: list[str] | None = None
+    first: int = 0
 
 
 def _alone(what: str, step: Callable[[], Any]) -> Any:

@@ -1,8 +1,9 @@
 """Parts of a checkpoint: files that are written once, and belong to all later checkpoints that go on from them.
 
 A checkpoint's folder `parts/` has files 00000.safetensors, 00001.safetensors ... (`tensors.py`, with digests). The checkpoint that
-goes on from it has the same files, by hard links where the file system has such, and its own after them: it writes what changed, is
-whole by itself, and may be copied, moved or deleted like any other. Damage to a file is damage to all checkpoints that share it.
+goes on from it has the same files, by hard links where the file system has such, without those that it has no use for, and its own
+after them: it writes what changed, is whole by itself, and may be copied, moved or deleted like any other. Damage to a file is
+damage to all checkpoints that share it.
 
 Where several processes write, each has files of its own, 00002-0000.safetensors, 00002-0001.safetensors ...
 """
@@ -32,29 +33,31 @@ class Damaged(ValueError):
         self.name = name
 
 
-def begin(place: Path, after: Path | None) -> list[str]:
+def begin(place: Path, after: Path | None, without: Collection[int] = ()) -> tuple[list[str], int]:
     """Makes the folder of a checkpoint's parts, with those of an earlier one.
 
     Args:
       place: of the checkpoint that is being written.
       after: the earlier checkpoint; None: there are no parts before these.
+      without: numbers of the earlier checkpoint's parts that this one goes without.
 
     Returns:
-      The names of the earlier parts, in their order.
+      (names of the earlier parts, in their order; the number of the first part behind all that the earlier checkpoint had).
 
     Raises:
       OSError: they cannot be written.
     """
     folder = place / PARTS
     folder.mkdir()
-    names = [] if after is None else sorted(path.name for path in (after / PARTS).iterdir())
+    there = [] if after is None else sorted(_names(after), key=_of_name)
+    names = [name for name in there if number(name) not in without]
     for name in names:
         assert after is not None
         try:
             os.link(after / PARTS / name, folder / name)
         except OSError:  # a file system without hard links, or too many of this file
             shutil.copyfile(after / PARTS / name, folder / name)
-    return names
+    return names, max((number(name) + 1 for name in there), default=0)
 
 
 def write(place: Path, parts: Iterable[Arrays], first: int, process: int | None = None) -> int:
@@ -72,10 +75,10 @@ def write(place: Path, parts: Iterable[Arrays], first: int, process: int | None 
     Raises:
       OSError: they cannot be written.
     """
-    number = 0
-    for number, arrays in enumerate(parts, 1):
-        write_tensors(place / PARTS / called(first + number - 1, process), arrays, {})
-    return number
+    done = 0
+    for done, arrays in enumerate(parts, 1):
+        write_tensors(place / PARTS / called(first + done - 1, process), arrays, {})
+    return done
 
 
 def called(number: int, process: int | None) -> str:
@@ -83,9 +86,15 @@ def called(number: int, process: int | None) -> str:
     return f"{number:05d}{'' if process is None else f'-{process:04d}'}.safetensors"
 
 
-def following(names: Iterable[str]) -> int:
-    """The number of the first part behind these."""
-    return max((int(name.partition(".")[0].partition("-")[0]) + 1 for name in names), default=0)
+def number(name: str) -> int:
+    """Of a part; several processes' files of one number were written together."""
+    return _of_name(name)[0]
+
+
+def _of_name(name: str) -> tuple[int, int]:
+    """(number, process) of a part."""
+    of, _, process = name.partition(".")[0].partition("-")
+    return int(of), int(process or 0)
 
 
 def read(

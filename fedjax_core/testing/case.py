@@ -101,8 +101,6 @@ class Case:
         before = self.reference[1]
         start = sim.put(before)._replace(clients=state.clients)
         drawn = jax.device_get(sim._draw(sim.held, start.key, start.round))
-        ids = np.concatenate([cohort.ids for cohort, _ in drawn])
-        held = sim.supply.of_clients(sim.held, ids, ["index"])
         rows = [
             jax.tree.map(lambda x, p=p: np.take(x, p, axis=0, mode="clip"), s)
             for s, (_, p) in zip(before.clients, drawn, strict=True)
@@ -111,6 +109,7 @@ class Case:
         touched = jax.device_put([np.ones(len(p), bool) for _, p in drawn], spread)
 
         def run(drawn, rows):
+            held = sim.supply.of_cohort(sim.held, [cohort.ids for cohort, _ in drawn], ["index"])
             drawn, rows = sim.put(drawn), jax.device_put(rows, spread)  # where the round expects them: else it would compile anew
             after, rows, record = sim._host_round[False](held, start, start.server, drawn, rows, touched)
             return jax.device_get((after.server, rows, record))

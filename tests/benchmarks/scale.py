@@ -122,7 +122,7 @@ def leave_a_core() -> None:
 def _taken(supply: Any) -> int:
     """Bytes of the slabs that there can be at once: those that are made ahead, and those of two rounds that have begun."""
     assert isinstance(supply, Streamed)
-    most = max(room._capacity for room in supply._rooms.values())
+    most = max(supply._rooms.values())
     return (ahead.DEPTH + 3) * most * supply._readers["train"].row_bytes
 
 

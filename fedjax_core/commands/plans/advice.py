@@ -22,6 +22,10 @@ def advice(config: Mapping[str, Any], about: Mapping[str, Any], chunk: int | Non
         said.append(f"plan.data=host keeps {readable_size(lies['rows of data'])} of rows off the device.")
     if large("client states") and plan["hold"] == "device":
         said.append(f"plan.hold=host keeps {readable_size(lies['client states'])} of client states off the device.")
+    if about["lanes"] > 1:
+        said.append(
+            f"plan.lanes={about['lanes'] // 2} needs half of it for states and training; a run takes as many as fit by itself."
+        )
     hosts = about["processes"]
     shared = hosts == 1 or about["devices"] // hosts % 2 == 0  # devices of one process hold a network together
     if shared and (large("frozen and public arrays") or large("server state")):

@@ -3,12 +3,14 @@
 The compiler can end the process, or take longer than it may: then what is done is there, and another process goes on.
 """
 
+import functools
 import json
 import re
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from fedjax_core.commands.plans import flops, hlo, loops, targets
 from fedjax_core.data import memory
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.engine import chips, lowering, parallel
+from fedjax_core.engine.lanes import Lanes, reason
 from fedjax_core.engine.simulation import Simulation
 from fedjax_core.experiment import building, stand_in
 from fedjax_core.experiment.runs import tuples
@@ -41,8 +44,10 @@ def simulation(config: Any, target: targets.Target, counts: stand_in.Counts) -> 
     return building.build(config, shapes_only=True, devices=there, kind=stand_in.kind(experiment.resolve(config), counts))
 
 
-def about(sim: Simulation) -> dict[str, Any]:
-    """What is known of a simulation without compiling."""
+def about(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
+    """What is known of a simulation without compiling. `lanes`: of so many runs at once, if it can have lanes."""
+    alone = reason(sim) if lanes > 1 else ""
+    lanes = 1 if alone else lanes
     first = sim.mesh.devices.flat[0]
     chip, sizes = chips.of(first), RowLists.of(sim.data.train_index).size
     if chip is not None and first not in jax.devices():
@@ -63,21 +68,33 @@ def about(sim: Simulation) -> dict[str, Any]:
         "hold": sim.hold,
         "divided": sim.divided,
         "chip": None if chip is None else {"flops": chip.flops, "bandwidth": chip.bandwidth, "source": chip.source},
-        "bytes": parts(sim),
+        "lanes": lanes,
+        "alone": alone,
+        "bytes": parts(sim, lanes),
     }
 
 
-def parts(sim: Simulation) -> dict[str, float]:
-    """Bytes on a device of what lies there between rounds."""
+def parts(sim: Simulation, lanes: int = 1) -> dict[str, float]:
+    """Bytes on a device of what lies there between rounds; each lane has states of its own."""
     held, state = lowering.between_rounds(sim)
     mine = lambda leaf: float(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
     nbytes = lambda tree: sum(map(mine, jax.tree.leaves(tree)), 0.0)
     return {
         "rows of data": nbytes((held.train, held.test)),
         "frozen and public arrays": nbytes(held.tasks),
-        "client states": nbytes(state.clients),
-        "server state": nbytes(state.server),
+        "client states": lanes * nbytes(state.clients),
+        "server state": lanes * nbytes(state.server),
     }
+
+
+def programs(sim: Simulation, parts: tuple[str, ...], lanes: int = 1) -> dict[str, Callable[[], Any]]:
+    """As `lowering.programs`; rounds are those of so many lanes at once."""
+    found = lowering.programs(sim, parts)
+    if lanes > 1:
+        of_lanes = Lanes(sim, lanes, numbered=False)
+        rounds = {lowering.ROUND: of_lanes.traced, lowering.SCORED_ROUND: functools.partial(of_lanes.traced, True)}
+        found |= {name: traced for name, traced in rounds.items() if name in found}
+    return found
 
 
 def present(sim: Simulation) -> float:
@@ -156,15 +173,15 @@ def main() -> None:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it ends the process wherever it is, in the compiler too
             signal.alarm(asked["seconds"])
             sim = simulation(config, target, counts)
-            done["about"] = about(sim)
-            programs = lowering.programs(sim, tuple(asked["parts"]))
-            done["there"] = list(programs)
+            done["about"] = about(sim, experiment.lanes_of(config))
+            found = programs(sim, tuple(asked["parts"]), done["about"]["lanes"])
+            done["there"] = list(found)
             write_json(out, done)
-            for name in (name for name in programs if name not in asked["done"]):
+            for name in (name for name in found if name not in asked["done"]):
                 signal.alarm(asked["seconds"])
                 part = present(sim) if name in (lowering.ROUND, lowering.SCORED_ROUND) else 1.0
                 try:
-                    done["programs"][name] = analysed(programs[name](), sim, part)
+                    done["programs"][name] = analysed(found[name](), sim, part)
                 except (ValueError, TypeError, OSError) as error:  # of this program; the others are compiled all the same
                     said = " ".join(str(error).split())
                     done["programs"][name] = {"fits": None, "says": said, "limit_s": asked["seconds"]}

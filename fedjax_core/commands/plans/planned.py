@@ -6,7 +6,7 @@ from typing import Any
 
 from fedjax_core.commands.plans import chunks, elsewhere, targets
 from fedjax_core.commands.plans.advice import advice
-from fedjax_core.engine.lowering import PARTS, ROUND
+from fedjax_core.engine.lowering import PARTS, ROUND, SCORED_ROUND
 from fedjax_core.experiment.stand_in import Counts
 
 
@@ -77,12 +77,14 @@ def planned(
 
 
 def _judged(one: Mapping[str, Any], name: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    """A program, and whether it fits beside what else is there: the first round begins on a copy of the state."""
+    """A program, and whether it fits beside what else is there: the first round begins on a copy of the state, and what is about
+    one lane has the states of the others beside it."""
     if "peak" not in one:
         return dict(one)
-    copied = about["bytes"]["client states"] + about["bytes"]["server state"] if name == ROUND else 0
-    short = one["peak"] + copied - about["limit"]
-    return {**one, "beside": copied, "fits": short <= 0, "short": max(0.0, short)}
+    states, lanes = about["bytes"]["client states"] + about["bytes"]["server state"], about["lanes"]
+    beside = states if name == ROUND else 0 if name == SCORED_ROUND else states * (lanes - 1) / lanes
+    short = one["peak"] + beside - about["limit"]
+    return {**one, "beside": beside, "fits": short <= 0, "short": max(0.0, short)}
 
 
 def _bound(of_round: Mapping[str, Any] | None, about: Mapping[str, Any]) -> dict[str, Any] | None:

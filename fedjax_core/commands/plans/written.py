@@ -27,9 +27,12 @@ def _target(one: Mapping[str, Any]) -> str:
     head = f"{one['target']}: {about['devices']} x {about['device']}, {gib(about['limit'])} each; "
     head += f"{about['cohort']} of {about['population']} clients a round, {about['plan']['chunk']} at once on a device; "
     head += f"data on the {about['data on']}"
+    head += f"; {about['lanes']} lanes" if about["lanes"] > 1 else ""
     lines = [head, *table([HEAD, *(_row(name, program) for name, program in one["programs"].items())])]
     says = {program["says"] for program in one["programs"].values() if "says" in program}
     lines += [f"  {line}" for line in sorted(says)]
+    if about["alone"]:
+        lines.append(f"  Runs go one after the other, not in lanes: {about['alone']}.")
     if about["processes"] > 1 and about["hold"] != "device":
         lines.append(f"  Not counted: what {about['processes']} processes exchange of client states (plan.hold={about['hold']}).")
     if about["plan"].get("model", 1) > 1 and not about["divided"]:
@@ -49,10 +52,9 @@ def _target(one: Mapping[str, Any]) -> str:
 
 def _round(found: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     rows = about["rows"]
-    said = (
-        f"A {ROUND} is {found['flops'] / 1e12:,.3g} TFLOP and {found['traffic'] / 1e9:,.3g} GB to and from memory on each device "
-    )
-    said += f"(clients of {rows['mean']:,.0f} rows): "
+    of = f" of {about['lanes']} lanes" if about["lanes"] > 1 else ""
+    said = f"A {ROUND}{of} is {found['flops'] / 1e12:,.3g} TFLOP and {found['traffic'] / 1e9:,.3g} GB to and from memory on each "
+    said += f"device (clients of {rows['mean']:,.0f} rows): "
     if found["seconds"] is None:
         return said + f"no peak is known of {about['device']}, so no bound on its time."
     chip = about["chip"]

@@ -5,10 +5,15 @@ from typing import Literal
 import numpy as np
 
 from fedjax_core import by_name
-from fedjax_core.data.draws import apportion, apportion_capped, generator
+from fedjax_core.data.draws import MANY, apportion, apportion_capped, generator
+from fedjax_core.data.partition import many
 from fedjax_core.data.partition.concentration import Alpha, concentrations, log_dirichlet
 from fedjax_core.data.partition.rows import Index, at_least_one_client, check_labels, choose_rows, deal_classes
+from fedjax_core.data.row_lists import RowLists
 from fedjax_core.values import AtLeastOne, AtLeastZero
+
+Lists = Index | RowLists
+_BLOCK = 2**22  # rows, and shares of classes, that are drawn at once where clients are very many
 
 
 def dirichlet_clients(
@@ -22,7 +27,7 @@ def dirichlet_clients(
     test_examples: AtLeastZero = 100,
     replace: bool = False,
     max_tries: AtLeastOne = 1000,
-) -> tuple[Index, Index]:
+) -> tuple[Lists, Lists]:
     """Each client draws its own label distribution, q ~ Dir(alpha) over the classes, and fixed numbers of rows from it.
 
     Client i gets q_ic * train_examples training rows and q_ic * test_examples test rows of class c (largest remainders, so
@@ -57,11 +62,11 @@ def dirichlet_clients(
     concentration = concentrations(alpha, len(classes), "class")
     rng = generator(seed, "dirichlet_clients")
 
-    def draw():
-        return np.exp(log_dirichlet(rng, concentration, (len(classes),)))
+    def draw(*these: np.ndarray):
+        return np.exp(log_dirichlet(rng, concentration, (*map(len, these), len(classes))))
 
     numbers = (train_examples, test_examples)
-    return _own_distributions("dirichlet_clients", (labels, test_labels), numbers, [draw] * clients, rng, replace, max_tries)
+    return _own_distributions("dirichlet_clients", (labels, test_labels), numbers, clients, draw, rng, replace, max_tries)
 
 
 def pathological_clients(
@@ -74,7 +79,7 @@ def pathological_clients(
     train_examples: AtLeastOne = 500,
     test_examples: AtLeastZero = 100,
     replace: bool = False,
-) -> tuple[Index, Index]:
+) -> tuple[Lists, Lists]:
     """Each client draws n classes and fixed numbers of rows from them, equally many of each; clients may share examples.
 
     With 10 classes, n = 2 and 500 training rows a client holds 250 rows of each of two classes. Classes are dealt so that all
@@ -103,11 +108,16 @@ def pathological_clients(
     at_least_one_client(clients)
     classes = np.unique(labels)
     rng = generator(seed, "pathological_clients")
-    held = deal_classes(rng, len(classes), clients, classes_per_client)
-    draws = [lambda row=row: row / row.sum() for row in held]
-    return _own_distributions(
-        "pathological_clients", (labels, test_labels), (train_examples, test_examples), draws, rng, replace, max_tries=1
-    )
+    deal = deal_classes if clients <= MANY else many.deal_classes
+    held = deal(rng, len(classes), clients, classes_per_client)
+    in_turn = iter(held)
+
+    def draw(*these: np.ndarray):
+        mine = held[these[0]] if these else next(in_turn)
+        return mine / mine.sum(-1, keepdims=True)
+
+    numbers = (train_examples, test_examples)
+    return _own_distributions("pathological_clients", (labels, test_labels), numbers, clients, draw, rng, replace, max_tries=1)
 
 
 def overlapping_dirichlet(
@@ -117,7 +127,7 @@ def overlapping_dirichlet(
     *,
     alpha: Alpha | Literal["random_over_classes", "random_over_clients"] = "random_over_classes",
     train_examples: AtLeastOne | None = None,
-) -> Index:
+) -> Lists:
     """FedHPL's "Dir": client k takes q_kc * |D_k| rows of each class c, q_k ~ Dir(alpha_k); clients may share examples.
 
     Small alpha means fewer classes per client. A client's share of a class can exceed the class: 5 clients on CIFAR-10 take
@@ -157,16 +167,19 @@ def overlapping_dirichlet(
         raise ValueError(f"train_examples={train_examples}: must lie in [1, {len(labels)}], the number of rows.")
     shares = np.exp(log_dirichlet(rng, concentration, (clients, len(classes))))
     of_class = [np.flatnonzero(labels == c) for c in classes]
+    if clients > MANY:
+        return many.choose_rows(rng, of_class, many.apportion_capped(sizes, shares, rows), replace=False)
     return [
         choose_rows(rng, of_class, apportion_capped(int(size), share, rows), replace=False)
         for size, share in zip(sizes, shares, strict=True)
     ]
 
 
-def _own_distributions(name, labels, numbers, draws, rng, replace: bool, max_tries: int) -> tuple[Index, Index]:
+def _own_distributions(name, labels, numbers, clients: int, draw, rng, replace: bool, max_tries: int) -> tuple[Lists, Lists]:
     """Draws a label distribution per client, and `numbers` (training, test) of rows from it, shared between clients.
 
-    `draws[i]()` is a distribution over the classes of the training labels; it is drawn again while a class has too few rows.
+    `draw()` is the next client's distribution over the classes of the training labels, `draw(ids)` those of these clients [n, K];
+    it is drawn again while a class has too few rows.
     """
     if numbers[0] < 1 or numbers[1] < 0:
         raise ValueError(f"{name}: train_examples={numbers[0]} must be >= 1, and test_examples={numbers[1]} >= 0.")
@@ -175,20 +188,45 @@ def _own_distributions(name, labels, numbers, draws, rng, replace: bool, max_tri
     there = np.array([[len(rows) for rows in part] for part in of_class])  # [2, K]
     if numbers[1] and there[1].min() == 0:
         raise ValueError(f"{name}: class {classes[there[1].argmin()]} has training rows but no test rows.")
+
+    def refuse(client: int, wanted: np.ndarray):
+        part, c = np.unravel_index(np.argmax(wanted - there), there.shape)
+        raise ValueError(
+            f"{name}: client {client} wants {wanted[part, c]} of the {there[part, c]} {('training', 'test')[part]} rows of "
+            f"class {classes[c]} (draw {max_tries} of {max_tries}); lower {('train', 'test')[part]}_examples="
+            f"{numbers[part]}, or allow repeated rows with replace=True."
+        )
+
+    if clients > MANY:
+        return _together(clients, numbers, there, of_class, draw, rng, replace, max_tries, refuse)
     parts: tuple[Index, Index] = ([], [])
-    for client, draw in enumerate(draws):
+    for client in range(clients):
         for _ in range(max_tries):
             share = draw()
             wanted = np.stack([apportion(number, share) for number in numbers])
             if replace or np.all(wanted <= there):
                 break
         else:
-            part, c = np.unravel_index(np.argmax(wanted - there), there.shape)
-            raise ValueError(
-                f"{name}: client {client} wants {wanted[part, c]} of the {there[part, c]} {('training', 'test')[part]} rows of "
-                f"class {classes[c]} (draw {max_tries} of {max_tries}); lower {('train', 'test')[part]}_examples="
-                f"{numbers[part]}, or allow repeated rows with replace=True."
-            )
+            refuse(client, wanted)
         for part in (0, 1):
             parts[part].append(choose_rows(rng, of_class[part], wanted[part], replace))
     return parts
+
+
+def _together(clients: int, numbers, there, of_class, draw, rng, replace: bool, max_tries: int, refuse) -> tuple[Lists, Lists]:
+    """As the loop of `_own_distributions`, a block of clients at a time."""
+    rows, each = ([], []), max(1, _BLOCK // (there.shape[1] + sum(numbers)))
+    for begin in range(0, clients, each):
+        ids = np.arange(begin, min(begin + each, clients))
+        wanted, left = np.zeros((len(ids), *there.shape), np.int64), np.arange(len(ids))
+        for _ in range(max_tries):
+            wanted[left] = apportion(np.tile(numbers, (len(left), 1)), draw(ids[left])[:, None])
+            left = left[:0] if replace else left[np.any(wanted[left] > there, axis=(1, 2))]
+            if not len(left):
+                break
+        else:
+            refuse(int(ids[left[0]]), wanted[left[0]])
+        for part in (0, 1):
+            rows[part].append(many.choose_rows(rng, of_class[part], wanted[:, part], replace).rows)
+    train, test = (RowLists.cut_evenly(np.concatenate(of), clients) for of in rows)
+    return train, test

@@ -5,7 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_core.data.draws import apportion, generator
+from fedjax_core.data.draws import MANY, apportion, generator
+from fedjax_core.data.partition import many
 from fedjax_core.data.partition.concentration import Alpha, concentrations, draw_until, log_dirichlet, log_sum
 from fedjax_core.data.partition.rows import check_labels, deal_classes
 from fedjax_core.data.row_lists import RowLists
@@ -114,7 +115,9 @@ def pathological(
             f"classes_per_client >= {-(-len(classes) // clients)} or more clients."
         )
     rng = generator(seed, "pathological")
-    held = deal_classes(rng, len(classes), clients, classes_per_client).T  # [K, N]
+    together = clients > MANY and not each.ndim
+    dealt = many.deal_classes(rng, len(classes), clients, int(each)) if together else None
+    held = (deal_classes(rng, len(classes), clients, classes_per_client) if dealt is None else dealt).T  # [K, N]
     holders = held.sum(1)
     if np.any(rows < holders):
         c = int(np.argmax(holders - rows))

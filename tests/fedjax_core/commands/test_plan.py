@@ -245,11 +245,60 @@ def test_streamed_rows_have_the_room_that_a_run_gives_them():
     real, planned = sims("host")
     held = real.supply.of_round(real.held, real.init(0).key, 0, False)
     sizes = np.asarray(real._held_on_host.size)
-    whole = planned.supply.room(np.arange(planned.cohort, dtype=np.int32), ("index",))
+    supply: Any = planned.supply
+    whole = supply.shapes(("index",))
     assert whole["index"].most == held.index.most
     assert whole["train"].x.shape[1:] == held.train.x.shape[1:]
-    assert 1 + sizes[: planned.cohort].sum() <= len(whole["train"].x) <= 1 + np.sort(sizes)[-planned.cohort :].sum()
+    assert sizes[: planned.cohort].sum() <= len(whole["train"].x) <= 2 + 2 * np.sort(sizes)[-planned.cohort :].sum()
+    assert whole["train"].x.sharding.shard_shape(whole["train"].x.shape)[0] == len(whole["train"].x) / 2  # each device its clients'
     real.close()
+
+
+def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
+    of = config()
+    of.adversary.attack, of.adversary.fraction, of.data.validation = "label_flip", 0.25, 0.2
+    real, planned = experiment.build(of), experiment.build(of, shapes_only=True)
+    assert planned.data.partition_hash == real.data.partition_hash
+    assert planned.data.train.x.shape == real.data.train.x.shape
+    rows, clean = (compiling.parts(sim)["rows of data"] for sim in (planned, sims()[0]))
+    assert rows == compiling.parts(real)["rows of data"] > 1.1 * clean
+    programs = lowering.programs(planned, ("evaluation",))
+    state = real.init(0)
+    validation = real._validation.lower(real.held, state.server, state.round).as_text()
+    assert programs["evaluation: server, validation rows"]().lower().as_text() == validation
+    real.release()
+
+
+def test_lanes_are_planned_together():
+    _, sim = sims()
+    one, three = compiling.about(sim), compiling.about(sim, 3)
+    assert (one["lanes"], three["lanes"]) == (1, 3)
+    assert three["bytes"]["server state"] == 3 * one["bytes"]["server state"]
+    assert three["bytes"]["rows of data"] == one["bytes"]["rows of data"]
+    alone, together = (compiling.programs(sim, PARTS, lanes) for lanes in (1, 3))
+    assert list(alone) == list(together)
+    shapes = [sorted(leaf.shape for leaf in jax.tree.leaves(of["round"]().lower().args_info)) for of in (alone, together)]
+    state = lowering.between_rounds(sim)[1]
+    assert len(shapes[1]) - len(shapes[0]) == 2 * len(jax.tree.leaves(state))
+    program = {"peak": 100}
+    beside = [planned._judged(program, name, ABOUT | {"lanes": 3})["beside"] for name in ("round", "evaluation: server")]
+    assert beside == [210, 140]  # a copy of all states; those of two lanes
+    assert "plan.lanes=1 needs half" in " ".join(advice.advice(config().to_dict(), ABOUT | {"lanes": 3}, 0))
+    target: dict[str, Any] = {
+        "target": "here",
+        "about": ABOUT | {"lanes": 3},
+        "programs": {},
+        "chunk": None,
+        "round": None,
+        "advice": [],
+    }
+    assert "; 3 lanes" in written.text({"targets": [target]})
+    streamed = sims("host")[1]
+    about = compiling.about(streamed, 3)
+    assert about["lanes"] == 1
+    assert about["bytes"] == compiling.about(streamed)["bytes"]
+    target["about"] = ABOUT | {"alone": about["alone"]}
+    assert "Runs go one after the other, not in lanes: rows of data are on the host." in written.text({"targets": [target]})
 
 
 def test_networks_of_another_backend_take_its_form_of_convolutions():
@@ -298,6 +347,8 @@ ABOUT = {
     "processes": 1,
     "hold": "device",
     "divided": False,
+    "lanes": 1,
+    "alone": "",
     "rows": {"all": 400, "mean": 10.0, "most": 20},
     "chip": chips.CHIPS["TPU v5 lite"]._asdict(),
     "bytes": {"rows of data": 300.0, "frozen and public arrays": 0.0, "client states": 200.0, "server state": 10.0},
@@ -451,7 +502,7 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
     monkeypatch.setattr(compiling, "analysed", analysed)
     sim: Any = SimpleNamespace(cohort=8, places=16, dropout=0.5)
     monkeypatch.setattr(compiling, "simulation", lambda *_: sim)
-    monkeypatch.setattr(compiling, "about", lambda sim: {})
+    monkeypatch.setattr(compiling, "about", lambda sim, lanes: {"lanes": lanes})
     monkeypatch.setattr(lowering, "programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
     compiling.main()
     found = json.loads(out.read_text())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from typing import Any
 
 import chex
 import jax
@@ -12,7 +13,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import validation
 from fedjax_core.data.readers import Reader
 from fedjax_core.data.row_lists import RowLists
-from fedjax_core.engine import ahead, parallel, rows, tables
+from fedjax_core.engine import ahead, parallel, slabs, tables
 from fedjax_core.engine.simulation import Evaluation
 from tests import toy
 
@@ -25,14 +26,16 @@ def everything(name, **settings):
     state, records = sim.rounds(sim.init(0), 1)
     state, more = sim.rounds(sim.restore(jax.tree.map(np.copy, sim.snapshot(state))), 2, scored=True)
     found = jax.device_get(state), records + more, sim.evaluated(state)[0]
+    program: Any = sim._many
+    assert program._cache_size() == 1
     sim.release()
     return found
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "place"),
-    [("fedrep", {"dropout": 0.2}, "disk"), ("fedavg", {"plan": (1, 2)}, "host")],
-    ids=["on the disk, personalised, on one device", "on the host, on two devices"],
+    [("fedrep", {"dropout": 0.2}, "disk"), ("fedavg", {"plan": (1, 8)}, "host")],
+    ids=["on the disk, personalised, on one device", "on the host, on eight devices"],
 )
 def test_every_number_is_that_of_data_on_the_device(name, settings, place):
     state, records, scores = everything(name, data_on="device", **settings)
@@ -43,32 +46,54 @@ def test_every_number_is_that_of_data_on_the_device(name, settings, place):
     assert not [thread for thread in threading.enumerate() if "rows of coming rounds" in thread.name]
 
 
-def test_slabs_hold_what_clients_have_and_have_few_sizes():
+def test_slabs_hold_what_clients_have():
     lists = RowLists.of([np.arange(4), np.arange(4, 5), np.arange(5, 15), np.zeros(0, int)])
     x = np.arange(15, dtype=np.float32) + 100
-    room, reader = rows._Room([tables.table(lists)]), Reader(Examples(x, x))
-    slab, (table,) = rows.packed(reader, room, np.array([1, 4, 0], np.int32))  # 4 is an empty place
+    of, reader = [tables.table(lists)], Reader(Examples(x, x))
+    slab, (table,) = slabs.packed(reader, of, np.array([1, 4, 0], np.int32), 8)  # 4 is an empty place
     assert slab.x[:6].tolist() == [100, 104, 100, 101, 102, 103]  # row 0 of the data, then client 1, then client 0
     for client, size in ((0, 4), (1, 1)):
-        of_slab, whole = np.asarray(table[client]), np.asarray(tables.table(lists)[client])
+        of_slab, whole = np.asarray(table[client]), np.asarray(of[0][client])
         np.testing.assert_array_equal(slab.x[of_slab], x[whole])
         assert (of_slab[size:] == 0).all()
-    assert len(slab.x) == 8  # half of 1 + 10 + 4 + 1
+    assert len(slab.x) == 8
     for leaf in slab:  # which a CPU's devices take as they are
         assert jax.device_put(leaf).unsafe_buffer_pointer() == leaf.ctypes.data
-    sizes = {len(rows.packed(reader, room, np.array(ids, np.int32))[0].x) for ids in ([3, 3, 3], [0, 1, 3], [0, 1, 2], [3, 1, 1])}
-    assert sizes == {8, 16}
+    assert slabs.filled(of, np.array([[1, 4, 0], [2, 3, 4]])).tolist() == [5, 10]
+    with pytest.raises(ValueError, match="6 rows for a slab of 5"):
+        slabs.packed(reader, of, np.array([1, 4, 0], np.int32), 5)
 
 
-def test_a_large_block_of_clients_makes_no_round_s_slab_larger():
-    sim = toy.simulate("fedavg", data_on="host")
-    round_s, block = np.arange(2, dtype=np.int32), np.arange(sim.population, dtype=np.int32)
-    size = lambda ids: len(sim.supply.of_clients(sim.held, ids, ["index"]).train.y)
-    before = size(round_s)
-    assert size(block) > before
-    assert size(round_s) == before
-    with pytest.raises(ValueError, match="3 rows for a slab of 2"):
-        Reader(np.arange(4.0)).slab(np.arange(3), 2)
+def test_a_late_cohort_that_is_the_largest_has_the_room_of_the_first():
+    """One program serves all rounds: the slab is as large in each, though their rows differ by more than a half."""
+    sim = toy.simulate("fedavg", data_on="host", cohort=2)
+    sizes, key, rows = np.asarray(sim._held_on_host.size), sim.init(0).key, []
+    for number in range(12):
+        cohort = jax.device_get(sim._draw(sim.held, key, sim.put(np.int32(number))))[0][0]
+        rows.append(int(sizes[cohort.ids].sum()))
+        held = sim.supply.of_round(sim.held, key, number, False)
+        assert len(held.train.y) == len(held.train.x) == 1 + np.sort(sizes)[-2:].sum()
+    assert max(rows) > 1.5 * rows[0]
+    assert np.argmax(rows) > 0
+    sim.release()
+
+
+def test_each_device_has_the_rows_of_its_own_clients():
+    sim = toy.simulate("fedavg", data_on="host", plan=(1, 4))
+    key, sizes = sim.init(0).key, np.asarray(sim._held_on_host.size)
+    ((cohort, _),) = jax.device_get(sim._draw(sim.held, key, sim.put(np.int32(0))))
+    supply: Any = sim.supply
+    held = supply.of_round(sim.held, key, 0, False)
+    whole = np.asarray(sim.data.train.x)
+    for d, ids in enumerate(cohort.ids.reshape(4, -1)):
+        x, start = (np.asarray(leaf.addressable_shards[d].data) for leaf in (held.train.x, held.index.start))
+        assert len(x) < 1 + sizes.sum() / 2
+        assert held.index.ids.addressable_shards[d].data.tolist() == ids.tolist()
+        for i, first in zip(ids[ids < sim.population], start, strict=False):
+            np.testing.assert_array_equal(x[first : first + sizes[i]], whole[sim.data.train_index[i]])
+    planned = supply.shapes(("index",))
+    assert planned["train"].x.shape == held.train.x.shape
+    assert planned["train"].x.sharding.is_equivalent_to(held.train.x.sharding, held.train.x.ndim)
     sim.release()
 
 

@@ -37,8 +37,8 @@ def test_a_checkpoint_is_whole_when_those_before_are_gone(tmp_path, monkeypatch,
     store = saved(tmp_path)
     assert store.rounds() == [5]
     assert [found["0/places"].tolist() for found in store.parts(5)] == [[1], [2], [4]]
-    assert store.number_of_parts(5) == 3
-    assert store.number_of_parts(4) is None
+    assert store.numbers_of_parts(5) == [0, 1, 2]
+    assert store.numbers_of_parts(4) is None
     np.testing.assert_array_equal(store.restore(5, STATE)[0]["w"], STATE["w"])
     copied = Checkpoints(shutil.copytree(tmp_path, tmp_path / "copied"))
     assert len(list(copied.parts(5))) == 3
@@ -54,7 +54,7 @@ def test_what_is_there_is_not_written_again(tmp_path):
 def test_without_parts_there_are_none(tmp_path):
     store = Checkpoints(tmp_path)
     store.save(1, STATE)
-    assert store.number_of_parts(1) is None
+    assert store.numbers_of_parts(1) is None
     assert list(store.parts(1)) == []
     assert "parts" not in os.listdir(tmp_path / "00000001")
 
@@ -95,24 +95,38 @@ def test_of_a_damaged_file_that_others_share_only_what_lacks_it_is_a_way_back(tm
         list(store.parts(5))
 
 
-def test_the_last_checkpoint_that_shares_nothing_is_kept(tmp_path):
+def test_the_last_checkpoint_that_shares_nothing_is_kept_and_the_one_after_it(tmp_path):
     store, kept = Checkpoints(tmp_path, keep=2), []
     for done in range(1, 9):
         store.save(done, STATE, {}, [part(done)], after=None if done in (1, 4, 7) else done - 1)
         kept.append(store.rounds())
-    assert kept == [[1], [1, 2], [2, 3], [3, 4], [3, 4, 5], [3, 5, 6], [6, 7], [6, 7, 8]]
+    assert kept == [[1], [1, 2], [1, 2, 3], [3, 4], [3, 4, 5], [3, 4, 5, 6], [6, 7], [6, 7, 8]]
     alone = Checkpoints(tmp_path / "alone", keep=1)
     for done in (1, 2):
         alone.save(done, STATE, {}, [part(done)])
     assert alone.rounds() == [2]
 
 
+def test_a_checkpoint_goes_without_parts_that_are_written_anew(tmp_path):
+    store = Checkpoints(tmp_path, keep=2)
+    assert store.save(1, STATE, {}, [part(1), part(2), part(3)]) == 0
+    assert store.save(2, STATE, {}, [part(1)], after=1, without=[0, 2]) == 3  # no number is given twice
+    assert store.numbers_of_parts(2) == [1, 3]
+    assert [found["0/places"].tolist() for found in store.parts(2)] == [[2], [1]]
+    assert sorted(os.listdir(tmp_path / "00000002" / "parts")) == ["00001.safetensors", "00003.safetensors"]
+
+
 def test_parts_of_several_processes_stand_in_the_order_of_checkpoints(tmp_path):
-    assert parts.following(["00000.safetensors", "00001-0000.safetensors", "00001-0001.safetensors"]) == 2
-    assert parts.following([]) == 0
-    (tmp_path / "parts").mkdir()
+    earlier = tmp_path / "earlier"
+    names = ["00000.safetensors", "99999-0000.safetensors", "99999-0001.safetensors", "100000-0000.safetensors"]
+    for place in (earlier, tmp_path):
+        place.mkdir(exist_ok=True)
+    (earlier / "parts").mkdir()
+    for name in names:
+        (earlier / "parts" / name).touch()
+    assert parts.begin(tmp_path, earlier) == (names, 100001)
     assert parts.write(tmp_path, [part(7)], 3, process=1) == 1
-    assert os.listdir(tmp_path / "parts") == [parts.called(3, 1)]
+    assert (tmp_path / "parts" / parts.called(3, 1)).exists()
 
 
 def test_a_part_that_cannot_be_written_leaves_what_there_was(tmp_path):
@@ -137,8 +151,9 @@ def test_a_process_reads_the_rows_that_it_keeps_and_whose_the_others_are(tmp_pat
     file.write_bytes(whole[:-12] + np.array([7, 7], np.float32).tobytes() + whole[-4:])
     with pytest.raises(ValueError, match=r"00000\.safetensors is damaged"):
         list(checkpoints.parts(5))
-    for each in checkpoints.parts(5, kept.wanted):
-        kept.take(each)
+    for each in zip(checkpoints.numbers_of_parts(5) or (), checkpoints.parts(5, kept.wanted), strict=True):
+        kept.take(*each)
+    assert store.part[[1, 2, 4]].tolist() == [0, 1, 2]
     assert np.flatnonzero(store.touched).tolist() == [1, 2, 4]
     assert store.rows["w"][[1, 2, 4]].tolist() == [[0, 0], [2, 2], [4, 4]]
     file.write_bytes(whole[:-4] + np.array([3], np.int32).tobytes())

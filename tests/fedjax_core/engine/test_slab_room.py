@@ -1,0 +1,58 @@
+"""A slab has room for the rows of any round's clients, and not for many more."""
+
+import types
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.engine import parallel, slab_room
+from fedjax_core.engine.federation import Group
+
+DRAWN = 300
+
+
+def cohorts(sizes, cohort, rate):
+    """Rows of the clients of random rounds, largest first: one [C] each."""
+    rng = np.random.default_rng(0)
+    for _ in range(DRAWN):
+        ids = rng.choice(len(sizes), cohort, replace=False) if rate is None else np.flatnonzero(rng.random(len(sizes)) < rate)
+        yield np.sort(sizes[ids[:cohort]])[::-1]
+
+
+@pytest.mark.parametrize("rate", [None, 0.02])
+@pytest.mark.parametrize("kind", ["alike", "long tail", "one has most"])
+def test_no_cohort_has_more_rows_and_the_room_is_no_multiple_of_them(kind, rate):
+    rng, n, cohort = np.random.default_rng(1), 5000, 100 if rate is None else 180
+    sizes = {
+        "alike": np.full(n, 30),
+        "long tail": np.minimum(1 + rng.pareto(1.5, n) * 20, 10_000).astype(int),
+        "one has most": np.where(np.arange(n) == 7, 10_000, 10),
+    }[kind]
+    draw, found = slab_room.Draw(sizes, cohort, rate), list(cohorts(sizes, cohort, rate))
+    totals, largest = [of.sum() for of in found], [of[:10].sum() for of in found]
+    assert max(totals) <= draw.total() <= np.sort(sizes)[-cohort:].sum()
+    assert max(largest) <= draw.largest(10) <= draw.total()
+    if kind == "alike" and rate is None:
+        assert draw.total() == cohort * 30
+    if kind == "long tail":
+        assert draw.total() < np.sort(sizes)[-cohort:].sum() / 2
+    if kind == "one has most":
+        assert draw.total() < 10_000 + 2 * cohort * 10
+
+
+def test_each_of_several_devices_has_room_for_its_part():
+    rng, cohort = np.random.default_rng(2), 96
+    sizes = np.minimum(1 + rng.pareto(1.5, 4000) * 20, 5000).astype(int)
+    for chunk in (1, 4, 12):
+        plan = parallel.Plan(chunk, 8)
+        nothing: Any = None
+        groups = [Group("all", nothing, nothing, np.arange(4000))]
+        fed: Any = types.SimpleNamespace(plan=plan, cohort=cohort, rate=None, groups=groups, plan_of=lambda g, plan=plan: plan)
+        room = slab_room.of_rounds(fed, sizes, dealt=True)
+        assert room <= slab_room.of_rounds(fed, sizes, dealt=False) == 1 + slab_room.Draw(sizes, cohort).largest(12)
+        for of in cohorts(sizes, cohort, None):
+            parts = of[np.asarray(parallel.arrange(jnp.asarray(of), plan, True))].reshape(8, -1).sum(1)
+            assert 1 + parts.max() <= room
+        assert room < slab_room.Draw(sizes, cohort).total() if chunk > 1 else slab_room.Draw(sizes, cohort).total() / 2
