@@ -199,7 +199,7 @@ def test_a_rule_is_that_of_byzfl(text, theirs, monkeypatch):
     package the aggregators alone are imported, without torchvision."""
     spec = importlib.util.find_spec("byzfl")
     if spec is None:
-        pytest.skip("byzfl is not installed; the extra 'reference' has it")
+        pytest.skip("byzfl is not installed; pip install --no-deps byzfl==0.0.11, beside the extra 'reference'")
     monkeypatch.setitem(sys.modules, "byzfl", importlib.util.module_from_spec(spec))
     with warnings.catch_warnings(action="ignore"):
         byzfl = importlib.import_module("byzfl.aggregators")
