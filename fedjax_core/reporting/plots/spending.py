@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from fedjax_core.reporting.plots import lines, style
 from fedjax_core.reporting.records import read
@@ -60,6 +60,9 @@ def spending(
             colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
             axes.plot(line.rounds, line.values, color=colour, marker=marker, markersize=2.5, label=line.label)
         axes.set(xscale="log", xlabel=COSTS[cost], ylabel=axis(scores[0]))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=5))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         if is_accuracy(scores[0]):
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
         if len(found) > 1:
