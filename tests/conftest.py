@@ -112,6 +112,7 @@ SLOW = {  # files that take more than some ten seconds of computing, as measured
         "test_documents",
         "test_memory",
         "test_pages",
+        "test_paper_tables",
         "test_processes",
         "test_resume",
         "test_speed",
@@ -120,7 +121,9 @@ SLOW = {  # files that take more than some ten seconds of computing, as measured
         "test_analyse",
         "test_predict",
         "test_table",
-        "test_simulation",
+        "test_evaluating",
+        "test_keeping",
+        "test_rounds",
         "test_parallel",
         "test_division",
         "test_prepare",
@@ -152,6 +155,8 @@ SLOW = {  # files that take more than some ten seconds of computing, as measured
 QUICK_METHODS = {"fedavg", "scaffold", "fedskc", "fedper", "fedoa"}  # whose contract and own tests a quick run has
 SLOW_TESTS = {  # single ones of other files, by how their names begin
     "test_archive": ("test_npz_reads_",),
+    "test_compiling": ("test_a_language_model", "test_streamed", "test_what_is_lowered"),
+    "test_composed": ("test_a_run_with_all_of_them", "test_a_sample_keeps_the_contract"),
     "test_experiment": ("test_augmentation_reaches",),
     "test_fedavg": ("test_alike_clients",),
     "test_federated": ("test_long_tails_of_real", "test_pacs_by_domain"),
@@ -175,12 +180,17 @@ SLOW_TESTS = {  # single ones of other files, by how their names begin
         "test_without_its_parts",
     ),
     "test_given": ("test_a_loss_is", "test_all_at_once"),
-    "test_plan": ("test_a_language_model", "test_streamed", "test_the_command_plans", "test_what_is_lowered"),
+    "test_plan": ("test_the_command_plans",),
+    "test_pretrained": ("test_the_real_encoder",),
+    "test_rows": ("test_every_number_is_that_of_data",),
+    "test_runs": ("test_a_run_tells_its_epsilon",),
     "test_scaffold": ("test_frozen_controls", "test_one_full_batch"),
-    "test_search": ("test_a_real_search",),
+    "test_search": ("test_a_real_search", "test_a_search_that_is_killed"),
     "test_selection": ("test_a_run_that_is_resumed", "test_early_stopping"),
+    "test_settings": ("test_rows_of_tables",),
+    "test_several": ("test_a_table_in_lanes", "test_rates_and_seeds", "test_the_command_runs"),
     "test_table_clients": ("test_a_row_without_files", "test_the_worst_tenth", "test_without_files"),
-    "test_unseen": ("test_scores_of_fedavg_and", "test_statistics_that_stay", "test_two_architectures"),
+    "test_unseen": ("test_a_table_has_the_gap", "test_scores_of_fedavg_and", "test_statistics_that_stay", "test_two_architectures"),
 }
 
 

@@ -130,10 +130,10 @@ def test_paper_builds_and_its_round_traces_at_full_size(name):
     least = 300 if config.data.source.startswith(OFFLINE) else 36_000
     assert len(sim.data.train.y) >= (6000 if config.data.source.startswith(language.SOURCE) else least)  # not the digits
     shapes = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
-    state = shapes(jax.eval_shape(sim._init, shapes(sim._held_on_host), jax.random.key_data(jax.random.key(0))))
+    state = shapes(jax.eval_shape(sim.programs.init, shapes(sim.host), jax.random.key_data(jax.random.key(0))))
     new, records = jax.eval_shape(
-        sim._scored if sim.episodes is None else sim._many,  # with the clients' scores that belong to a round
-        shapes(sim._held_on_host),
+        sim.programs.scored if sim.episodes is None else sim.programs.many,  # with the clients' scores that belong to a round
+        shapes(sim.host),
         state,
         jax.ShapeDtypeStruct((), jnp.int32),
     )

@@ -22,7 +22,8 @@ def resident() -> int:
 
 def traces(sim) -> list[int]:
     """How many versions of each of its programs were compiled."""
-    programs = [sim._many, sim._scored, sim._global, sim._draw, *sim._host_round.values(), *sim._clients, *sim._prepare]
+    made = sim.programs
+    programs = [made.many, made.scored, made.of_server["test"], made.draw, *made.on_host.values(), *made.of_clients, *made.prepare]
     return [program._cache_size() for program in programs]
 
 

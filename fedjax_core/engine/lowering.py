@@ -9,7 +9,7 @@ import numpy as np
 from jax.stages import Lowered, Traced
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine import parallel, unseen
+from fedjax_core.engine import evaluating, parallel, unseen
 from fedjax_core.engine.federation import Held, State
 from fedjax_core.engine.rows import Streamed
 from fedjax_core.engine.simulation import Simulation
@@ -25,8 +25,8 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
       simulation: on any devices, such as a topology's (`experiment.build(devices=...)`); nothing is put on them.
       parts: which of `PARTS`.
     """
-    sim: Any = simulation
-    whole, spread, lies = parallel.replicated(sim.mesh), parallel.spread(sim.mesh), sim._layout
+    sim, at = simulation, simulation.planned
+    made, lies, whole, spread = at.programs, at.lies, parallel.replicated(sim.mesh), parallel.spread(sim.mesh)
     put = lambda tree, sharding=whole: _abstract(tree, sharding)
     number, key = put(np.int32(0)), put(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))))
     (held, state), on_host = between_rounds(sim), sim.hold != "device"
@@ -39,37 +39,38 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
         return put(rows, lies.blocks[g]), put(np.zeros(number, bool))
 
     def blocks(g: int, clients: np.ndarray, each: int = 0) -> tuple[list[np.ndarray], Any]:
-        ids = sim._blocks(g, clients, sim.population, each)
+        ids = at.blocks(g, clients, sim.population, each)
         return ids, put(ids[0])
 
     if START in parts:
-        found[START] = lambda: sim._init.trace(held, key)
+        found[START] = lambda: made.init.trace(held, key)
         for g, group in enumerate(sim.groups):
-            if sim._algorithm(g, sim._held_on_host, 0).prepare is not None:
+            if at.method(g).prepare is not None:
                 each, places = blocks(g, group.clients)
-                found[_named(f"{START}: prepare", sim, g)] = lambda g=g, each=each, places=places: sim._prepare[g].trace(
+                found[_named(f"{START}: prepare", sim, g)] = lambda g=g, each=each, places=places: made.prepare[g].trace(
                     _reads(sim, held, ("index",), each), state.server, key, places, states(g, len(each[0]))[0]
                 )
     if ROUND in parts:
-        drawn, of_round = put(jax.eval_shape(sim._draw, held, key, number)), _reads(sim, held, ("index",))
+        drawn, of_round = put(jax.eval_shape(made.draw, held, key, number)), _reads(sim, held, ("index",))
         if on_host:
             cohort = [states(g, len(of_group.ids)) for g, (of_group, _) in enumerate(drawn)]
             rows, touched = put([rows for rows, _ in cohort], lies.rows), put([touched for _, touched in cohort], spread)
-            found[ROUND] = lambda: sim._host_round[False].trace(of_round, state, initial, drawn, rows, touched)
+            found[ROUND] = lambda: made.on_host[False].trace(of_round, state, initial, drawn, rows, touched)
         else:
-            found[ROUND] = lambda: sim._many.trace(of_round, state, number)
+            found[ROUND] = lambda: made.many.trace(of_round, state, number)
     if EVALUATION in parts:
-        if "global" in sim.evaluation.scopes and "global" in sim._algorithm(0, sim._held_on_host, 0).predict:
-            kinds = {"": ("test", None, sim._global)}
+        if "global" in sim.evaluation.scopes and "global" in at.method(0).predict:
+            kinds = {"": ("test", None, made.of_server["test"])}
             if sim.validated:
-                kinds[", validation rows"] = "train", sim._held_on_host.validation_rows, sim._validation
+                kinds[", validation rows"] = "train", sim.host.validation_rows, made.of_server["validation"]
             for which, (part, rows, program) in kinds.items():
                 given = state.server, number
-                if part in sim.supply.streamed:
-                    batches, like = sim.supply.batches(part, rows, sim.evaluation.batch, sim.plan.parts), sim.supply.like(part)
+                supply = sim.supply
+                if isinstance(supply, Streamed) and part in supply.streamed:
+                    batches, like = supply.batches(part, rows, sim.evaluation.batch, sim.plan.parts), supply.like(part)
                     slab = put(_rows(like, batches._at_once * batches.devices * batches.batch))
                     first = put(np.zeros(batches._at_once * batches.devices, np.int32))
-                    given, program = (*given, slab, first, number), sim._batches
+                    given, program = (*given, slab, first, number), made.of_batches
                 found[f"{EVALUATION}: server{which}"] = functools.partial(program.trace, held, *given)
         if {"own", "all"} & set(sim.evaluation.scopes):
             wanted = sim.scored_clients()
@@ -77,33 +78,33 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
                 mine = np.asarray(group.clients)[np.isin(group.clients, wanted)]
                 if not len(mine):
                     continue
-                each, places = blocks(g, mine, sim._sums_bytes(g))
-                tables = tuple(sim._scored_tables(g))
-                found[_named(f"{EVALUATION}: clients", sim, g)] = lambda g=g, each=each, places=places, tables=tables: sim._clients[
-                    g
-                ].trace(_reads(sim, held, tables, each), state, initial, places, *states(g, len(each[0])))
+                each, places = blocks(g, mine, evaluating.sums_bytes(at, g))
+                tables = tuple(evaluating.tables(at, g))
+                found[_named(f"{EVALUATION}: clients", sim, g)] = lambda g=g, each=each, places=places, tables=tables: (
+                    made.of_clients[g].trace(_reads(sim, held, tables, each), state, initial, places, *states(g, len(each[0])))
+                )
         if "unseen" in sim.evaluation.scopes:
+            newcomers = len(sim.host.unseen_size)
             for g in range(len(sim.groups)):
-                mine = unseen.members(sim._of, g, sim._newcomers)
+                mine = unseen.members(at.fed, g, newcomers)
                 if not len(mine):
                     continue
-                each = sim._blocks(g, mine, sim._newcomers, sim._sums_bytes(g))
-                tables = ("unseen_index", "unseen_test_index")
-                found[_named(f"{EVALUATION}: unseen clients", sim, g)] = lambda g=g, each=each, tables=tables: sim._unseen[g].trace(
-                    _reads(sim, held, tables, each), state.server, number, key, put(each[0])
+                each = at.blocks(g, mine, newcomers, evaluating.sums_bytes(at, g))
+                found[_named(f"{EVALUATION}: unseen clients", sim, g)] = lambda g=g, each=each: made.of_unseen[g].trace(
+                    _reads(sim, held, evaluating.UNSEEN_TABLES, each), state.server, number, key, put(each[0])
                 )
         if "post_local" in sim.evaluation.scopes and not on_host:
             both = _reads(sim, held, ("index", "test_index"))
-            found[SCORED_ROUND] = lambda: sim._scored.trace(both, state, number)
+            found[SCORED_ROUND] = lambda: made.scored.trace(both, state, number)
     return found
 
 
 def between_rounds(simulation: Simulation) -> tuple[Held, State]:
     """What lies on the devices all the time, as shapes with their shardings."""
-    sim: Any = simulation
+    at = simulation.planned
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    held = _abstract(sim.rest, sim._layout.held)
-    return held, _abstract(jax.eval_shape(sim._init, held, key), sim._layout.state)
+    held = _abstract(at.arrays.rest, at.lies.held)
+    return held, _abstract(jax.eval_shape(at.programs.init, held, key), at.lies.state)
 
 
 def lowered(traced: Traced) -> Lowered:
@@ -111,7 +112,7 @@ def lowered(traced: Traced) -> Lowered:
     return traced.lower()
 
 
-def _named(what: str, sim: Any, g: int) -> str:
+def _named(what: str, sim: Simulation, g: int) -> str:
     return what if len(sim.groups) == 1 else f"{what} with network {sim.groups[g].name}"
 
 
@@ -125,7 +126,7 @@ def _rows(like: PyTree, number: int) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype), like)
 
 
-def _reads(sim: Any, held: Held, tables: tuple[str, ...], blocks: Sequence[np.ndarray] | None = None) -> Held:
+def _reads(sim: Simulation, held: Held, tables: tuple[str, ...], blocks: Sequence[np.ndarray] | None = None) -> Held:
     """What a round reads, or a program about these blocks of clients: with slabs, where data are streamed."""
     if not isinstance(sim.supply, Streamed):
         return held

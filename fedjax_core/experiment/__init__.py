@@ -4,20 +4,20 @@
 """
 
 from fedjax_core.experiment.asked import (
-    LOSSES,
-    NORMALISATIONS,
-    OPTIMIZERS,
     STATISTICS,
     TASKS,
     Asked,
     Config,
-    builder,
     check,
     resolve,
 )
-from fedjax_core.experiment.building import beginning, build, dataset, prepared, scale, scaling, spelled, weight_files
-from fedjax_core.experiment.building import network_of as network
+from fedjax_core.experiment.building import build
+from fedjax_core.experiment.kinds import dataset, prepared
 from fedjax_core.experiment.methods import method, names, switch
+from fedjax_core.experiment.named import LOSSES, NORMALISATIONS, OPTIMIZERS, builder
+from fedjax_core.experiment.networks import beginning, spelled, weight_files
+from fedjax_core.experiment.networks import network_of as network
+from fedjax_core.experiment.normalising import scale, scaling
 from fedjax_core.experiment.runs import PROGRAMS, execute, keep_programs, load, use_all_cores
 from fedjax_core.experiment.several import Run, alike, execute_all, lanes_of
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array
 from fedjax_core.engine.simulation import Build
-from fedjax_core.experiment.asked import Asked, Config, algorithm, optimizer
+from fedjax_core.experiment.asked import Asked, Config, algorithm
+from fedjax_core.experiment.named import optimizer
 from fedjax_core.task import Task
 
 Values = Mapping[str, tuple[float, ...]]  # by dotted field, a number for each lane

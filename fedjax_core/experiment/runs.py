@@ -12,8 +12,10 @@ from fedjax_core import nn
 from fedjax_core.data import federated
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.experiment import given
+from fedjax_core.experiment.adversaries import attackers
 from fedjax_core.experiment.asked import Config, resolve
-from fedjax_core.experiment.building import attackers, build, spent
+from fedjax_core.experiment.building import build
+from fedjax_core.experiment.protection import spent
 from fedjax_core.privacy import Spent
 from fedjax_core.run import Finished, restored, run
 from fedjax_core.run.selection import SELECTED

@@ -13,7 +13,9 @@ from fedjax_core.engine import lowering
 from fedjax_core.engine.lanes import Lanes, reason
 from fedjax_core.engine.parallel import Plan
 from fedjax_core.experiment.asked import Config, check
-from fedjax_core.experiment.building import build, dataset, drawn_by_seed
+from fedjax_core.experiment.building import build
+from fedjax_core.experiment.kinds import dataset
+from fedjax_core.experiment.networks import drawn_by_seed
 from fedjax_core.experiment.numbers import METHOD, OPTIMIZER, Differs, Values, by_lane
 from fedjax_core.experiment.runs import chosen_plan, execute, settings
 from fedjax_core.run import Finished, Interrupted, Outcome, Stop, recorded_plan, run_in_lanes, steps

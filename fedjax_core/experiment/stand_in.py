@@ -13,8 +13,9 @@ from fedjax_core.by_name import Found, choose
 from fedjax_core.data import federated
 from fedjax_core.data.smaller import adapted
 from fedjax_core.data.sources import known
-from fedjax_core.experiment import building
-from fedjax_core.experiment.asked import Asked, Network
+from fedjax_core.experiment import kinds
+from fedjax_core.experiment.asked import Asked
+from fedjax_core.experiment.named import Network
 from fedjax_core.language import prepare as language
 from fedjax_core.language import stand_in as texts
 
@@ -45,7 +46,7 @@ class Counts(NamedTuple):
     answer: int | None = None
 
 
-def kind(asked: Asked, counts: Counts = Counts()) -> building.Kind:  # noqa: B008
+def kind(asked: Asked, counts: Counts = Counts()) -> kinds.Kind:  # noqa: B008
     """The way from a config's source to its task that reads no file; for `building.build`."""
     if asked.data.source.function is language.Source:
         made: list[language.Prepared] = []
@@ -60,14 +61,14 @@ def kind(asked: Asked, counts: Counts = Counts()) -> building.Kind:  # noqa: B00
             del one, data, everybodys, shapes_only
             return language.task(made[0], asked.adapter, shapes_only=True)
 
-        return building.Kind(whole, answered, lambda asked, like: ())
-    return building.Kind(lambda asked: _divided(asked, counts), building.ROWS.task, _public)
+        return kinds.Kind(whole, answered, lambda asked, like: ())
+    return kinds.Kind(lambda asked: _divided(asked, counts), kinds.ROWS.task, _public)
 
 
 def _divided(asked: Asked, counts: Counts) -> federated.FederatedData:
     data = asked.data
     if _made(data.source) and not any(value is not None for value in counts):
-        return building.ROWS.federated(asked)
+        return kinds.ROWS.federated(asked)
     of = known.smaller(_size(data.source, counts), data.size, data.examples)
     domains = data.clients if data.partition.name == "by_domain" else 1
     scheme = {"name": data.partition.name, **data.partition.options}
@@ -106,7 +107,7 @@ def _public(asked: Asked, like: Examples) -> Examples | tuple[()]:
         return ()
     source, number = asked.public
     if _made(source):
-        return building.ROWS.public(asked, like)
+        return kinds.ROWS.public(asked, like)
     of = known.smaller(_size(source, Counts()), None, number)
     examples = known.stand_in(of, source.name).train
     if examples.x.dtype != like.x.dtype or len(of.shape) != like.x.ndim - 1:

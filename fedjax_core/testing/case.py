@@ -74,16 +74,17 @@ class Case:
         sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="disk", data_on="host")
         pad(sim)
         state, _ = sim.rounds(self._begun(sim), 2)
-        assert sim._stores is not None
-        return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim._stores]
+        assert sim.kept is not None
+        return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.kept.stores]
 
     def _begun(self, sim: simulation.Simulation) -> simulation.State:
         """The reference's state before round 1 in a simulation whose client states are off the device; of a method that prepares
         its clients, made anew."""
-        if any(sim._algorithm(g, sim._held_on_host, 0).prepare is not None for g in range(len(sim.groups))):
+        if any(sim.federation.algorithm(g, sim.host, 0).prepare is not None for g in range(len(sim.groups))):
             return sim.init(0)
         before = self.reference[1]
-        sim._keep(sim._nothing_kept(sim.put(before.server)))
+        kept = sim.planned.states
+        kept.keep(kept.untouched(sim.put(before.server)))
         return sim.put(before._replace(clients=tuple(() for _ in sim.groups)))
 
     def forget(self) -> None:
@@ -100,7 +101,7 @@ class Case:
         sim, state, _ = self.elsewhere
         before = self.reference[1]
         start = sim.put(before)._replace(clients=state.clients)
-        drawn = jax.device_get(sim._draw(sim.held, start.key, start.round))
+        drawn = jax.device_get(sim.programs.draw(sim.held, start.key, start.round))
         rows = [
             jax.tree.map(lambda x, p=p: np.take(x, p, axis=0, mode="clip"), s)
             for s, (_, p) in zip(before.clients, drawn, strict=True)
@@ -111,7 +112,7 @@ class Case:
         def run(drawn, rows):
             held = sim.supply.of_cohort(sim.held, [cohort.ids for cohort, _ in drawn], ["index"])
             drawn, rows = sim.put(drawn), jax.device_put(rows, spread)  # where the round expects them: else it would compile anew
-            after, rows, record = sim._host_round[False](held, start, start.server, drawn, rows, touched)
+            after, rows, record = sim.programs.on_host[False](held, start, start.server, drawn, rows, touched)
             return jax.device_get((after.server, rows, record))
 
         return run, drawn, rows
@@ -132,7 +133,7 @@ def groups(
 
 def pad(sim: simulation.Simulation) -> None:
     """Gives every client three more rows that do not count."""
-    index = sim._held_on_host.index
+    index = sim.host.index
     more = dataclasses.replace(index, rows=np.pad(index.rows, (0, 3)), most=index.most + 3, filler=1)
-    sim._held_on_host = sim._held_on_host._replace(index=more)
+    sim.host = sim.host._replace(index=more)
     sim.use(sim.plan)

@@ -20,11 +20,11 @@ def two_rounds_are_one_trace_without_transfer(case: Case) -> None:
     sim, before, after = case.reference
     state, two = sim.put(before), sim.put(np.int32(2))
     with jax.transfer_guard("disallow"):
-        state, _ = sim._many(sim.held, state, two)  # traces anew if jax's caches were cleared
-        traces = _traces(sim._many)
+        state, _ = sim.programs.many(sim.held, state, two)  # traces anew if jax's caches were cleared
+        traces = _traces(sim.programs.many)
         for _ in range(2):
-            state, _ = sim._many(sim.held, state, two)
-    assert _traces(sim._many) == traces, "a later round was traced anew: its state has another shape, dtype or structure"
+            state, _ = sim.programs.many(sim.held, state, two)
+    assert _traces(sim.programs.many) == traces, "a later round was traced anew: its state has another shape, dtype or structure"
     assert int(state.round) == 6
     chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
     assert jax.tree.structure(before) == jax.tree.structure(jax.device_get(state))
@@ -97,7 +97,9 @@ def a_checkpoint_goes_on_where_it_was_left(case: Case) -> None:
 def the_round_exports_for_every_platform(case: Case) -> None:
     """The compiled round lowers for CPU, TPU and CUDA."""
     sim, before, _ = case.reference
-    exported = jax.export.export(sim._many, platforms=("cpu", "tpu", "cuda"))(sim.held, sim.put(before), sim.put(np.int32(1)))
+    exported = jax.export.export(sim.programs.many, platforms=("cpu", "tpu", "cuda"))(
+        sim.held, sim.put(before), sim.put(np.int32(1))
+    )
     assert exported.platforms == ("cpu", "tpu", "cuda")
 
 
@@ -105,7 +107,7 @@ def scores_cover_every_predictor(case: Case) -> None:
     """Each of the method's predictors is scored on the clients' own test rows."""
     sim, _, after = case.reference
     scores = sim.evaluate(sim.put(after))
-    for model in sim._algorithm(0, sim._held_on_host, 0).predict:
+    for model in sim.federation.algorithm(0, sim.host, 0).predict:
         assert f"test/{model}/own/accuracy/mean" in scores, f"predictor {model!r} has no score"
     assert all(0 <= v <= 1 for k, v in scores.items() if "accuracy" in k)
 

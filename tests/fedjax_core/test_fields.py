@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from configs import base
 from fedjax_core import by_name, experiment
-from fedjax_core.experiment.asked import OF_METHODS
 from fedjax_core.experiment.fields import FIELDS
+from fedjax_core.experiment.named import OF_METHODS
 
 INF = float("inf")
 HOSTILE = [

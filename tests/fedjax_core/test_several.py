@@ -30,7 +30,7 @@ def get_config(variant: str = "smoke") -> Any:
     config.rounds, config.evaluation.every, config.models = 4, 2, ("mlp(widths=(4,))",)
     config.data.update(clients=4, partition="iid")
     config.cohort.fraction, config.plan.lanes, config.plan.devices = 0.5, 3, 1
-    config.method.epochs = 1
+    config.method.epochs, config.evaluation.scopes = 1, ("global",)
     return config
 
 
@@ -121,7 +121,7 @@ def test_where_lanes_are_refused_nothing_lies_on_the_devices(tmp_path, monkeypat
         return made_so_far[-1]
 
     def execute(config, workdir, progress, *, data, console):
-        assert all(one._held is None for one in made_so_far)
+        assert all(not one.planned.arrays.placed for one in made_so_far)
         return workdir
 
     monkeypatch.setattr(several, "build", built)

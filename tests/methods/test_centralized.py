@@ -59,4 +59,4 @@ class CentralizedTest(chex.TestCase):
         build = functools.partial(centralized, optimizer=training.sgd(0.1), batch=toy.BATCH)
         sim = simulation.Simulation(toy.groups(build), toy.data(), cohort=3, dropout=0.9, plan=parallel.Plan(1, 1))
         self.assertEqual((sim.population, sim.cohort, sim.dropout), (1, 1, 0.0))
-        np.testing.assert_array_equal(sim._held_on_host.index[0], UNION)
+        np.testing.assert_array_equal(sim.host.index[0], UNION)

@@ -55,7 +55,7 @@ def oracle(rounds, tau, beta, train=plain):
 
 def sent(name):
     sim, _, state = toy.reference(name)
-    algorithm = sim._algorithm(0, sim._held_on_host, 2)
+    algorithm = sim.federation.algorithm(0, sim.host, 2)
     return [algorithm.broadcast(state.server, i) for i in range(toy.CLIENTS)]
 
 

@@ -51,7 +51,7 @@ class FedITTest(chex.TestCase):
     def test_the_body_neither_changes_nor_travels(self):
         sim, state = adapted()
         body = toy.task_adapted().frozen
-        chex.assert_trees_all_equal(sim._held_on_host.tasks[0][0], body)
+        chex.assert_trees_all_equal(sim.host.tasks[0][0], body)
         numbers = (5 * 2 + 2 * 6) + (6 * 3 + 3)
         self.assertEqual((sim.shapes.down, sim.shapes.up), (4 * numbers, 4 * numbers))
         self.assertEqual(nbytes(state.server), 4 * numbers)

@@ -70,7 +70,7 @@ class FedRoDTest(chex.TestCase):
     def test_a_personal_head_of_zero_predicts_as_the_generic_one(self):
         sim, before, _ = toy.reference("fedrod")
         holds, x = sim.view(sim.put(before), 1).holds, toy.data().test.x
-        algorithm = sim._algorithm(0, sim._held_on_host, 0)
+        algorithm = sim.federation.algorithm(0, sim.host, 0)
         logits = [algorithm.predict[name](*holds[name], x)["logits"] for name in ("personal", "global")]
         np.testing.assert_allclose(*logits, atol=1e-6)
         self.assertTrue(all(not np.any(leaf) for leaf in jax.tree.leaves(before.clients)))

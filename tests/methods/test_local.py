@@ -41,10 +41,10 @@ class LocalTest(chex.TestCase):
         sim, before, after = toy.reference("local")
         sampled = set(naive.cohort(0, 0, 8, 5)) & set(naive.cohort(0, 1, 8, 5))
         stranger = min(sampled)
-        x = np.array(sim._held_on_host.train.x)
+        x = np.array(sim.host.train.x)
         x[toy.data().train_index[stranger]] *= 1.5
         held = sim.held._replace(train=sim.held.train._replace(x=sim.put(x)))
-        changed, _ = sim._many(held, sim.put(before), sim.put(np.int32(2)))
+        changed, _ = sim.programs.many(held, sim.put(before), sim.put(np.int32(2)))
         changed = jax.device_get(changed)
         for i in range(toy.CLIENTS):
             if i != stranger:

@@ -80,7 +80,7 @@ class PFedSDTest(chex.TestCase):
 
     def test_whoever_never_took_part_has_the_servers_model(self):
         sim, before, state = toy.reference("pfedsd")
-        predict, x = sim._algorithm(0, sim._held_on_host, 2).predict["personal"], toy.data().test.x
+        predict, x = sim.federation.algorithm(0, sim.host, 2).predict["personal"], toy.data().test.x
         known = one(state.clients[0], 0)
         for client, net in ((one(before.clients[0], 0), state.server.net), (known, known.previous)):
             logits = predict(state.server.net, client, x)["logits"]

@@ -14,7 +14,7 @@ from fedjax_core.commands import tables
 from fedjax_core.commands.tables import latex, spread
 from fedjax_core.engine.scores import ByClient
 from fedjax_core.reporting import clients, report, resampling
-from tests.fedjax_core.commands.test_table import definition, get_config, run
+from tests.fedjax_core.commands.small_tables import definition, get_config, run
 
 OWN, GLOBAL = "test/personal/own/accuracy", "test/global/own/accuracy"
 MEAN = Measure("mean", (f"{OWN}/mean", f"{GLOBAL}/mean"))

@@ -10,9 +10,7 @@ from fedjax_core.commands import tables
 from fedjax_core.commands.tables import reached
 from fedjax_core.commands.tables.results import Summary
 from fedjax_core.reporting.crossing import crossing
-from tests.fedjax_core.commands.test_table import GLOBAL, definition, fake, run
-
-_ = fake  # the fixture of made-up runs: accuracies 0.4, 0.6, 0.8 + seed / 100 in rounds 1, 2, 3
+from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
 
 
 def to(target: float) -> Measure:

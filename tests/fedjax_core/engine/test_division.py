@@ -130,7 +130,7 @@ def test_numbers_do_not_depend_on_it_and_memory_falls(name, models):
     for model in models:
         sim = simulate(name, model)
         state = sim.restore(begun(name))
-        compiled = sim._many.lower(sim.held, state, sim.put(np.int32(1))).compile()
+        compiled = sim.programs.many.lower(sim.held, state, sim.put(np.int32(1))).compile()
         analysis: Any = compiled.memory_analysis()
         sizes.append(analysis.argument_size_in_bytes)
         big = biggest((sim.held.tasks, state.server))
@@ -157,8 +157,8 @@ def test_in_float64_they_agree_over_rounds(name, model):
     start, held = wide(begun(name)), [wide(sim.held) for sim in sims]
     with doubled():
         for sim, mine in zip(sims, held, strict=True):
-            mine, state = parallel.place(mine, sim.mesh, sim._layout.held), sim.restore(start)
-            compiled = sim._many.lower(mine, state, sim.put(np.int32(1))).compile()
+            mine, state = parallel.place(mine, sim.mesh, sim.planned.lies.held), sim.restore(start)
+            compiled = sim.programs.many.lower(mine, state, sim.put(np.int32(1))).compile()
             found.append(ends(sim, compiled, mine, state)[0])
     assert {leaf.dtype for leaf in jax.tree.leaves(found[0]) if leaf.dtype.kind == "f"} == {np.dtype("float64")}
     chex.assert_trees_all_close(found[1], found[0], atol=1e-10, rtol=1e-10)
@@ -171,7 +171,7 @@ def test_a_divided_network_begins_as_a_whole_one():
 def test_states_of_clients_and_moments_are_divided_off_the_devices_too():
     kept = simulate("fedoa", 4, hold="host")
     assert kept.divided
-    rows = jax.tree.leaves(kept._layout.rows)
+    rows = jax.tree.leaves(kept.planned.lies.rows)
     assert {"clients"} == {sharding.spec[0] for sharding in rows}
     assert any("model" in sharding.spec for sharding in rows)
 
@@ -183,7 +183,7 @@ def test_a_network_without_rules_stays_whole_which_is_said_once(caplog):
         sim = simulation.Simulation(toy.groups(build), toy.data(), plan=Plan(1, 8, 2))
     said = [record.getMessage() for record in caplog.records]
     assert said == ["plan.model=2: the network 'toy6' does not say how it is divided (model_axes), so each device holds all of it"]
-    assert not any("model" in sharding.spec for sharding in jax.tree.leaves(sim._layout.state.server))
+    assert not any("model" in sharding.spec for sharding in jax.tree.leaves(sim.planned.lies.state.server))
     assert not sim.divided
 
 

@@ -121,12 +121,12 @@ def test_lanes_have_their_data_in_common_when_they_are_needed():
     sim = toy.CASES["fedavg"].simulate()
     lanes = Lanes(sim, 2, numbered=True)
     lanes.traced()
-    assert all(one._held is None for one in (sim, *lanes.each))
+    assert all(not one.planned.arrays.placed for one in (sim, *lanes.each))
     first, second = (one.held for one in lanes.each)
     assert jax.tree.leaves(first.train)[0] is jax.tree.leaves(second.train)[0] is jax.tree.leaves(sim.held.train)[0]
     assert (int(first.lane), int(second.lane)) == (0, 1)
     lanes.release()
-    assert all(one._held is None for one in (sim, *lanes.each))
+    assert all(not one.planned.arrays.placed for one in (sim, *lanes.each))
 
 
 def test_what_has_no_lanes_says_why(monkeypatch):

@@ -1,5 +1,6 @@
 """The client loop under every plan, against a loop; and what happens where memory ends."""
 
+import dataclasses
 import functools
 from types import SimpleNamespace
 from unittest import mock
@@ -144,8 +145,8 @@ class MemoryTest(chex.TestCase):
     def test_of_averaging_does_not_grow_with_the_cohort(self):
         def temporary(cohort, chunk):
             sim = simulate(cohort, chunk=chunk)
-            state = jax.eval_shape(sim._init, sim.held, jax.random.key_data(jax.random.key(0)))
-            compiled = sim._many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+            state = jax.eval_shape(sim.programs.init, sim.held, jax.random.key_data(jax.random.key(0)))
+            compiled = sim.programs.many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
             return compiled.memory_analysis().temp_size_in_bytes, 4 * sum(x.size for x in jax.tree.leaves(state.server))
 
         few, model = temporary(8, 1)
@@ -194,7 +195,7 @@ class SmallerChunksTest(chex.TestCase):
     def test_through_a_simulation(self):
         """The first dispatch fails after it was started; the next plan takes over and comes to the same end."""
         sim = toy.simulate("fedavg", plan=(5, 1))
-        real = sim._many
+        real = sim.programs.many
 
         def fails(*_):
             raise jax.errors.JaxRuntimeError(FULL)
@@ -203,7 +204,7 @@ class SmallerChunksTest(chex.TestCase):
             lower = staticmethod(real.lower)
             __call__ = staticmethod(fails)
 
-        sim._many = Failing()
+        sim.planned = dataclasses.replace(sim.planned, programs=sim.programs._replace(many=Failing()))
         state = sim.init(0)
         with self.assertLogs("fedjax_core", "WARNING") as logs:
             state, records = sim.rounds(state, 2)

@@ -26,7 +26,7 @@ def everything(name, **settings):
     state, records = sim.rounds(sim.init(0), 1)
     state, more = sim.rounds(sim.restore(jax.tree.map(np.copy, sim.snapshot(state))), 2, scored=True)
     found = jax.device_get(state), records + more, sim.evaluated(state)[0]
-    program: Any = sim._many
+    program: Any = sim.programs.many
     assert program._cache_size() == 1
     sim.release()
     return found
@@ -67,9 +67,9 @@ def test_slabs_hold_what_clients_have():
 def test_a_late_cohort_that_is_the_largest_has_the_room_of_the_first():
     """One program serves all rounds: the slab is as large in each, though their rows differ by more than a half."""
     sim = toy.simulate("fedavg", data_on="host", cohort=2)
-    sizes, key, rows = np.asarray(sim._held_on_host.size), sim.init(0).key, []
+    sizes, key, rows = np.asarray(sim.host.size), sim.init(0).key, []
     for number in range(12):
-        cohort = jax.device_get(sim._draw(sim.held, key, sim.put(np.int32(number))))[0][0]
+        cohort = jax.device_get(sim.programs.draw(sim.held, key, sim.put(np.int32(number))))[0][0]
         rows.append(int(sizes[cohort.ids].sum()))
         held = sim.supply.of_round(sim.held, key, number, False)
         assert len(held.train.y) == len(held.train.x) == 1 + np.sort(sizes)[-2:].sum()
@@ -80,8 +80,8 @@ def test_a_late_cohort_that_is_the_largest_has_the_room_of_the_first():
 
 def test_each_device_has_the_rows_of_its_own_clients():
     sim = toy.simulate("fedavg", data_on="host", plan=(1, 4))
-    key, sizes = sim.init(0).key, np.asarray(sim._held_on_host.size)
-    ((cohort, _),) = jax.device_get(sim._draw(sim.held, key, sim.put(np.int32(0))))
+    key, sizes = sim.init(0).key, np.asarray(sim.host.size)
+    ((cohort, _),) = jax.device_get(sim.programs.draw(sim.held, key, sim.put(np.int32(0))))
     supply: Any = sim.supply
     held = supply.of_round(sim.held, key, 0, False)
     whole = np.asarray(sim.data.train.x)

@@ -1,5 +1,6 @@
 """Targets other than classes: which methods train on them, what is scored of them, and one case against a naive loop."""
 
+import dataclasses
 import functools
 import inspect
 
@@ -12,7 +13,7 @@ from fedjax_core.algorithm import PER_ROW, TARGETS, Examples
 from fedjax_core.data import federated, sources
 from fedjax_core.data.unseen import set_apart
 from fedjax_core.data.validation import hold_out
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import parallel, planned
 from fedjax_core.engine.simulation import Evaluation, Simulation, one_group
 from fedjax_core.learning import scored, training
 from fedjax_core.nn import build
@@ -77,15 +78,15 @@ def simulated(kind, method=None, data_=None, **settings):
 
 def test_clients_are_scored_in_blocks_where_labels_make_much_of_each(monkeypatch):
     sim = simulated("labels", evaluation=Evaluation(("own",)), plan=parallel.Plan(1, 1))
-    state, sizes, program = sim.init(0), [], sim._clients[0]
+    state, sizes, program = sim.init(0), [], sim.programs.of_clients[0]
     whole = sim.client_scores(state)
 
     def spied(held, state, initial, ids, *rest):
         sizes.append(len(ids))
         return program(held, state, initial, ids, *rest)
 
-    monkeypatch.setattr(sim, "_clients", [spied])
-    monkeypatch.setattr(simulation, "BLOCK_BYTES", 6 * 3 * 2 * scored.BINS * 4 * toy.CLASSES)  # a predictor, three scopes
+    sim.planned = dataclasses.replace(sim.planned, programs=sim.programs._replace(of_clients=[spied]))
+    monkeypatch.setattr(planned, "BLOCK_BYTES", 6 * 3 * 2 * scored.BINS * 4 * toy.CLASSES)  # a predictor, three scopes
     jax.tree.map(np.testing.assert_array_equal, sim.client_scores(state), whole)
     assert sizes == [6] * -(-sim.population // 6)
 

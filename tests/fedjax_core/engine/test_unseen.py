@@ -123,7 +123,7 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
     rows = np.concatenate(newcomers().train_index)
     x, y = data().train.x.copy(), data().train.y.copy()
     x[rows], y[rows] = -x[rows], (y[rows] + 1) % toy.CLASSES
-    sim._held = sim.put(sim._held_on_host._replace(train=Examples(x, y)))
+    sim.planned.arrays._held = sim.put(sim.host._replace(train=Examples(x, y)))
     other, _ = sim.rounds(sim.init(0), 2)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(other), jax.device_get(state))
     changed = sim.evaluate(other)
@@ -155,7 +155,7 @@ def test_two_architectures_on_two_devices_with_states_on_the_host_agree_with_one
     for settings in ({}, {"plan": (2, 2), "hold": "host"}):
         sim = toy.simulate("fedhpl_mixed", data=beside(), **settings)
         found.append(sim.unseen_scores(sim.init(0)))
-        assert [unseen.members(sim._of, g, NUMBER).tolist() for g in (0, 1)] == [[0, 2], [1]]
+        assert [unseen.members(sim.federation, g, NUMBER).tolist() for g in (0, 1)] == [[0, 2], [1]]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
     assert found[0]["personal"]["accuracy"][1].tolist() == [len(rows) for rows in newcomers().test_index]
 
@@ -178,10 +178,10 @@ def test_every_method_has_models_for_a_newcomer_or_says_why_not(name):
 
 
 def traced(sim):
-    state = jax.eval_shape(sim._init, sim._held_on_host, jax.random.key_data(jax.random.key(0)))
+    state = jax.eval_shape(sim.programs.init, sim.host, jax.random.key_data(jax.random.key(0)))
     of = jax.ShapeDtypeStruct((sim.plan.chunk * sim.plan.devices,), jnp.int32)
-    for program in sim._unseen:
-        found = jax.eval_shape(program, sim._held_on_host, state.server, state.round, state.key, of)
+    for program in sim.programs.of_unseen:
+        found = jax.eval_shape(program, sim.host, state.server, state.round, state.key, of)
         assert found
         assert all({"accuracy", "loss"} <= set(scores) for scores in found.values())
 
@@ -192,9 +192,11 @@ def test_statistics_that_stay_with_clients_are_a_newcomer_s_own():
     state = sim.init(0)
     for place, rows in enumerate(newcomers().train_index):
         held = sim.held
-        algorithm = sim._of.algorithm(0, held, state.round)
+        algorithm = sim.federation.algorithm(0, held, state.round)
         client = unseen.ClientData(held.train, held.unseen_index[place], held.unseen_size[place])
-        _, (_, (_, stats)) = unseen.holdings(sim._of, 0, algorithm, state.server, state.key, state.round, jnp.int32(place), client)
+        _, (_, (_, stats)) = unseen.holdings(
+            sim.federation, 0, algorithm, state.server, state.key, state.round, jnp.int32(place), client
+        )
         np.testing.assert_allclose(stats["mean"], 0.1 * data().train.x[rows].mean(0), atol=1e-6)
 
 
@@ -205,7 +207,7 @@ def test_what_a_newcomer_begins_with_has_its_own_statistics_too():
 
 def test_without_unseen_clients_all_is_as_it_was():
     sim = toy.reference("fedavg")[0]
-    assert sim._held_on_host[-4:] == ((), (), (), ())
+    assert sim.host[-4:] == ((), (), (), ())
     assert sim.evaluation == Evaluation()
     assert not sim.unserved
     with pytest.raises(ValueError, match=r"no client is unseen; set data.unseen_clients, such as 0.2"):

@@ -193,9 +193,9 @@ def test_a_round_of_a_method_takes_one_base_however_many_clients():
     takes, base = {}, 4 * (1024 * 2048 + 2048 * 2)
     for clients in (6, 30):
         sim = wide(clients)
-        held, key = sim._held_on_host, jax.random.key_data(jax.random.key(0))
-        state = jax.eval_shape(sim._init, held, key)
-        taken = sim._many.lower(held, state, np.int32(1)).compile().memory_analysis()
+        held, key = sim.host, jax.random.key_data(jax.random.key(0))
+        state = jax.eval_shape(sim.programs.init, held, key)
+        taken = sim.programs.many.lower(held, state, np.int32(1)).compile().memory_analysis()
         takes[clients] = taken.argument_size_in_bytes + taken.temp_size_in_bytes + taken.output_size_in_bytes
     adapter, rows = 4 * (1024 + 2048), 2 * 4 * 1024
     assert base < takes[6] < 1.5 * base

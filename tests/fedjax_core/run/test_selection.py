@@ -47,7 +47,7 @@ def test_scores_are_those_of_the_validation_rows(module):
         np.testing.assert_allclose(
             [found["validation/global/accuracy"], found["validation/global/loss"]], of(0, "global", everybodys), atol=1e-5
         )
-    for name in sim._algorithm(0, sim._held_on_host, 0).predict:
+    for name in sim.federation.algorithm(0, sim.host, 0).predict:
         each = np.array([of(i, name, data.validation_index[i]) for i in range(data.clients)])
         kinds = [f"validation/{name}/own/{kind}/{s}" for kind in ("accuracy", "loss") for s in ("mean", "lowest")]
         wanted = [each[:, 0].mean(), each[:, 0].min(), each[:, 1].mean(), each[:, 1].min()]
@@ -59,7 +59,7 @@ def test_without_validation_rows_all_programs_are_as_they_were():
     made = config()
     made.data.validation = None
     sim = experiment.build(made)
-    assert sim._held_on_host.validation_rows == ()
+    assert sim.host.validation_rows == ()
     assert not sim.validated
     assert sim.validation_scores() == []
     names = sim.evaluate(sim.init(0))

@@ -65,8 +65,8 @@ def test_an_option_that_is_off_leaves_the_program_as_it_was():
             for section in ("adversary", "compression", "aggregation"):
                 del settings[section]
         sim = experiment.build(settings, toy.data())
-        state = jax.eval_shape(sim._init, sim._held_on_host, jax.random.key_data(jax.random.key(0)))
-        texts.append(sim._many.lower(sim._held_on_host, state, jax.ShapeDtypeStruct((), np.int32)).as_text())
+        state = jax.eval_shape(sim.programs.init, sim.host, jax.random.key_data(jax.random.key(0)))
+        texts.append(sim.programs.many.lower(sim.host, state, jax.ShapeDtypeStruct((), np.int32)).as_text())
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
 

@@ -84,7 +84,7 @@ def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
     assert [record["server/privacy/deviation"] for record in same] == [record["server/privacy/deviation"] for record in more]
     for found, record in zip(moved, (records[-1], more[-1]), strict=True):
         assert abs(found / record["server/privacy/deviation_of_sums"] - 1) < 0.35
-    assert sim._many._cache_size() == 1, "one program over all rounds"
+    assert sim.programs.many._cache_size() == 1, "one program over all rounds"
 
 
 def flat(state):
@@ -93,7 +93,9 @@ def flat(state):
 
 def test_cohorts_come_in_turn():
     sim = toy.simulate("fedavg_uniform", cohort=3, sampling="cyclic")
-    drawn = [np.asarray(sim._draw(sim.held, jax.random.key_data(jax.random.key(5)), np.int32(r))[0][0].ids) for r in range(9)]
+    drawn = [
+        np.asarray(sim.programs.draw(sim.held, jax.random.key_data(jax.random.key(5)), np.int32(r))[0][0].ids) for r in range(9)
+    ]
     in_order = list(itertools.chain(*(sorted(ids[ids < toy.CLIENTS].tolist()) for ids in drawn)))
     assert len(in_order) == 27
     rounds = [[r for r in range(9) if client in drawn[r]] for client in range(toy.CLIENTS)]

@@ -146,7 +146,7 @@ def cohort(name):
     """Clients of the first round."""
     sim = toy.simulate(name)
     state = sim.init(0)
-    return sorted(np.asarray(sim._draw(sim.held, state.key, state.round)[0][0].ids).tolist())
+    return sorted(np.asarray(sim.programs.draw(sim.held, state.key, state.round)[0][0].ids).tolist())
 
 
 @pytest.mark.parametrize(

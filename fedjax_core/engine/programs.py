@@ -1,0 +1,72 @@
+"""A simulation's programs, compiled for one plan: what a round, a score and a look at a client are made of, as jitted functions."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_core.engine import parallel, rounds, scores, unseen, view
+from fedjax_core.engine.division import Layout
+from fedjax_core.engine.federation import Federation
+
+
+class Programs(NamedTuple):
+    """None is compiled before it is first called. Of a list, each is one group's.
+
+    Attributes:
+      init: `rounds.init`.
+      prepare: `rounds.prepare`.
+      draw: `rounds.draw`.
+      many, scored: `rounds.many`, plain and with the scores right after local training. They consume the state.
+      on_host: `rounds.on_host`, by whether it scores.
+      of_server: `scores.of_server`, by the rows: "test", "validation".
+      of_batches: `scores.of_batches`.
+      summed: `parallel.summed`.
+      of_clients: `scores.of_clients`.
+      of_unseen: `unseen.of_unseen`.
+      view: `view.holdings`.
+      predict: `view.predict`.
+    """
+
+    init: Any
+    prepare: Sequence[Any]
+    draw: Any
+    many: Any
+    scored: Any
+    on_host: dict[bool, Any]
+    of_server: dict[str, Any]
+    of_batches: Any
+    summed: Any
+    of_clients: Sequence[Any]
+    of_unseen: Sequence[Any]
+    view: Sequence[Any]
+    predict: Sequence[Any]
+
+
+def compiled(fed: Federation, lies: Layout) -> Programs:
+    """The programs of a federation with its plan, whose results lie as `lies` says."""
+    everywhere, each = parallel.replicated(fed.mesh), range(len(fed.groups))
+    of_round = everywhere if fed.plan.model == 1 else (lies.state, everywhere)
+    off_devices = lies.state, lies.rows, everywhere
+
+    def program(function, *fixed, out: Any = everywhere, scored: bool | None = None, rows: str | None = None, **options):
+        given = {name: value for name, value in (("scored", scored), ("rows", rows)) if value is not None}
+        return jax.jit(functools.partial(function, fed, *fixed, **given), out_shardings=out, **options)
+
+    many, scored = (program(rounds.many, scored=s, out=of_round, donate_argnums=1) for s in (False, True))
+    return Programs(
+        init=program(rounds.init, out=lies.state),
+        prepare=[program(rounds.prepare, g, out=lies.blocks[g]) for g in each],
+        draw=program(rounds.draw),
+        many=many,
+        scored=scored,
+        on_host={s: program(rounds.on_host, scored=s, out=off_devices) for s in (False, True)},
+        of_server={"test": program(scores.of_server), "validation": program(scores.of_server, rows="validation")},
+        of_batches=program(scores.of_batches),
+        summed=jax.jit(functools.partial(parallel.summed, plan=fed.plan, on=fed.mesh), out_shardings=everywhere),
+        of_clients=[program(scores.of_clients, g) for g in each],
+        of_unseen=[program(unseen.of_unseen, g) for g in each],
+        view=[program(view.holdings, g, out=lies.view, static_argnums=6) for g in each],
+        predict=[program(view.predict, g, static_argnums=2) for g in each],
+    )

@@ -1,0 +1,131 @@
+"""Kinds of data: rows of images or of other arrays, and texts; the way of each from its source to a network's task."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedjax_core import nn
+from fedjax_core.algorithm import Examples
+from fedjax_core.by_name import Found
+from fedjax_core.data import federated, sources
+from fedjax_core.data.row_lists import RowLists
+from fedjax_core.data.smaller import adapted, smaller
+from fedjax_core.data.unseen import seen_rows, set_apart
+from fedjax_core.data.validation import hold_out
+from fedjax_core.experiment import networks, normalising
+from fedjax_core.experiment.asked import Asked, Config, resolve
+from fedjax_core.experiment.named import Network
+from fedjax_core.language import prepare as language
+from fedjax_core.learning import augment, episodes, lora
+from fedjax_core.task import PARTS, Model, Task, of_model, part_of
+
+
+class Kind(NamedTuple):
+    """A kind of data: the way from its source to a network's task.
+
+    Attributes:
+      federated: (asked) -> the data, divided over the clients.
+      task: (asked, network, data, public examples, shapes_only) -> the task of the clients that have the network.
+      public: (asked, examples) -> the set that everybody holds, with rows like these; `()` without one.
+    """
+
+    federated: Callable[[Asked], federated.FederatedData]
+    task: Callable[..., Task]
+    public: Callable[[Asked, Examples], Examples | tuple[()]]
+
+
+def dataset(config: Config) -> federated.FederatedData:
+    """The config's data, divided over its clients."""
+    asked = resolve(config)
+    return parted(asked, of(asked).federated(asked))
+
+
+def parted(asked: Asked, data: federated.FederatedData) -> federated.FederatedData:
+    """With unseen clients and validation rows, if the config wants some and the data have none."""
+    if asked.data.unseen is not None and data.unseen is None:
+        data = set_apart(data, asked.data.unseen, asked.data.seed)
+    part = asked.data.validation
+    if part is None or RowLists.of(data.validation_index).total:
+        return data
+    return hold_out(data, part, asked.data.seed)
+
+
+def prepared(config: Config) -> language.Prepared:
+    """Instructions, read for the config's one model.
+
+    Raises:
+      ValueError: the config has none, or asks for what is for images alone.
+    """
+    asked = resolve(config)
+    if of(asked) is not TEXTS:
+        raise ValueError(f"data.source={asked.data.source.spec!r} has no texts; instructions(leave_out=...) has")
+    return _read(asked)
+
+
+def of(asked: Asked) -> Kind:
+    """The kind of the data that a config asks for."""
+    return TEXTS if asked.data.source.function is language.Source else ROWS
+
+
+# rows of images, or of other arrays
+
+
+def _loaded(source: Found, directory: str | None) -> sources.Dataset:
+    return sources.load(source.name, directory, **source.options)
+
+
+def _divided(asked: Asked) -> federated.FederatedData:
+    data = asked.data
+    scheme = {"name": data.partition.name, **data.partition.options}
+    whole = smaller(_loaded(data.source, data.directory), data.size, data.examples)
+    return federated.federate(whole, scheme, data.clients, data.seed, **data.tests)
+
+
+def public(asked: Asked, like: Examples) -> Examples | tuple[()]:
+    """The labelled set that everybody holds, as examples of the shape of `like`; empty if none is asked for."""
+    if asked.public is None:
+        return ()
+    source, number = asked.public
+    return adapted(smaller(_loaded(source, asked.data.directory), examples=number).train, like)
+
+
+def _classified(
+    asked: Asked, one: Network, data: federated.FederatedData, everybodys: Examples | tuple[()], shapes_only: bool
+) -> Task:
+    """The task to classify rows: a network for them, and what of it is trained."""
+
+    def wrapped(model: Model) -> Model:
+        model = model if asked.augment is None else augment.augmented(model, asked.augment)
+        return model if asked.episodes is None else episodes.prototypical(model, data.classes)
+
+    outputs = data.classes + (int(everybodys.y.max()) + 1 if isinstance(everybodys, Examples) else 0)
+    outputs = 1 if asked.episodes is not None else outputs
+    model = networks.model(
+        one, data, asked.statistics, outputs, normalising.of_inputs(asked.normalise, data.train, one.file, seen_rows(data))
+    )
+    shape = tuple(data.train.x.shape[1:])
+    settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": everybodys}
+    if one.file is None and asked.adapter is None and asked.train == "all":
+        return of_model(wrapped(model), **settings)
+    image = nn.image_size(shape, **(networks.of_file(one) | one.around))
+    arrays = networks.beginning(model, one.file, asked.train, asked.seed, image, shapes_only)
+    if asked.adapter is not None:
+        return lora.adapted(model, arrays, asked.adapter, PARTS[asked.train] or (), **settings).wrapped(wrapped)
+    return part_of(model, arrays, asked.train, **settings).wrapped(wrapped)
+
+
+# texts
+
+
+def _read(asked: Asked) -> language.Prepared:
+    data, (one,) = asked.data, asked.networks
+    return language.prepare(data.source(), data.directory, data.clients, data.seed, one.found())
+
+
+def _answered(asked: Asked, one: Network, data: Any, everybodys: Any, shapes_only: bool) -> Task:
+    """The task to answer instructions."""
+    del one, data, everybodys
+    return language.task(_read(asked), asked.adapter, shapes_only)
+
+
+ROWS = Kind(_divided, _classified, public)
+TEXTS = Kind(lambda asked: _read(asked).data, _answered, public)

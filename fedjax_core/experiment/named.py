@@ -1,0 +1,198 @@
+"""What a config names, found by name and checked: method, optimiser, data, networks, losses and scores. No data are read."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import optax
+
+from fedjax_core import by_name, nn, values
+from fedjax_core.by_name import Found
+from fedjax_core.data import partition, sources
+from fedjax_core.experiment.methods import METHODS, Config, without_none
+from fedjax_core.language import prepare as language
+from fedjax_core.learning import losses, training
+
+OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
+LOSSES = {
+    **{"cross_entropy": losses.cross_entropy, "smoothed": losses.smoothed, "focal": losses.focal},
+    **{"sigmoid_cross_entropy": losses.sigmoid_cross_entropy},
+    **{"squared_error": losses.squared_error, "absolute_error": losses.absolute_error},
+}
+OF_TARGETS = dict.fromkeys(("cross_entropy", "smoothed", "focal"), ("classes", "tokens"))  # what each loss is for
+OF_TARGETS |= {"sigmoid_cross_entropy": ("labels",), "squared_error": ("numbers",), "absolute_error": ("numbers",)}
+NORMALISATIONS = {  # mean and deviation by channel, where the data's own are not taken
+    "data": None,
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": ((0.5,), (0.5,)),
+    "unit": ((0.0,), (1.0,)),
+}
+MODELS: dict[str, Callable] = nn.MODULES | {language.MODEL: language.Spec}
+OF_METHODS, OF_MODELS = ("task", "optimizer"), ("classes", "input_shape", "rngs", "dtype", "blocks", "block")
+
+
+class Data(NamedTuple):
+    """Where the data come from, and who gets which.
+
+    Attributes:
+      source: a reader, or of texts `language.Source`.
+      directory: where data sets lie, or None.
+      size, examples: see `data.smaller`.
+      partition: a scheme.
+      clients: N.
+      seed: of all draws that divide the data.
+      tests: what `federated.federate` is told beside: long_tail, test_split, test_examples, those that are given.
+      validation: what is held back of each client's training rows, a fraction or a number, or None.
+      unseen: which clients never train, a fraction or a number, or None.
+    """
+
+    source: Found
+    directory: str | None
+    size: int | None
+    examples: int | None
+    partition: Found
+    clients: int
+    seed: int
+    tests: dict[str, Any]
+    validation: float | int | None
+    unseen: float | int | None
+
+
+class Network(NamedTuple):
+    """One of the models.
+
+    Attributes:
+      found: a module, or of texts `language.Spec`.
+      around: what stands before it: resize, frame.
+      file: with the weights that it begins from, or None.
+    """
+
+    found: Found
+    around: dict[str, Any]
+    file: str | None
+
+
+def method(config: Config) -> Found:
+    """The method's builder, with its options."""
+    options = without_none(config.method.to_dict())
+    return by_name.find("method", options.pop("name"), METHODS, given=OF_METHODS, field="method.name", options=options)
+
+
+def optimizer(config: Config, numbers: Mapping[str, Any] | None = None) -> training.Optimizer:
+    """The optimiser that a config names: one of `OPTIMIZERS`; from outside one like them, or one of optax's.
+
+    Args:
+      config: whose options are checked.
+      numbers: options in place of the config's, that are not (`numbers.Number`).
+    """
+    options = without_none(config.optimizer.to_dict())
+    name = options.pop("name")
+    takes = by_name.parameters(by_name.lookup("optimizer", by_name.parse(name, "optimizer.name")[0], OPTIMIZERS)[0])[0]
+    rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"
+    renamed = lambda given: {rate if option == "lr" else option: value for option, value in given.items()}
+    found = by_name.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=renamed(options))
+    made = found() if numbers is None else found.function(**found.options | renamed(numbers))
+    return (lambda round: made) if isinstance(made, optax.GradientTransformation) else made  # noqa: A006
+
+
+def _reader(spec: str, field: str) -> Found:
+    if by_name.parse(spec, field)[0] == language.SOURCE:
+        return by_name.find("data set", spec, {language.SOURCE: language.Source}, field=field)
+    found = sources.find(spec, field=field)
+    if found.origin == by_name.BUILT_IN and isinstance(of := found.options.get("of"), str):
+        _reader(of, field)  # the set that it is made of
+    kind, colon, _ = found.name.partition(":")
+    of_name = {"path"} if colon and kind in sources.PREFIXED else set()  # what its name says already
+    return found._replace(options={key: value for key, value in found.options.items() if key not in of_name})
+
+
+def data(said: Mapping[str, Any]) -> Data:
+    """The data's source and division."""
+    source = _reader(said["data.source"], "data.source")
+    scheme = by_name.find("partition", said["data.partition"], partition.SCHEMES, given=partition.GIVEN, field="data.partition")
+    split, rows = said["data.test_split"], said["data.test_examples"]
+    if (split == "matched") != (rows is not None):
+        raise ValueError(f"data.test_split={split!r}, data.test_examples={rows}: 'matched' needs a number, the others take none")
+    tests = without_none({"long_tail": said["data.long_tail"], "test_split": split, "test_examples": rows})
+    where = (said["data.dir"], said["data.size"], said["data.examples"])
+    kept = said["data.validation"], said["data.unseen_clients"]
+    return Data(source, *where, scheme, said["data.clients"], said["data.seed"], tests, *kept)
+
+
+def public(spec: str | None) -> tuple[Found, int | None] | None:
+    """The source of a set that everybody holds, and how many examples of it."""
+    if spec is None:
+        return None
+    name, options = by_name.parse(spec, "public")
+    number = values.check("public: examples", options.pop("examples", None), values.AtLeastOne | None)
+    written = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
+    try:
+        return _reader(written, "public"), number
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"public: {error}") from None
+
+
+def networks(said: Mapping[str, Any]) -> tuple[Network, ...]:
+    """The models, each with the file that it begins from."""
+    models = said["models"]
+    return tuple(network(spec, file) for spec, file in zip(models, files(models, said["weights"]), strict=True))
+
+
+def files(models: Sequence[str], given: str | Sequence[str | None] | None) -> tuple[str | None, ...]:
+    """The file that each of some models begins from, or None.
+
+    Raises:
+      ValueError: there are not as many as models.
+    """
+    found = (given,) * len(models) if given is None or isinstance(given, str) else tuple(given)
+    if len(found) != len(models):
+        raise ValueError(f"weights={found} must be one file, or one (or None) for each of the {len(models)} models")
+    return found
+
+
+def network(spec: str, file: str | None = None) -> Network:
+    """A model by its spec, with its options checked."""
+    name, options = by_name.parse(spec, "models")
+    function, origin = by_name.lookup("model", name, MODELS)
+    of_images = function is not language.Spec
+    around = {key: options.pop(key) for key in ("resize", "frame") if key in options and of_images}
+    by_name.check(f"model {name!r}", nn.image_size, ("input_shape",), around)
+    by_name.check(f"model {name!r}", function, (*OF_MODELS, *nn.FIXED.get(name, ())) if of_images else (), options)
+    return Network(Found("model", spec, name, options, function, origin), around, file)
+
+
+def builder(name: str) -> Callable:
+    """The builder of a network from outside (`nn/outside.py`).
+
+    Raises:
+      ValueError: there is none of that name.
+    """
+    return by_name.lookup("model", name, MODELS)[0]
+
+
+def scores(specs: Sequence[str]) -> dict[str, Callable]:
+    """What is scored beside, by its name in the records."""
+    scored, spec_of = {}, {}
+    for spec in specs:
+        found = by_name.find("score", spec, {}, given=("outputs", "x", "y", "mask"), field="evaluation.scores")
+        name = found.name.rpartition(":")[2]
+        if name in spec_of:
+            both = " and ".join(map(values.short, (spec_of[name], spec)))
+            raise ValueError(
+                f"evaluation.scores: {both} would both be recorded as {name!r}; give one of them a name of its own, such as by "
+                "another function"
+            )
+        scored[name], spec_of[name] = _score(found), spec
+    return scored
+
+
+def _score(found: Found) -> Callable:
+    return functools.partial(found.function, **found.options) if found.options else found.function
+
+
+def loss(spec: str | None) -> Callable | None:
+    """What is trained in place of cross-entropy; None: nothing is."""
+    if spec is None:
+        return None
+    found = by_name.find("loss", spec, LOSSES, given=("logits", "y", "mask"), field="loss")
+    return None if found.function is losses.cross_entropy else _score(found)

@@ -1,0 +1,103 @@
+"""The networks that a config names: built for its data, and what they begin from."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_core import nn
+from fedjax_core.algorithm import Net
+from fedjax_core.by_name import BUILT_IN
+from fedjax_core.data import federated
+from fedjax_core.data.unseen import seen_rows
+from fedjax_core.experiment import normalising
+from fedjax_core.experiment.asked import Config
+from fedjax_core.experiment.named import Network, files, network
+from fedjax_core.language import prepare as language
+from fedjax_core.storage import weights
+from fedjax_core.task import PARTS, Model
+
+
+def of_file(one: Network) -> dict[str, Any]:
+    """Options that go with a network's file of weights."""
+    return dict(weights.options(one.file) if one.file else {})
+
+
+def model(one: Network, data: federated.FederatedData, statistics: str, classes: int, scaled: normalising.Scaling | None) -> Model:
+    """The network for the data, with so many outputs, whose inputs are scaled."""
+    mean, std = scaled or (None, None)
+    options = of_file(one) | one.found.options | one.around
+    shape = data.train.x.shape[1:]
+    if one.found.origin != BUILT_IN:
+        normalise = functools.partial(nn.normalise, mean=mean, std=std, dtype=None)
+        return nn.outside.build(one.found.function, one.found.name, classes, shape, options, normalise, statistics)
+    return nn.build(one.found.name, classes, shape, mean, std, statistics, **options)
+
+
+def network_of(
+    spec: str,
+    data: federated.FederatedData,
+    statistics: str = "average",
+    classes: int | None = None,
+) -> Model:
+    """A model for the data.
+
+    Args:
+      spec: name and options, as in `config.models`.
+      data: to be classified; inputs are normalised by the training set's mean and deviation.
+      statistics: as in configs.
+      classes: outputs of the head; None: as many as the data have.
+    """
+    return model(
+        network(spec), data, statistics, classes or data.classes, normalising.of_inputs("data", data.train, None, seen_rows(data))
+    )
+
+
+def weight_files(config: Config) -> tuple[str | None, ...]:
+    """The file that each of `config.models` begins from, or None.
+
+    Raises:
+      ValueError: there are not as many as models.
+    """
+    return files(config.models, config.weights)
+
+
+def spelled(spec: str, file: str | None) -> str:
+    """The spec of a network that begins from a file: with the options that go with it, where the spec does not say them."""
+    own = weights.options(file) if file else {}
+    if not own:
+        return spec
+    one = network(spec)
+    options = own | one.found.options | one.around
+    return f"{one.found.name}({', '.join(f'{option}={value!r}' for option, value in options.items())})"
+
+
+def drawn_by_seed(config: Config) -> bool:
+    """Whether some of what is frozen is drawn by the seed, so that runs of other seeds have other arrays."""
+    pairs = zip(config.models, weight_files(config), strict=True)
+    begins_anew = any(file is None and not spec.startswith(language.MODEL) for spec, file in pairs)
+    return begins_anew and (config.adapter is not None or config.train != "all")
+
+
+def beginning(
+    model: Model, file: str | None, train: str, seed: int, image: tuple[int, int] | None, shapes_only: bool = False
+) -> Net:
+    """The arrays that a network begins from: those of its file; or if but a part is trained, random ones for the rest.
+
+    Args:
+      model: the network.
+      file: with its weights, or None.
+      train: what is trained, one of `PARTS`.
+      seed: of what is random.
+      image: height and width of the images that it sees; None: they are no images.
+      shapes_only: zeros in place of random ones.
+    """
+    if file is not None:
+        return weights.backbone(file, model.name, jax.eval_shape(model.init, jax.random.key(0)), image=image)
+    if shapes_only:
+        zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        net = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
+    else:
+        net = jax.device_get(jax.jit(model.init)(jax.random.key(seed)))
+    return net._replace(params={name: entry for name, entry in net.params.items() if name not in (PARTS[train] or ())})

@@ -1,0 +1,175 @@
+"""What is lowered for a plan is what runs, without its data."""
+
+import io
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from configs import fedoa as fedoa_config
+from configs import fedopt_femnist, fedpft
+from fedjax_core import experiment
+from fedjax_core.commands.plans import advice, compiling, loops, written
+from fedjax_core.commands.plans import planned as of_plans
+from fedjax_core.engine import lowering, parallel
+from fedjax_core.engine.lowering import PARTS
+from fedjax_core.experiment import stand_in
+from fedjax_core.experiment.stand_in import Counts
+from fedjax_core.nn.conv import compiled_for, describe
+from fedjax_core.storage.json_files import plain
+from tests.fedjax_core.commands.plans.made import ABOUT, config, sims
+
+
+def test_what_is_lowered_is_what_runs():
+    real, planned = sims()
+    programs = lowering.programs(planned)
+    assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
+    state = real.init(0)
+    assert programs["round"]().lower().as_text() == real.programs.many.lower(real.held, state, real.put(np.int32(1))).as_text()
+    server = real.programs.of_server["test"].lower(real.held, state.server, state.round).as_text()
+    assert programs["evaluation: server"]().lower().as_text() == server
+
+
+def test_streamed_rows_have_the_room_that_a_run_gives_them():
+    real, planned = sims("host")
+    held = real.supply.of_round(real.held, real.init(0).key, 0, False)
+    sizes = np.asarray(real.host.size)
+    supply: Any = planned.supply
+    whole = supply.shapes(("index",))
+    assert whole["index"].most == held.index.most
+    assert whole["train"].x.shape[1:] == held.train.x.shape[1:]
+    assert sizes[: planned.cohort].sum() <= len(whole["train"].x) <= 2 + 2 * np.sort(sizes)[-planned.cohort :].sum()
+    assert whole["train"].x.sharding.shard_shape(whole["train"].x.shape)[0] == len(whole["train"].x) / 2  # each device its clients'
+    real.close()
+
+
+def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
+    of = config()
+    of.adversary.attack, of.adversary.fraction, of.data.validation = "label_flip", 0.25, 0.2
+    real, planned = experiment.build(of), experiment.build(of, shapes_only=True)
+    assert planned.data.partition_hash == real.data.partition_hash
+    assert planned.data.train.x.shape == real.data.train.x.shape
+    rows, clean = (compiling.parts(sim)["rows of data"] for sim in (planned, sims()[0]))
+    assert rows == compiling.parts(real)["rows of data"] > 1.1 * clean
+    programs = lowering.programs(planned, ("evaluation",))
+    state = real.init(0)
+    validation = real.programs.of_server["validation"].lower(real.held, state.server, state.round).as_text()
+    assert programs["evaluation: server, validation rows"]().lower().as_text() == validation
+    real.release()
+
+
+def test_lanes_are_planned_together():
+    _, sim = sims()
+    one, three = compiling.about(sim), compiling.about(sim, 3)
+    assert (one["lanes"], three["lanes"]) == (1, 3)
+    assert three["bytes"]["server state"] == 3 * one["bytes"]["server state"]
+    assert three["bytes"]["rows of data"] == one["bytes"]["rows of data"]
+    alone, together = (compiling.programs(sim, PARTS, lanes) for lanes in (1, 3))
+    assert list(alone) == list(together)
+    shapes = [sorted(leaf.shape for leaf in jax.tree.leaves(of["round"]().lower().args_info)) for of in (alone, together)]
+    state = lowering.between_rounds(sim)[1]
+    assert len(shapes[1]) - len(shapes[0]) == 2 * len(jax.tree.leaves(state))
+    program = {"peak": 100}
+    beside = [of_plans._judged(program, name, ABOUT | {"lanes": 3})["beside"] for name in ("round", "evaluation: server")]
+    assert beside == [210, 140]  # a copy of all states; those of two lanes
+    assert "plan.lanes=1 needs half" in " ".join(advice.advice(config().to_dict(), ABOUT | {"lanes": 3}, 0))
+    target: dict[str, Any] = {
+        "target": "here",
+        "about": ABOUT | {"lanes": 3},
+        "programs": {},
+        "chunk": None,
+        "round": None,
+        "advice": [],
+    }
+    assert "; 3 lanes" in written.text({"targets": [target]})
+    streamed = sims("host")[1]
+    about = compiling.about(streamed, 3)
+    assert about["lanes"] == 1
+    assert about["bytes"] == compiling.about(streamed)["bytes"]
+    target["about"] = ABOUT | {"alone": about["alone"]}
+    assert "Runs go one after the other, not in lanes: rows of data are on the host." in written.text({"targets": [target]})
+
+
+def test_networks_of_another_backend_take_its_form_of_convolutions():
+    assert describe()["alone"] == "canonical"
+    with compiled_for("tpu"):
+        assert describe() == describe(backend="tpu")
+    assert describe()["backend"] == "cpu"
+
+
+def test_published_sets_have_their_size_and_others_are_given_one():
+    of = fedpft.get_config("paper")
+    data = stand_in.kind(experiment.resolve(of)).federated(experiment.resolve(of))
+    assert (len(data.train.y), data.train.x.shape[1:], data.classes, data.clients) == (50_000, (32, 32, 3), 10, 40)
+    assert {len(rows) for rows in data.train_index} == {500}
+    assert data.train.x.strides[0] == 0  # no memory
+    of.data.source = "npz(path='mine.npz')"
+    asked = experiment.resolve(of)
+    with pytest.raises(ValueError, match=r"the files are not read.*--classes.*--rows is missing"):
+        stand_in.kind(asked).federated(asked)
+    given = stand_in.kind(asked, Counts(rows=30_000, shape=(16, 16, 3), classes=5)).federated(asked)
+    assert (len(given.train.y), len(given.test.y), given.train.x.shape[1:], given.classes) == (30_000, 6_000, (16, 16, 3), 5)
+    users = experiment.resolve(fedopt_femnist.get_config("paper"))
+    assert stand_in.kind(users).federated(users).clients == users.data.clients
+
+
+def test_a_language_model_is_planned_without_its_folder():
+    of = fedoa_config.get_config("paper")
+    of.plan.devices, of.method.batch = 1, 4
+    sim = experiment.build(of, shapes_only=True, kind=stand_in.kind(experiment.resolve(of)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(sim.groups[0].task.frozen)) == 6_738_415_616
+    assert sim.data.train.x["tokens"].shape == (6000, 512)
+    of.models = ("pretrained(folder='mine', limit=512)",)
+    with pytest.raises(OSError, match=r"mine/config\.json"):
+        stand_in.kind(experiment.resolve(of)).federated(experiment.resolve(of))
+
+
+def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
+    out = tmp_path / "found.json"
+    asked = {"config": config().to_dict(), "counts": Counts()._asdict(), "target": ["here", 1, ""], "parts": ["start", "round"]}
+    asked |= {"done": {}, "seconds": 60, "out": str(out), "cores": False}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(plain(asked))))
+
+    def analysed(traced, sim, part):
+        if part == 1.0:  # the start: of the round's clients some drop out
+            return {"fits": True}
+        raise ValueError("this program\nis bad")
+
+    monkeypatch.setattr(compiling, "analysed", analysed)
+    sim: Any = SimpleNamespace(cohort=8, places=16, dropout=0.5)
+    monkeypatch.setattr(compiling, "simulation", lambda *_: sim)
+    monkeypatch.setattr(compiling, "about", lambda sim, lanes: {"lanes": lanes})
+    monkeypatch.setattr(lowering, "programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
+    compiling.main()
+    found = json.loads(out.read_text())
+    assert "error" not in found
+    assert found["programs"] == {"start": {"fits": True}, "round": {"fits": None, "says": "this program is bad", "limit_s": 60}}
+    assert compiling.present(sim) == 0.25
+    assert loops.Clients(np.array([10, 30]), 0.25).trips("batches_of_20") == 1.5 / 4
+
+
+def test_cohorts_by_poisson_are_planned_with_all_their_places():
+    of = config()
+    of.data.clients, of.cohort.fraction, of.cohort.sampling = 40, 0.1, "poisson"
+    of.plan.chunk, of.plan.devices = 100, 1
+    kind = stand_in.kind(experiment.resolve(of))
+    sim = experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:1])
+    assert sim.cohort == 4 < sim.places == sim.plan.chunk
+    assert compiling.about(sim)["places"] == sim.places
+
+
+def test_several_processes_are_those_of_the_topology(monkeypatch):
+    device = lambda process: SimpleNamespace(process_index=process, platform="tpu")
+    four = [device(0), device(0), device(1), device(1)]
+    assert parallel.choose(8, model=2, among=four)[1:] == (4, 2)
+    with pytest.raises(ValueError, match=r"plan\.devices=2 leaves 1 of 2 processes without a device"):
+        parallel.choose(8, devices=2, among=four)
+    assert parallel.choose(2, devices=3, among=four).devices == 3
+    assert parallel.choose(2, among=four).devices == 4
+    monkeypatch.setitem(ABOUT["bytes"], "server state", 900.0)
+    assert any("plan.model" in sentence for sentence in advice.advice(config().to_dict(), ABOUT, 1))
+    several = [advice.advice(config().to_dict(), ABOUT | {"processes": number}, 1) for number in (2, 4)]
+    assert [any("plan.model" in sentence for sentence in said) for said in several] == [True, False]  # two devices each, or one

@@ -1,0 +1,148 @@
+"""Plans that are made in other processes: kept, cut short, and what they say."""
+
+import json
+import subprocess
+
+import pytest
+
+from configs import fedoa as fedoa_config
+from fedjax_core.commands.plans import advice, elsewhere, planned, targets, written
+from fedjax_core.engine.lowering import PARTS
+from fedjax_core.experiment.stand_in import Counts
+from tests.fedjax_core.commands.plans.made import ABOUT, Compiler, config, made
+
+
+def test_a_plan_finds_the_chunk_and_is_kept(monkeypatch, tmp_path):
+    compiler = Compiler()
+    plan = made(monkeypatch, tmp_path, compiler)
+    (one,) = plan["targets"]
+    assert one["programs"]["round"]["fits"]  # 600 and a copy of 210 bytes of states, of 1000
+    assert one["chunk"] == {"chunk": 5, "below": 6, "tried": 3, "exact": True}
+    assert one["round"]["seconds"] == pytest.approx(2.0)  # of one second's operations and two seconds' bytes
+    assert planned.fits(plan)
+    assert one["advice"] == []
+    assert "at least 2 s" in written.text(plan)
+    assert "2 all-reduce" in written.text(plan)
+    calls = len(compiler.calls)
+    assert made(monkeypatch, tmp_path, compiler) == plan
+    assert len(compiler.calls) == calls  # nothing was compiled
+    made(monkeypatch, tmp_path, compiler, fresh=True)
+    assert len(compiler.calls) == 2 * calls
+
+
+def test_what_does_not_fit_says_what_to_change(monkeypatch, tmp_path):
+    monkeypatch.setitem(ABOUT, "limit", 500)
+    plan = made(monkeypatch, tmp_path, Compiler(), tries=8)
+    (one,) = plan["targets"]
+    assert one["programs"]["round"]["short"] == 600 + 210 - 500
+    assert not planned.fits(plan)
+    assert [sentence.split(" ")[0] for sentence in one["advice"]] == ["plan.chunk=1", "plan.data=host", "plan.hold=host"]
+    assert "short" in written.text(plan)
+    none = advice.advice(config(batch=8).to_dict(), ABOUT, 0)
+    assert any("method.batch=8" in sentence for sentence in none)
+
+
+def test_a_compiler_that_ends_its_process_spoils_one_program_alone(monkeypatch, tmp_path):
+    compiler = Compiler(bad=("round",))
+    plan = made(monkeypatch, tmp_path, compiler, tries=0)
+    programs = plan["targets"][0]["programs"]
+    assert {name: one["fits"] for name, one in programs.items()} == {"start": True, "round": None, "evaluation: server": True}
+    assert programs["round"]["says"] == "the compiler ended its process (-6): Check failed: no"
+    assert [without for *_, without in compiler.calls] == [[], ["start", "round"]]
+    assert not planned.fits(plan)
+    assert "Check failed" in written.text(plan)
+
+
+def test_more_time_is_used(monkeypatch, tmp_path):
+    late = Compiler(bad=("round",), status=-14)
+    (one,) = made(monkeypatch, tmp_path, late, tries=0, seconds=5)["targets"]
+    assert one["programs"]["round"]["says"] == "not compiled in 5 s (--limit)"
+    assert planned.fits(made(monkeypatch, tmp_path, Compiler(), tries=0, seconds=50))
+
+
+@pytest.mark.parametrize(("found", "says"), [({"programs": {}, "error": "no such network"}, "no such network"), (None, "no: why")])
+def test_what_cannot_be_built_is_said_and_not_kept(monkeypatch, tmp_path, found, says):
+    def refuse(command, *, input, **options):  # noqa: A002
+        if found is not None:
+            with open(json.loads(input)["out"], "w") as file:
+                json.dump(found, file)
+        return subprocess.CompletedProcess(command, 1, "", "no: why\n")
+
+    with pytest.raises(ValueError, match=says):
+        made(monkeypatch, tmp_path, refuse)
+    assert not list((tmp_path / "kept").iterdir())
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+def test_a_process_that_takes_too_long_with_all_its_programs(monkeypatch, tmp_path, finished):
+    calls = []
+
+    def late(command, *, input, timeout, **options):  # noqa: A002
+        asked = json.loads(input)
+        calls.append(list(asked["done"]))
+        if len(calls) == 2:
+            return Compiler()(command, input=input)
+        of_start = {"start": {"fits": True, "peak": 10, "collectives": []}} if finished else {}
+        with open(asked["out"], "w") as file:
+            json.dump({"about": ABOUT, "there": ["start", "round"], "programs": of_start}, file)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    job = elsewhere.Job(config().to_dict(), targets.parse("v5e:2x2")[0], ("start", "round"), Counts(), 5)
+    programs = elsewhere.compiled(job, tmp_path)["programs"]
+    assert calls == [[], ["start"]]
+    assert programs["start"].get("says", "").startswith("" if finished else "its process did not end in 220 s")
+    assert programs["start"]["fits"] is (True if finished else None)
+    assert programs["round"]["fits"]  # it is not blamed
+
+
+def test_what_was_compiled_before_an_error_stays(monkeypatch, tmp_path):
+    compiler = Compiler(bad=("round",))
+
+    def breaks(command, *, input, **options):  # noqa: A002
+        asked = json.loads(input)
+        if asked["done"]:
+            with open(asked["out"], "w") as file:
+                json.dump({"programs": asked["done"], "error": "no such file"}, file)
+            return subprocess.CompletedProcess(command, 0, "", "")
+        return compiler(command, input=input)
+
+    monkeypatch.setattr(subprocess, "run", breaks)
+    job = elsewhere.Job(config().to_dict(), targets.parse("v5e:2x2")[0], PARTS, Counts(), 5)
+    programs = elsewhere.compiled(job, tmp_path)["programs"]
+    assert programs["start"]["fits"]
+    assert programs["evaluation: server"] == {"fits": None, "says": "no such file", "limit_s": 5}
+
+
+def test_a_plan_says_what_is_not_counted(monkeypatch, tmp_path):
+    monkeypatch.setitem(ABOUT, "processes", 4)
+    monkeypatch.setitem(ABOUT, "hold", "host")
+    assert "Not counted: what 4 processes exchange" in written.text(made(monkeypatch, tmp_path, Compiler(), tries=0))
+
+
+def test_keys_know_what_programs_depend_on(monkeypatch):
+    monkeypatch.setattr(elsewhere, "here", lambda: ("gpu", "NVIDIA H200", 8, 2**37))
+    job = elsewhere.Job(config().to_dict(), targets.Target("here"), ("round",), Counts(), 60)
+    other = lambda **changed: elsewhere.key(job._replace(config=config().to_dict() | changed))
+    assert elsewhere.key(job) == other(rounds=9) == other(seed=3) == elsewhere.key(job._replace(seconds=9))
+    assert len({elsewhere.key(job), other(models=("mlp",)), elsewhere.key(elsewhere.with_chunk(job, 3))}) == 3
+    assert elsewhere.key(job) != elsewhere.key(job._replace(counts=Counts(rows=3)))
+    before = elsewhere.key(job)
+    with monkeypatch.context() as others:
+        others.setattr(elsewhere, "here", lambda: ("gpu", "NVIDIA A100-SXM4-40GB", 8, 2**35))
+        assert elsewhere.key(job) != before
+    with monkeypatch.context() as others:
+        others.setenv("JAX_ENABLE_X64", "1")
+        assert elsewhere.key(job) != before
+
+
+def test_what_a_config_names_from_outside_is_known_by_its_text(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def keep():\n    return lambda part: part\n\n\ndef decide(scale: float = 1.0):\n    return None\n")
+    of = config()
+    of.data.partition = f"{file}:decide"
+    assert file in elsewhere.sources(of.to_dict())
+    of = fedoa_config.get_config("paper")
+    (tmp_path / "config.json").write_text("{}")
+    of.models = (f"pretrained(folder={str(tmp_path)!r}, limit=512)",)
+    assert (tmp_path / "config.json").resolve() in elsewhere.sources(of.to_dict())

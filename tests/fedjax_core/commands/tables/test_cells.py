@@ -1,0 +1,77 @@
+"""Cells: what their configs and their names are made of."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import optax
+import pytest
+
+from configs.tables.base import Column, Row
+from fedjax_core import outside
+from fedjax_core.commands import tables
+from methods.fedavg import fedavg as fedavg_method
+from tests.fedjax_core.commands import small_tables
+from tests.fedjax_core.commands.small_tables import definition, get_config
+
+
+def test_what_a_name_depends_on():
+    def name(**changes):
+        return tables.cells(definition(changes=changes), "smoke", [0])[0].name
+
+    plain = name()
+    same = {"plan.devices": 1, "checkpoint.seconds": 1.0, "evaluation.last_k": 3, "evaluation.targets": (0.1,)}
+    assert name(**same) == plain
+    assert name(**{"data.long_tail": None}) == plain
+
+    def of_before(variant: str) -> Any:
+        config = get_config(variant)
+        for group in ("adversary", "compression", "aggregation", "privacy"):
+            del config[group]
+        return config
+
+    assert tables.cells(definition(rows=(Row("FedAvg", of_before),)), "smoke", [0])[0].name == plain
+    for changes in ({"rounds": 4}, {"optimizer.lr": 0.2}, {"data.seed": 1}, {"method.weights": "uniform"}):
+        assert name(**changes) != plain
+    seeds = [cell.config.data.seed for cell in tables.cells(definition(new_partitions=True), "smoke", [0, 3])]
+    assert seeds == [0] * 4 + [3] * 4
+
+
+def test_code_of_ones_own_is_in_the_name_of_its_cells_alone(tmp_path):
+    mine = tmp_path / "mine.py"
+    rows = (definition().rows[0], Row("Mine", get_config, {"loss": f"{mine}:loss"}))
+
+    def names(code: str) -> list[str]:
+        mine.write_text(f"def loss(logits, y, mask):\n    {code}\n")
+        return [cell.name for cell in tables.cells(definition(rows=rows), "smoke", [0])[:2]]
+
+    before, changed, again = names("return 0.0"), names("return 1.0"), names("return 0.0")
+    assert before[0] == changed[0] == tables.cells(definition(), "smoke", [0])[0].name
+    assert before[1] != changed[1]
+    assert before == again
+    assert outside.own_files([optax.sgd, math.exp, fedavg_method, get_config]) == [Path(small_tables.__file__)]
+
+
+def test_changes_apply_from_the_table_to_the_cell():
+    changed = definition(
+        changes={"optimizer.lr": 0.01, "rounds": 7},
+        columns=(Column("a", {"optimizer.lr": 0.02}), Column("b", {})),
+        rows=(Row("r", get_config, {"rounds": 8}), Row("s", get_config)),
+        cells={("r", "a"): {"rounds": 9, "method.batch": 5}},
+    )
+    found = {
+        (c.row, c.column): (c.config.optimizer.lr, c.config.rounds, c.config.method.batch)
+        for c in tables.cells(changed, "smoke", [0])
+    }
+    assert found == {("r", "a"): (0.02, 9, 5), ("s", "a"): (0.02, 7, 32), ("r", "b"): (0.01, 8, 32), ("s", "b"): (0.01, 7, 32)}
+
+
+def test_a_setting_on_the_command_line_is_of_all_runs():
+    changed = tables.changed(
+        definition(cells={("FedAvg", "IID"): {"rounds": 2}}), ["optimizer.lr=0.5", "data.source=tfds:cifar10", "rounds=4"]
+    )
+    for cell in tables.cells(changed, "smoke", [0]):
+        assert (cell.config.optimizer.lr, cell.config.data.source, cell.config.rounds) == (0.5, "tfds:cifar10", 4)
+    assert tables.changed(definition(), []) == definition()
+    with pytest.raises(ValueError, match="--set=rounds is not of the form FIELD=VALUE"):
+        tables.changed(definition(), ["rounds"])

@@ -1,0 +1,93 @@
+"""Which runs a table does and which it keeps, and what ends it."""
+
+import dataclasses
+
+import pytest
+
+from configs.tables.base import Measure
+from fedjax_core.commands import tables
+from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
+
+
+def test_one_seed_of_everything_comes_before_the_next(tmp_path, fake):
+    run(tmp_path)
+    names = ["fedavg--iid", "uniform-co--iid", "fedavg--skewed", "uniform-co--skewed"]
+    assert fake.done == [f"{name}--seed{seed}" for seed in (0, 1, 2) for name in names]
+    assert fake.data[0] is fake.data[1], "data are made once for a column"
+    assert fake.data[1] is not fake.data[2]
+
+
+def test_finished_runs_are_not_run_again_and_a_change_runs_its_row_only(tmp_path, fake):
+    run(tmp_path, seeds=[0])
+    run(tmp_path, seeds=[0])
+    assert len(fake.done) == 4
+    changed = definition(rows=(definition().rows[0], dataclasses.replace(definition().rows[1], changes={"optimizer.lr": 0.05})))
+    outcome, said = run(tmp_path, changed, seeds=[0])
+    assert fake.done[4:] == ["uniform-co--iid--seed0", "uniform-co--skewed--seed0"]
+    assert said[0] == "2 of 4 runs are finished, 2 to do"
+    assert len(outcome.results) == 4
+    assert len(list((tmp_path / "runs").iterdir())) == 6, "nothing is lost"
+    run(tmp_path, seeds=[0])
+    assert len(fake.done) == 6, "the old setting is still there"
+
+
+def test_a_new_measure_or_target_runs_nothing(tmp_path, fake):
+    run(tmp_path, seeds=[0])
+    best = definition(measures=(GLOBAL, Measure("best", GLOBAL.scores, "best")), targets=(0.6,))
+    run(tmp_path, best, seeds=[0])
+    assert len(fake.done) == 4
+
+
+def test_a_failure_does_not_end_the_others_and_names_its_cell(tmp_path, fake):
+    def act(name):
+        if name == "uniform-co--iid--seed0":
+            raise FileNotFoundError(2, "no data set here", "x.npz")
+
+    fake.act = act
+    outcome, said = run(tmp_path, seeds=[0])
+    assert len(fake.done) == 4
+    assert list(outcome.failures.values()) == ["no data set here: x.npz"]
+    assert "failed: Uniform & co. / IID / seed 0: no data set here: x.npz" in said
+    assert "1 of 4 runs failed" in said
+    text = (tmp_path / "table.md").read_text()
+    assert "| Uniform & co. | failed | 80.00 |" in text
+    assert "- Uniform & co. / IID / seed 0: no data set here: x.npz" in text
+    assert "FileNotFoundError" in next((tmp_path / "runs").glob("*.error.txt")).read_text()
+    fake.act = lambda name: False
+    outcome, _ = run(tmp_path, seeds=[0])
+    assert fake.done[4:] == ["uniform-co--iid--seed0"]
+    assert not outcome.failures
+    assert not list((tmp_path / "runs").glob("*.error.txt"))
+
+
+def test_an_interruption_leaves_the_table_of_what_is_finished(tmp_path, fake):
+    def act(name):
+        if name == "fedavg--skewed--seed0":
+            raise KeyboardInterrupt
+
+    fake.act = act
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    assert "2 of 12 runs are finished" in (tmp_path / "table.md").read_text()
+    fake.act = lambda name: name == "uniform-co--skewed--seed0"  # asked to stop, but finished before it could
+    with pytest.raises(KeyboardInterrupt, match=r"after Uniform & co\. / Skewed / seed 0"):
+        run(tmp_path)
+    assert fake.done[2:] == ["fedavg--skewed--seed0", "fedavg--skewed--seed0", "uniform-co--skewed--seed0"]
+    assert "4 of 12 runs are finished" in (tmp_path / "table.md").read_text()
+
+
+def test_only_and_seeds(tmp_path, fake):
+    run(tmp_path, only=["fedavg", "Uniform & co./skewed"], seeds=[5])
+    assert fake.done == ["fedavg--iid--seed5", "fedavg--skewed--seed5", "uniform-co--skewed--seed5"]
+    every = tables.cells(definition(), "smoke")
+    for only, said in {"fedaavg": "unknown row 'fedaavg'.*'fedavg'", "fedavg/idd": "unknown column 'idd'.*'iid'"}.items():
+        with pytest.raises(ValueError, match=said):
+            tables.choose(every, [only])
+
+
+def test_labels_may_hold_commas():
+    cell = tables.cells(definition(), "smoke")[0]
+    every = [cell._replace(row=row, column=column) for row in ("A", "A, b", "C") for column in ("IID, x", "y")]
+    assert tables.names(every, "A, b/IID, x, C ,a-b/y,,A") == ["A, b/IID, x", "C", "a-b/y", "A"]
+    assert tables.names(every, "A, c") == ["A", "c"]
+    assert tables.names(every, "") == []

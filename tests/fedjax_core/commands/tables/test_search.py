@@ -1,0 +1,188 @@
+"""Searches: which trials are run and kept, and which one is chosen."""
+
+import csv
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from configs.tables.base import Column, Measure
+from fedjax_core import experiment
+from fedjax_core.commands import tables
+from fedjax_core.commands.tables import search, trials
+from fedjax_core.storage.files import write_text
+from fedjax_core.storage.json_files import json_lines, read_jsonl, write_json
+from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, line, quality, rates, run
+
+
+def test_rungs_lie_where_runs_are_scored_anyway():
+    assert search.rungs(9, 50, 10, 3) == (search.Rung(10, 9), search.Rung(20, 3), search.Rung(50, 1))
+    assert search.rungs(8, 2, 1, 2) == (search.Rung(1, 8), search.Rung(2, 1)), "halts that come together cut once"
+    assert search.rungs(2, 7, 5, 3) == (search.Rung(7, 2),)
+
+
+def test_trials_come_first_and_the_best_one_is_the_cells_run(tmp_path, fake_search):
+    outcome, said = run(tmp_path)
+    tried = rates()
+    assert fake_search.done == [(row, rate, 4) for row in ("a", "b") for rate in tried], (
+        "cells of seed 0 are the trials that were chosen"
+    )
+    best = max(tried, key=lambda rate: -abs(math.log10(rate / 0.3)))
+    assert best != tried[0]
+    assert said[0] == "0 of 8 runs of the search and 0 of 2 runs are finished, 10 to do"
+    assert said[1] == "1/10  A / IID / trial 0 / seed 0"
+    assert said[-2] == "all 2 runs are finished"
+    assert sorted(r.values["global"] for r in outcome.results.values()) == pytest.approx(
+        [quality(SimpleNamespace(optimizer=SimpleNamespace(lr=best), method=SimpleNamespace(weights=w))) for w in ("uniform", "")]
+    )
+    run(tmp_path)
+    assert len(fake_search.done) == 8, "all is found finished"
+    run(tmp_path, definition(seeds=(0, 7)))
+    assert fake_search.done[8:] == [("a", best, 4), ("b", best, 4)]
+    more = definition({"trials": 6})
+    assert rates(more)[:4] == tried
+    run(tmp_path, more, only=["a"])
+    assert [done[:2] for done in fake_search.done[10:12]] == [("a", rate) for rate in rates(more)[4:]]
+
+
+def test_shorter_trials_are_other_runs_and_other_tables_find_them(tmp_path, fake_search):
+    short = definition({"rounds": 2, "seeds": (5, 6)})
+    run(tmp_path, short)
+    assert [done[2] for done in fake_search.done] == [2] * 16 + [4] * 2
+    alone = dataclasses.replace(short, rows=short.rows[:1], seeds=(0, 1), measures=(*short.measures, Measure("l", (BY,))))
+    run(tmp_path, alone)
+    assert len(fake_search.done) == 19, "one new seed"
+
+
+def test_only_searches_what_it_names(tmp_path, fake_search):
+    two = definition(
+        columns=(Column("IID", {"data.partition": "iid"}), Column("Skewed", {"data.partition": "dirichlet(alpha=1.0)"}))
+    )
+    run(tmp_path, two, only=["b/skewed"])
+    assert {done[0] for done in fake_search.done} == {"b"}
+    assert len(fake_search.done) == 4
+    assert "| A | IID | 4 | 0 of 4 runs |" in (tmp_path / "table.md").read_text()
+    run(tmp_path, two)
+    assert len(fake_search.done) == 16
+
+
+@pytest.mark.parametrize("at", [1, 6, 9, 13])
+def test_interrupted_anywhere_it_goes_on_and_ends_the_same(tmp_path, fake_search, at):
+    """Stopped before its nth run: no run is done twice, and the table is that of an uninterrupted one."""
+    of = {"trials": 4, "halving": 2, "seeds": (0, 1)}
+    run(tmp_path / "whole", definition(of, seeds=(0, 3)), only=["a"])
+    whole, fake_search.done = fake_search.done, []
+
+    def act(name, config):
+        if len(fake_search.done) == at:
+            fake_search.act = lambda name, config: None
+            fake_search.done.pop()
+            raise KeyboardInterrupt
+
+    fake_search.act = act
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", definition(of, seeds=(0, 3)), only=["a"])
+    run(tmp_path / "parts", definition(of, seeds=(0, 3)), only=["a"])
+    assert fake_search.done == whole
+    for name in ("table.md", "table.csv", "trials.csv"):
+        assert (tmp_path / "parts" / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def test_halving_runs_all_a_little_and_the_best_to_the_end(tmp_path, fake_search):
+    """Rungs of 1, 2 and 4 rounds with 4, 2 and 1 trials; trial 0 goes along, for it tells what tuning was worth."""
+    table = definition({"halving": 2, "trials": 4})
+    _, said = run(tmp_path, table, only=["a"])
+    tried = rates(table)
+    better = sorted(tried, key=lambda rate: abs(math.log10(rate / 0.3)))
+    assert tried[0] not in better[:2]
+    assert fake_search.done[:4] == [("a", rate, 1) for rate in tried]
+    assert fake_search.done[4:7] == [("a", rate, 2) for rate in tried if rate in (*better[:2], tried[0])]
+    assert fake_search.done[7:] == [("a", rate, 4) for rate in tried if rate in (better[0], tried[0])]
+    assert said[0].startswith("0 of 9 runs of the search")
+    own, best = (
+        quality(SimpleNamespace(optimizer=SimpleNamespace(lr=lr), method=SimpleNamespace(weights=""))) for lr in (0.1, better[0])
+    )
+    assert f"| 4 | optimizer.lr={better[0]} | {100 * best:.2f} | {100 * own:.2f} | +{100 * (best - own):.2f} |" in line(
+        tmp_path, "A"
+    )
+    with open(tmp_path / "trials.csv", newline="") as file:
+        found = [row for row in csv.DictReader(file) if row["row"] == "A"]
+    assert sorted(int(row["rounds"]) for row in found) == [1, 2, 4, 4]
+    assert [float(row["optimizer.lr"]) for row in found if row["chosen"] == "1"] == [better[0]]
+
+
+def test_halving_in_lanes_does_each_rung_once(tmp_path, fake_search, monkeypatch):
+    """Two trials at a time: the same runs as one after the other, though trial 0 goes on in every rung."""
+
+    def execute_all(runs, progress, *, data, say):
+        assert progress is False, "no two bars at once"
+        fake_search.together.append([one.config.rounds for one in runs])
+        return [experiment.execute(one.config, one.workdir, False, data=data, console=one.console) for one in runs]
+
+    def act(name, config):
+        assert len(fake_search.done) <= 9, "a run is done again and again"
+
+    fake_search.together, fake_search.act = [], act
+    monkeypatch.setattr(experiment, "execute_all", execute_all)
+    table = definition({"halving": 2, "trials": 4}, changes={"plan.lanes": 2})
+    outcome, _ = run(tmp_path, table, only=["a"], progress=True)
+    assert not outcome.failures
+    assert sorted(done[2] for done in fake_search.done) == [1, 1, 1, 1, 2, 2, 2, 4, 4]
+    assert fake_search.together == [[1, 1], [1, 1], [2, 2], [4, 4]]
+
+
+def test_a_longer_run_that_is_there_serves_every_rung(tmp_path, fake_search):
+    """Scores at a rung are of its round, whoever went on from there."""
+    run(tmp_path, only=["a"])
+    before = len(fake_search.done)
+    run(tmp_path, definition({"halving": 2}), only=["a"])
+    assert len(fake_search.done) == before
+
+
+def test_a_run_that_was_killed_between_rungs_keeps_its_records(tmp_path):
+    """Its summary is of the rung below; a later score is known where the run has gone beyond, or has ended."""
+    records = [{"round": i, BY: i / 10} for i in (1, 2, 3)]
+    write_text(tmp_path / "metrics.jsonl", json_lines(records))
+    write_json(tmp_path / "summary.json", {"rounds": 1, "facts": {}})
+
+    def score(rounds):
+        config = get_config("smoke")
+        config.rounds = rounds
+        return trials.score_of(tmp_path, tables.Cell("A", "IID", 0, config, "a", 1), ("validation/other", BY))
+
+    assert [score(rounds) for rounds in (1, 2, 3, 4)] == [0.1, 0.2, None, None]
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 3
+    write_text(tmp_path / trials.DIVERGED, "round 4: the loss is not finite\n")
+    assert score(2) == 0.2
+    assert math.isnan(score(4))
+    write_json(tmp_path / "summary.json", {"rounds": 3, "facts": {"ended": "no better one"}})
+    assert score(4) == 0.3
+
+
+def test_time_left_is_over_trials_and_cells(tmp_path, fake_search):
+    _, said = run(tmp_path, definition({"rounds": 2}), only=["a"])
+    assert said[1].startswith("1/5  A / IID / trial 0 / seed 0")
+    assert said[2].startswith("2/5  A / IID / trial 1 / seed 0  (about ")
+    assert said[5].startswith("5/5  A / IID / seed 0  (about ")
+
+
+def test_of_equal_trials_the_first_is_chosen_and_of_losses_the_lowest(tmp_path, fake_search):
+    fake_search.score = lambda config: 0.5
+    run(tmp_path / "a")
+    assert "| 4 | its own | 50.00 | 50.00 | +0.00 |" in line(tmp_path / "a", "A")
+    fake_search.score = quality
+    run(tmp_path / "b")
+    run(tmp_path / "c", definition({"measure": ("validation/personal/own/loss/mean", "validation/global/loss")}))
+    assert line(tmp_path / "b", "A").split("|")[4] == line(tmp_path / "c", "A").split("|")[4]
+    assert line(tmp_path / "c", "A").split("|")[7].startswith(" +0.0"), "a lower loss is a gain"
+
+
+def test_with_a_selected_round_its_score_counts(tmp_path, fake_search):
+    table = definition(changes={"evaluation.select": BY}, measures=(Measure("x", ("test/global/accuracy",), "selected"),))
+    falling = iter(range(1000))
+    fake_search.score = lambda config: quality(config) - 0.001 * (next(falling) % 4)
+    run(tmp_path, table, only=["a"])
+    best = -min(abs(math.log10(lr / 0.3)) for lr in rates())
+    assert f"| {90 + 10 * best:.2f} |" in line(tmp_path, "A"), "of the first round, where it is best"
+    assert "in the round selected on validation rows" in (tmp_path / "table.md").read_text()

@@ -1,0 +1,51 @@
+"""What is said of a search: which settings were chosen, among how many."""
+
+import csv
+from types import SimpleNamespace
+
+import pytest
+
+from configs.tables.base import Row
+from fedjax_core.storage.files import write_text
+from tests.fedjax_core.commands.tables.searches import definition, get_config, line, quality, run
+
+
+def test_the_records_say_what_was_chosen(tmp_path, fake_search):
+    rows = (Row("A", get_config, space={"optimizer.lr": (0.01, 0.02, 0.03, 0.2)}),)
+    run(tmp_path, definition(rows=rows))
+    with open(tmp_path / "table.csv", newline="") as file:
+        (record,) = csv.DictReader(file)
+    wanted = {"trials": "4", "diverged": "0", "validation": record["validation"]}
+    assert {name: record[name] for name in wanted} == wanted
+    lr = float(record["chosen"].split(":")[1].rstrip("}"))
+    edge = f"optimizer.lr={lr} at the upper edge" if lr == 0.2 else ""
+    assert record["at_edge"] == edge
+    assert edge in line(tmp_path, "A")
+    assert float(record["validation"]) >= float(record["validation_own"])
+
+
+def test_latex_says_what_was_chosen(tmp_path, fake_search):
+    rows = (Row("A & co.", get_config, space={"optimizer.lr": (0.01, 0.02, 0.2)}), Row("B", get_config))
+    run(tmp_path, definition({"fewer": ("B",)}, rows=rows))
+    tex = (tmp_path / "table.tex").read_text()
+    best, own = (
+        100 * quality(SimpleNamespace(optimizer=SimpleNamespace(lr=lr), method=SimpleNamespace(weights=""))) for lr in (0.2, 0.1)
+    )
+    chosen = rf"optimizer.lr=0.2 & {best:.2f} & {own:.2f} & +{best - own:.2f} & optimizer.lr=0.2 at the upper edge \\"
+    assert rf"A \& co. & IID & 4 & {chosen}" in tex
+    assert r"B & IID & 1 & not tuned &  &  &  &  \\" in tex
+    assert r"Chosen by validation/global/accuracy in \%, on validation rows alone." in tex
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 3
+
+
+def test_a_damaged_summary_is_named_in_one_line(tmp_path, fake_search, capsys):
+    run(tmp_path, only=["a"])
+    (summary,) = {next((tmp_path / "runs").glob("a--*")) / "summary.json"}
+    for text, said in (("[]", "is a list, expected an object"), ('{"rounds": 4}', "has no facts"), ("{", "is not JSON")):
+        write_text(summary, text)
+        with pytest.raises(ValueError, match=f"summary.json {said}") as caught:
+            run(tmp_path, only=["a"])
+        assert "\n" not in str(caught.value)
+    write_text(summary, '{"rounds": 4, "facts": {}, "speed": 3}')
+    with pytest.raises(ValueError, match=r"speed of .*summary\.json is a whole number"):
+        run(tmp_path, only=["a"])

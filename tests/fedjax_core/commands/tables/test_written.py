@@ -1,0 +1,96 @@
+"""The numbers of a written table."""
+
+import csv
+import dataclasses
+
+from configs.tables.base import Column, Measure, Paper, Row
+from fedjax_core.commands import tables
+from fedjax_core.commands.tables import latex, measures, written
+from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
+
+PAPER = {"FedAvg": {"IID": 80.5, "Skewed": Paper(82.0, 0.25, "Table 9")}, "Uniform & co.": None}
+
+
+def test_numbers_of_the_table(tmp_path, fake):
+    run(tmp_path, definition(paper=PAPER, source="Table 2 of Them"))
+    text = (tmp_path / "table.md").read_text()
+    assert "| FedAvg | 81.00 ± 1.00 [80.50, +0.50] | 81.00 ± 1.00 [82.00 ± 0.25, -1.00] |" in text
+    assert "| Uniform & co. | 81.00 ± 1.00 | 81.00 ± 1.00 |" in text
+    assert "Table 2 of Them; Table 9" in text
+    assert "| FedAvg | IID | 2 | never | 0.5 | 2 kB | 1.5 kB |" in text
+    with open(tmp_path / "table.csv", newline="") as file:
+        row = next(iter(csv.DictReader(file)))
+    wanted = {"n": 3, "mean": 81, "std": 1, "paper": 80.5, "difference": 0.5, "seed_0": 80, "seed_2": 82, "seconds_per_round": 0.5}
+    assert {key: round(float(row[key]), 6) for key in wanted} == wanted
+    assert (row["rounds_to_0.5"], row["rounds_to_0.9"], row["source"]) == ("2", "never", "Table 2 of Them")
+    tex = (tmp_path / "table.tex").read_text()
+    assert r"FedAvg & 81.00 $\pm$ 1.00 & 81.00 $\pm$ 1.00 \\" in tex
+    assert r"\quad paper, difference & 80.50, +0.50 & 82.00 $\pm$ 0.25, $-$1.00 \\" in tex
+    assert r"Uniform \& co." in tex
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 2
+
+
+def test_statistics_and_few_seeds(tmp_path, fake):
+    measures = (
+        Measure("best", GLOBAL.scores, "best"),
+        Measure("mean", ("test/personal/own/accuracy/mean", *GLOBAL.scores), "mean_of_last"),
+    )
+    table = definition(measures=measures, changes={"evaluation.last_k": 2})
+    run(tmp_path, table, seeds=[0])
+    run(tmp_path, table, only=["fedavg/iid"], seeds=[0, 2])
+    text = (tmp_path / "table.md").read_text()
+    best, mean = text.split("## mean")
+    assert "| FedAvg | **81.00** ± 1.41 | 80.00 (n=1) |" in best
+    assert "| FedAvg | **70.50** ± 0.71 | 70.00 (n=1) |" in mean
+    assert "All cells hold `test/global/accuracy`." in mean
+    assert "best over rounds, selected on test data" in best
+
+
+def contents(values: dict[str, dict[int, float]], scores: dict[str, str], **changes) -> tables.Contents:
+    """One column, a row for each label: its values by seed, and the score that they are of."""
+    table = definition(
+        rows=tuple(Row(label, get_config) for label in values), columns=(Column("IID", {}),), seeds=(0, 1), **changes
+    )
+    every = tables.cells(table, "smoke")
+    label = table.measures[0].label
+    results = {
+        cell.name: tables.Result({label: values[cell.row][cell.seed]}, {label: scores[cell.row]}, {}, 1.0, 1.0, 0.0, 0.0)
+        for cell in every
+        if cell.seed in values[cell.row]
+    }
+    return tables.Contents(table, "smoke", every, results, {})
+
+
+def test_a_cell_says_which_of_the_scores_it_holds():
+    own = "test/personal/own/accuracy/mean"
+    measure = Measure("accuracy", (*GLOBAL.scores, own))
+    found = contents({"A": {0: 0.5}, "B": {0: 0.75}}, {"A": GLOBAL.scores[0], "B": own}, measures=(measure,))
+    text = tables.markdown(found)
+    assert "A cell's letter says which: (a) `test/global/accuracy`, (b) `test/personal/own/accuracy/mean`." in text
+    assert "| A | 50.00 (n=1) (a) |\n| B | **75.00** (n=1) (b) |" in text
+    tex = latex.latex(found)
+    assert r"B & \textbf{75.00} (n=1)$^{b}$ \\" in tex
+    assert r"(b) test/personal/own/accuracy/mean" in tex
+    assert [row["score"] for row in written.records(found)] == [GLOBAL.scores[0], own]
+
+
+def test_the_best_of_a_column_is_bold():
+    """Means that look alike are best together; where all do, none is. Of a loss the lowest is best, of a count none."""
+    values = {"A": {0: 0.9, 1: 0.7}, "B": {0: 0.800001, 1: 0.8}, "C": {0: 0.1, 1: 0.3}}
+    names = dict.fromkeys(values, GLOBAL.scores[0])
+    text = tables.markdown(contents(values, names))
+    assert "| A | **80.00** ± 14.14 |\n| B | **80.00** ± 0.00 |\n| C | 20.00 ± 14.14 |" in text
+    assert "mean ± sample standard deviation over seeds 0, 1" in text
+    assert "Bold: the highest mean of the column." in text
+    losses = Measure("loss", ("train/loss",))
+    text = tables.markdown(contents(values, names, measures=(losses,)))
+    assert "| C | **0.2** ± 0.1414 |" in text
+    assert text.count("**") == 2
+    assert "**" not in tables.markdown(contents({"A": {0: 0.5}, "B": {0: 0.5}}, names))
+    assert "**" not in tables.markdown(contents({"A": {0: 0.5}}, names))
+    for name, better in {"analysis:trained": "neither", "analysis:probe": "larger", "server/norm": "neither"}.items():
+        assert measures.better(Measure("x", (name,))) == better
+    assert measures.better(dataclasses.replace(losses, better="neither")) == "neither"
+    tex = latex.latex(contents(values, names))
+    assert r"A & \textbf{80.00} $\pm$ 14.14 \\" in tex
+    assert r"Mean $\pm$ sample standard deviation over seeds 0, 1." in tex

@@ -1,0 +1,87 @@
+"""What no simulation can be made of is refused, and what a method breaks is named."""
+
+import functools
+
+import chex
+import jax.numpy as jnp
+from absl.testing import parameterized
+
+from fedjax_core.engine import simulation
+from fedjax_core.engine.simulation import Evaluation
+from methods.fedavg import fedavg
+from tests import naive, toy
+from tests.fedjax_core.engine.tallied import SGD, N, simulate, tally, two_groups
+
+
+class RefusalTest(chex.TestCase):
+    @parameterized.parameters(((0, 1, 2), (3, 4, 6, 7)), ((0, 1, 2, 3, 5), (3, 4, 6, 7)), ((0, 1, 2, 5), (3, 4, 6, 8)))
+    def test_groups_must_cover_everybody_once(self, first, second):
+        with self.assertRaisesRegex(ValueError, r"the groups' clients must be each of 0 \.\.\. 7 once, found \[0, 1, 2, 3, "):
+            simulate(None, two_groups(tally, first, second))
+
+    def test_averaging_needs_one_architecture(self):
+        build = functools.partial(fedavg, optimizer=SGD)
+        with self.assertRaisesRegex(
+            ValueError, r"groups 'narrow' and 'wide' .* one architecture .*'bias'\], float32\[6\] against float32\[7\]"
+        ):
+            simulate(None, [g._replace(build=build) for g in toy.groups(build, mixed=True)])
+
+    @parameterized.parameters(
+        (dict(cohort=9), "cohort=9 is neither"),
+        (dict(dropout=1.0), r"dropout=1.0 is not in \[0, 1\)"),
+        (dict(dropout=-0.1), r"dropout=-0.1 is not in \[0, 1\)"),
+        (dict(hold="attic"), "hold='attic' is not one of device, host, disk"),
+        (dict(data_on="attic"), "unknown plan.data 'attic'; allowed: device, host, disk"),
+        (
+            dict(evaluation=Evaluation(("own", "mine"))),
+            "scopes has 'mine', which is not one of global, own, post_local, all",
+        ),
+        (dict(evaluation=Evaluation(batch=0)), "must be at least 1"),
+        (dict(evaluation=Evaluation(clients=0)), "must be at least 1"),
+        (dict(dispatch=0), "must be at least 1"),
+    )
+    def test_settings_out_of_range(self, settings, message):
+        with self.assertRaisesRegex(ValueError, message):
+            simulate(tally, **settings)
+
+    @parameterized.parameters(
+        (lambda mine: mine | {"rounds": jnp.int32(1)}, r"at \['rounds'\], float32\[\] against int32\[\]"),
+        (lambda mine: mine | {"new": jnp.zeros(2)}, r"at \['new'\], nothing against float32\[2\]"),
+        (lambda mine: {"rounds": mine["rounds"], "sent": mine["sent"]}, r"at \['draw'\], float32\[\] against nothing"),
+        (lambda mine: mine | {"more": ()}, "against PyTreeDef"),
+    )
+    def test_a_client_keeps_its_states_structure(self, change, message):
+        def build(task):
+            inner = tally(task)
+
+            def client_update(*arguments):
+                out = inner.client_update(*arguments)
+                return out._replace(state=change(out.state))
+
+            return inner._replace(client_update=client_update)
+
+        with self.assertRaisesRegex(ValueError, f"group 'all': client_update must return .* as client_init made it: .*{message}"):
+            simulate(build)
+
+    def test_a_pooled_method_has_no_groups(self):
+        with self.assertRaisesRegex(ValueError, "a pooled method trains one network; it cannot have groups"):
+            simulate(None, two_groups(functools.partial(tally, pooled=True)))
+
+    @parameterized.parameters("device", "host")
+    def test_divergence_names_client_and_round(self, hold):
+        """Client 3 fails in the third round in which it takes part."""
+
+        def build(task):
+            inner = tally(task)
+
+            def client_update(sent, client, data, key):
+                out = inner.client_update(sent, client, data, key)
+                bad = (sent["mine"] >= 32) & (sent["mine"] < 40)
+                return out._replace(metrics={"loss": (jnp.where(bad, jnp.nan, 1.0), jnp.float32(1))})
+
+            return inner._replace(client_update=client_update)
+
+        sim = simulate(build, hold=hold, dispatch=10)
+        taken = [r + 1 for r in range(12) if 3 in naive.cohort(0, r, N, 5)]
+        with self.assertRaisesRegex(simulation.Diverged, f"^round {taken[2]}: the training loss of client 3 is not finite"):
+            sim.rounds(sim.init(0), 12)
