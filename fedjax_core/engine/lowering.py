@@ -63,11 +63,11 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
             kinds = {"": ("test", None, made.of_server["test"])}
             if sim.validated:
                 kinds[", validation rows"] = "train", sim.host.validation_rows, made.of_server["validation"]
-            for which, (part, rows, program) in kinds.items():
+            for which, (part, of_part, program) in kinds.items():
                 given = state.server, number
                 supply = sim.supply
                 if isinstance(supply, Streamed) and part in supply.streamed:
-                    batches, like = supply.batches(part, rows, sim.evaluation.batch, sim.plan.parts), supply.like(part)
+                    batches, like = supply.batches(part, of_part, sim.evaluation.batch, sim.plan.parts), supply.like(part)
                     slab = put(_rows(like, batches._at_once * batches.devices * batches.batch))
                     first = put(np.zeros(batches._at_once * batches.devices, np.int32))
                     given, program = (*given, slab, first, number), made.of_batches

@@ -46,6 +46,14 @@ def test_streamed_rows_have_the_room_that_a_run_gives_them():
     real.close()
 
 
+def test_a_round_on_states_of_the_host_is_lowered_beside_its_evaluation():
+    of = config()
+    of.plan.hold = "host"
+    programs = lowering.programs(experiment.build(of, shapes_only=True))
+    assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
+    assert "jit_on_host" in programs["round"]().lower().as_text()
+
+
 def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
     of = config()
     of.adversary.attack, of.adversary.fraction, of.data.validation = "label_flip", 0.25, 0.2
