@@ -20,7 +20,7 @@ FILE = ROOT / "tables" / "settings.toml"
 # the other tables are ours, of the configs' small variants
 PAPERS = ("fedskc", "fedpft", "fedhpl", "fedoa", "mcmahan", "pfl_research")
 CONFIGS = sorted(path.stem for path in ROOT.glob("[!_]*.py") if path.stem != "base")
-TABLES = {f"{path.parent.name}/{path.stem}": path for path in sorted((ROOT / "tables").glob("*/[!_]*.py"))}
+TABLES = {f"{paper}/{path.stem}": path for paper in PAPERS for path in sorted((ROOT / "tables" / paper).glob("[!_]*.py"))}
 COUNTS = re.compile(r"analysis:(trained|whole|body|up|down)\b")
 HELD = ("rounds", "data.clients", "cohort.", "optimizer.")
 

@@ -105,7 +105,7 @@ class FedAMPTest(chex.TestCase):
 
     def test_every_coefficient_counts(self):
         """rho moves the client, alpha and sigma (and a cosine's own weight) the clouds."""
-        held = toy.reference("fedamp")[0]._held_on_host
+        held = toy.reference("fedamp")[0].host
         data, key = ClientData(held.train, held.index[0], held.size[0]), jax.random.key(0)
         u, w = (MODEL.init(jax.random.key(k)) for k in (1, 2))
         ends = [

@@ -114,7 +114,7 @@ class FedAvgTest(chex.TestCase):
 
         algorithm = fedavg(toy.task(), optimizer=training.sgd(0.1), loss=nothing, batch=toy.BATCH)
         net = MODEL.init(jax.random.key(0))
-        held = toy.reference("fedavg")[0]._held_on_host
+        held = toy.reference("fedavg")[0].host
         data = ClientData(held.train, held.index[0], held.size[0])
         out = jax.jit(algorithm.client_update)(net, (), data, jax.random.key(1))
         chex.assert_trees_all_equal(out.uplink.params, jax.tree.map(jnp.zeros_like, net.params))

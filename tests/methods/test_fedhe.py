@@ -61,7 +61,7 @@ def simulate(alpha, **settings):
 
 def client(algorithm, server, net):
     """Client 0's round."""
-    held = toy.reference("fedhe")[0]._held_on_host
+    held = toy.reference("fedhe")[0].host
     data = ClientData(held.train, held.index[0], held.size[0])
     return jax.jit(algorithm.client_update)(server, net, data, jax.random.key(5))
 

@@ -68,7 +68,7 @@ def oracle(rounds, lam):
 
 
 def data_of(i):
-    held = toy.reference("fedoa")[0]._held_on_host
+    held = toy.reference("fedoa")[0].host
     return ClientData(held.train, held.index[i], held.size[i])
 
 

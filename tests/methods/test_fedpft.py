@@ -173,7 +173,7 @@ def simulate(rounds, **options):
 
 def client_round(options, personal=None, sent=None):
     """Client 0's round from the start: (sent, client before, output)."""
-    held = toy.reference("fedavg")[0]._held_on_host
+    held = toy.reference("fedavg")[0].host
     algorithm = build(**options)
     key = jax.random.key(3)
     server = algorithm.server_init(key) if sent is None else sent

@@ -240,7 +240,7 @@ def sent(known=(True, True, True), seed=0):
 
 def client(given=None, lr=0.1, at=0, **options):
     """Client 0's round, 0 being the one with most examples."""
-    held = toy.reference("fedavg")[0]._held_on_host
+    held = toy.reference("fedavg")[0].host
     task = toy.task().bind(((), ()), at)
     algorithm = fedskc(task, optimizer=training.sgd(lr), batch=toy.BATCH, **{"epochs": 2} | options)
     data = ClientData(held.train, held.index[0], held.size[0])

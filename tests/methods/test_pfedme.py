@@ -88,7 +88,7 @@ class PFedMeTest(chex.TestCase):
         chex.assert_trees_all_close(state.server.net.params, w[0], atol=2e-3)
 
     def test_every_setting_moves_theta(self):
-        held, key = toy.reference("pfedme")[0]._held_on_host, jax.random.key(5)
+        held, key = toy.reference("pfedme")[0].host, jax.random.key(5)
         data = training.ClientData(held.train, held.index[0], held.size[0])
         w, found = MODEL.init(jax.random.key(1)), []
         for more in ({}, {"lam": 1.0}, {"inner_steps": 3}, {"outer_lr": 0.1}, {"warm": False}):
@@ -101,7 +101,7 @@ class PFedMeTest(chex.TestCase):
 
     def test_an_optimiser_that_is_annealed_knows_where_it_is(self):
         """With a cosine to zero the last inner steps are small ones."""
-        held, key = toy.reference("pfedme")[0]._held_on_host, jax.random.key(5)
+        held, key = toy.reference("pfedme")[0].host, jax.random.key(5)
         data = training.ClientData(held.train, held.index[0], held.size[0])
         w, ends = MODEL.init(jax.random.key(1)), []
         for anneal in (None, "linear"):

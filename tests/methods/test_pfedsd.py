@@ -67,7 +67,7 @@ class PFedSDTest(chex.TestCase):
         chex.assert_trees_all_close(*ends, atol=1e-7)
 
     def test_every_coefficient_moves_the_client(self):
-        held = toy.reference("pfedsd")[0]._held_on_host
+        held = toy.reference("pfedsd")[0].host
         data = ClientData(held.train, held.index[0], held.size[0])
         w, teacher = (MODEL.init(jax.random.key(k)) for k in (0, 1))
         ends = []
