@@ -101,7 +101,9 @@ def of_clients(at: Planned, state: State) -> dict[str, dict[str, Pairs]]:
     parts, ids = [], []
     for g, group in enumerate(at.fed.groups):
         mine = np.asarray(group.clients)[np.isin(group.clients, wanted)]
-        blocks = at.blocks(g, mine, at.fed.population, sums_bytes(at, g)) if len(mine) else []
+        if not len(mine):
+            continue
+        blocks = at.blocks(g, mine, at.fed.population, sums_bytes(at, g))
         for block, held in zip(blocks, at.arrays.supply.of_blocks(at.arrays.held, blocks, tables(at, g)), strict=True):
             _, rows, touched, initial = at.states.read(state, g, block)
             found = jax.device_get(at.programs.of_clients[g](held, state, initial, at.put(block), rows, touched))

@@ -72,7 +72,8 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
     heights = [0.5 + LINE * max(len(panel.methods) for panel in beside) for beside in grid]
     with matplotlib.rc_context(style.STYLE):
         width = style.COLUMN if max(map(len, grid)) == 1 else style.PAGE
-        figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
+        key = textwrap.fill(KEY, 58 if width == style.COLUMN else 120)
+        figure = Figure(figsize=(width, 0.3 + LINE * len(key.splitlines()) + sum(heights)), layout="constrained")
         places = figure.add_gridspec(len(grid), 1, height_ratios=heights)
         for at, beside in enumerate(grid):
             shared = len({tuple(one.label for one in panel.methods) for panel in beside}) == 1
@@ -81,7 +82,6 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
                 axes = figure.add_subplot(inside[i])
                 _panel(axes, panel, kinds, not shared or i == 0)
                 axes.set_title(f"{panel.row}: {panel.title}" if i == 0 else panel.title)
-        key = textwrap.fill(KEY, 58 if width == style.COLUMN else 120)
         figure.supxlabel(f"minus {against} [{unit}]\n{key}", fontsize=matplotlib.rcParams["axes.labelsize"])
         if len(kinds) > 1:
             handles, labels = {}, []

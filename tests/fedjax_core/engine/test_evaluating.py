@@ -116,6 +116,15 @@ class EvaluationTest(chex.TestCase):
         scores = sim.client_scores(sim.init(0))["own"]["personal"]["accuracy"]
         np.testing.assert_array_equal(scores[1], [len(toy.data().test_index[i]) for i in chosen])
 
+    def test_a_group_may_have_no_client_that_is_scored(self):
+        """Where rows are streamed too."""
+        of, found = two_groups(tally, (0, 7, 2, 5), (6, 4, 3, 1)), []
+        for where in ("device", "host"):
+            sim = simulate(None, of, evaluation=Evaluation(("own",), clients=1), data_on=where)
+            self.addCleanup(sim.close)
+            found.append(sim.evaluate(sim.init(0)))
+        chex.assert_trees_all_equal(*found)
+
     def test_personalise_is_scored_and_dropped(self):
         """It changes the personal predictor only, draws by client, and leaves the state alone."""
 
