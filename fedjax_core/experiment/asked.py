@@ -51,7 +51,7 @@ class Asked(NamedTuple):
       adversary: who attacks and how, or None.
       links: what uplinks pass through beside attacks, see `uplink`.
       leave_out: whether clients that send something not finite are left out.
-      sampling: of cohorts, "fixed" or "poisson".
+      sampling: of cohorts, "fixed", "poisson" or "cyclic".
       mechanism: of differential privacy, or None; it takes what `privacy` says.
       privacy: how much, or None.
     """

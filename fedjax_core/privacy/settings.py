@@ -147,9 +147,10 @@ class Spent(NamedTuple):
             return said | whose
         of = {"cohort": self.release.cohort, "population": self.release.population}
         simulated = dict(zip(("simulated_cohort", "simulated_population"), self.simulated, strict=True)) if self.larger else {}
-        turns = {} if self.turns is None else {"min_separation": self.turns.separation, "participations": self.turns.times}
-        if self.strategy is not None:  # whose numbers are of these rounds alone
-            turns |= {"rounds": self.rounds, "sensitivity": self.strategy.sensitivity()} | self.strategy.facts()
+        turns = {} if self.turns is None else {"min_separation": self.turns.separation}
+        if self.strategy is not None and self.turns is not None:  # whose numbers are of these rounds alone
+            turns |= {"rounds": self.rounds, "participations": self.turns.times}
+            turns |= {"sensitivity": self.strategy.sensitivity()} | self.strategy.facts()
         return said | of | simulated | turns | whose
 
     def words(self, done: int) -> str:

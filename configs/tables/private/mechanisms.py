@@ -34,8 +34,8 @@ def private(change: dict[str, Any], variant: str) -> dict[str, Any]:
         return {}
     if variant == "smoke":
         change = change | ({"privacy.mechanism": "banded(bands=2)"} if "banded" in change["privacy.mechanism"] else {})
-    size, everybody = (10_000, 340_000) if variant == "paper" else (2_000, 20_000)
-    return {"privacy.clip": 0.5, "privacy.delta": 1e-5, "privacy.cohort": size, "privacy.population": everybody} | change
+    size, everybody, delta = (10_000, 340_000, 1e-6) if variant == "paper" else (2_000, 20_000, 1e-5)
+    return {"privacy.clip": 0.5, "privacy.delta": delta, "privacy.cohort": size, "privacy.population": everybody} | change
 
 
 def get_table(variant: str = "small") -> Table:

@@ -43,6 +43,28 @@ def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
     assert calibrated.spent(4, 20, "poisson", known=1.25).noise == 1.25
 
 
+@pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
+def test_a_run_with_correlated_noise_tells_its_epsilon_and_takes_no_other_rounds(tmp_path: Path):
+    config = private(3, mechanism="blt(buffers=1)")
+    config.cohort.sampling = "cyclic"
+    experiment.execute(config, str(tmp_path), progress=False)
+    told = [record["privacy/epsilon"] for record in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(epsilon(Release("gaussian", "all", 4, 4), 1.1, 1, 1e-5, "rdp")), "one mechanism in all"
+    assert read_json(tmp_path / "summary.json")["facts"]["privacy"]["epsilon"] == pytest.approx(told[-1])
+    config.rounds = 4
+    with pytest.raises(ValueError, match="privacy"):
+        experiment.execute(config, str(tmp_path), progress=False)
+
+
+def test_what_is_recorded_of_independent_noise_does_not_change_with_the_rounds():
+    """Else a run in turn could not be gone on with."""
+    of = lambda rounds: settings.Privacy("gaussian", 0.5, 1.1, None, 1e-5, None, None, "rdp", None, None, rounds)
+    first, more = (of(rounds).spent(5, 20, "cyclic").facts() for rounds in (12, 20))
+    assert first == more
+    assert first["min_separation"] == 4
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
