@@ -18,6 +18,11 @@ from fedjax_core.engine.simulation import Evaluation
 from tests import toy
 
 
+def threads() -> set[threading.Thread]:
+    """Those that read rows of coming rounds, for whatever simulation."""
+    return {thread for thread in threading.enumerate() if "rows of coming rounds" in thread.name}
+
+
 def everything(name, **settings):
     """(state after three rounds, their records, all scores) of a run that stops after the first and goes on from its snapshot."""
     data = validation.hold_out(toy.data(), 0.34, 0)
@@ -38,12 +43,13 @@ def everything(name, **settings):
     ids=["on the disk, personalised, on one device", "on the host, on eight devices"],
 )
 def test_every_number_is_that_of_data_on_the_device(name, settings, place):
+    before = threads()
     state, records, scores = everything(name, data_on="device", **settings)
     assert any(score.startswith("validation/") for score in scores)
     other = everything(name, data_on=place, **settings)
     chex.assert_trees_all_equal(other[0], state)
     assert other[1:] == (records, scores)
-    assert not [thread for thread in threading.enumerate() if "rows of coming rounds" in thread.name]
+    assert threads() <= before
 
 
 def test_slabs_hold_what_clients_have():
@@ -123,6 +129,7 @@ class Squares:
 
 
 def test_what_comes_is_made_before_it_is_wanted():
+    before = threads()
     make = Squares()
     coming = ahead.Ahead(make)
     assert [coming.take(number) for number in (2, 3)] == [4, 9]
@@ -132,7 +139,7 @@ def test_what_comes_is_made_before_it_is_wanted():
     assert [coming.take(number) for number in (1, 2, 3, 4)] == [1, 4, 9, 16]
     with pytest.raises(OSError, match=r"cannot read row 5 of x\.npy: gone"):
         coming.take(5)
-    assert not [thread for thread in threading.enumerate() if "rows of coming rounds" in thread.name]
+    assert threads() <= before
     assert list(ahead.each(make, 5)) == [0, 1, 4, 9, 16]
 
 
