@@ -148,8 +148,8 @@ class Spent(NamedTuple):
         of = {"cohort": self.release.cohort, "population": self.release.population}
         simulated = dict(zip(("simulated_cohort", "simulated_population"), self.simulated, strict=True)) if self.larger else {}
         turns = {} if self.turns is None else {"min_separation": self.turns.separation}
-        if self.strategy is not None and self.turns is not None:  # whose numbers are of these rounds alone
-            turns |= {"rounds": self.rounds, "participations": self.turns.times}
+        if self.strategy is not None:  # whose numbers are of these rounds alone
+            turns |= {"rounds": self.rounds, "participations": self.strategy.participation.times}
             turns |= {"sensitivity": self.strategy.sensitivity()} | self.strategy.facts()
         return said | of | simulated | turns | whose
 

@@ -10,6 +10,8 @@ from fedjax_core import experiment
 from fedjax_core.privacy import Release, epsilon, settings
 from fedjax_core.storage.json_files import read_json, read_jsonl
 
+needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
+
 
 def private(rounds=2, **given):
     config = fedavg.get_config("smoke")
@@ -21,7 +23,7 @@ def private(rounds=2, **given):
     return config
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
+@needs_library
 def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
     heard: list[str] = []
     release = Release("gaussian", "poisson", 4, 20)
@@ -43,7 +45,7 @@ def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
     assert calibrated.spent(4, 20, "poisson", known=1.25).noise == 1.25
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
+@needs_library
 def test_a_run_with_correlated_noise_tells_its_epsilon_and_takes_no_other_rounds(tmp_path: Path):
     config = private(3, mechanism="blt(buffers=1)")
     config.cohort.sampling = "cyclic"
