@@ -13,7 +13,7 @@ from fedjax_core.privacy import Participation, in_turn, strategies
 from fedjax_core.uplink import correlated
 from tests import toy
 from tests.fedjax_core.privacy.test_runs import private
-from tests.fedjax_core.privacy.test_strategies import dense
+from tests.fedjax_core.privacy.test_strategies import dense, most
 
 ROUNDS, SIZE = 11, 3
 TURNS = Participation(ROUNDS, 4, 3)
@@ -64,6 +64,23 @@ def test_noise_on_sums_has_the_stated_deviation(name):
     rows = np.asarray(rows_of(strategy, jax.random.split(jax.random.key(1), ROUNDS), 20000))
     np.testing.assert_allclose(np.std(rows, axis=1), strategy.of_rounds(), rtol=0.02)
     np.testing.assert_allclose(np.std(np.cumsum(rows, 0), axis=1), strategy.of_sums(), rtol=0.02)
+
+
+@pytest.mark.parametrize("name", ["banded", "blt"])
+def test_noise_covers_what_a_client_can_move_in_the_deployment_s_mean(name):
+    """Means of 50 simulated clients have the noise that those of 200 would have: multiplier, clip and the largest move of C x by
+    any pattern of participation, over 200. Within 2 %, so one that is 5 % off fails."""
+    strategy, noise, clip, size = MADE[name], 1.3, 0.5, 20000
+    link = correlated.link(clip, noise, 50, 200, strategy)
+    assert link.reduction is not None
+    rows = correlated.stream(strategy)
+    memory, means = correlated.Noise(jnp.int32(0), jnp.zeros((rows.vectors, size))), []
+    for key in jax.random.split(jax.random.key(2), ROUNDS):
+        nothing = jnp.zeros(size), jnp.float32(0), jnp.float32(1)
+        mean, memory, _ = link.reduction.combine(nothing, memory, key)
+        means.append(np.asarray(mean))
+    wanted = noise * clip * most(dense(strategy), TURNS, ROUNDS) / 200 * strategy.of_sums()
+    np.testing.assert_allclose(np.std(np.cumsum(means, 0), axis=1), wanted, rtol=0.02)
 
 
 def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
