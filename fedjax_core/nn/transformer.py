@@ -32,7 +32,9 @@ DTYPES = ("float32", "bfloat16")
 AXES: Axes = (  # heads and hidden numbers of a layer are divided: devices meet twice in each
     *((f"{part}/kernel", -1) for part in ("query", "key", "value", "gate", "up")),
     *((f"{part}/kernel", -2) for part in ("output", "down")),
-    *((table, -1) for table in ("embedding", "embedding/token", "head/kernel")),
+    ("head/kernel", -1),
+    # Tables by their rows: all devices have all numbers of a text between layers, which nothing then has to gather.
+    *((table, -2) for table in ("embedding", "embedding/token")),
 )
 MINUS = -1e30  # a score that softmax turns to zero; finite, so that a row without real tokens has no NaN
 

@@ -126,17 +126,58 @@ class Program:
         if one.does in ("dynamic-update-slice", "scatter"):
             update = taken[1 if one.does == "dynamic-update-slice" else -1]
             return 2 * far(update.arrays) if update else 0.0
-        inside = self._computations.get(_called(one).get("calls", ""), {})
+        inside = self._inside(one)
         root = next((line for line in inside.values() if line.root), None)
-        if root is not None and root.does == "dynamic-update-slice" and not one.arrays[0].near:
-            update = inside.get(root.takes[1])
-            given = update.arrays[0].bytes if update else given
+        if root is not None:
+            ends = [inside.get(name) for name in root.takes] if root.does == "tuple" else [root]
+            arrays = zip(one.arrays, ends, strict=True) if len(ends) == len(one.arrays) else ()
+            given = sum(
+                (0.0 if array.near else min(array.bytes, self._written(inside, end)) for array, end in arrays),
+                0.0 if arrays else given,
+            )
         read = 0.0
         for place, operand in enumerate(taken):
             if operand is None or operand.does == "constant":
                 continue
-            read += min(far(operand.arrays), _taken(inside, place))
+            read += min(far(operand.arrays), self._taken(inside, place))
         return given + read
+
+    def _inside(self, one: Instruction) -> dict[str, Instruction]:
+        return self._computations.get(_called(one).get("calls", ""), {})
+
+    def _taken(self, inside: dict[str, Instruction], place: int) -> float:
+        """At most so many bytes of operand `place` a fusion reads: parts of it, if that is all that is done with it."""
+        here = [one for one in inside.values() if one.does == "parameter" and one.rest.startswith(f"{place})")]
+        return self._read(inside, here[0].name) if here else math.inf
+
+    def _read(self, inside: dict[str, Instruction], name: str) -> float:
+        """At most so many bytes of what a line of a fusion gives the others read; fusions lie in fusions."""
+        users = [one for one in inside.values() if name in one.takes]
+        total = 0.0 if users else math.inf
+        for one in users:
+            first = one.takes[0] == name and name not in one.takes[1:]
+            if one.does in _PARTS and first:
+                total += sum(array.bytes for array in one.arrays)
+            elif one.does == "bitcast":
+                total += self._read(inside, one.name)
+            elif one.does == "fusion":
+                further = self._inside(one)
+                total += sum(self._taken(further, place) for place, taken in enumerate(one.takes) if taken == name)
+            elif one.does != "dynamic-update-slice" or not first:
+                return math.inf
+        return total
+
+    def _written(self, inside: dict[str, Instruction], one: Instruction | None) -> float:
+        """At most so many bytes of what a line gives are new: of an array that is changed in place, the part that is."""
+        if one is not None and one.does == "dynamic-update-slice":
+            update = inside.get(one.takes[1])
+            return sum(array.bytes for array in update.arrays) if update else math.inf
+        if one is not None and one.does == "bitcast":
+            return self._written(inside, inside.get(one.takes[0]))
+        if one is not None and one.does == "fusion":
+            further = self._inside(one)
+            return self._written(further, next((line for line in further.values() if line.root), None))
+        return math.inf
 
     def _operands(self, where: str, one: Instruction) -> Iterator[float]:
         for name in one.takes:
@@ -185,19 +226,6 @@ class Program:
 
 def _called(one: Instruction) -> dict[str, str]:
     return dict(_CALLED.findall(one.rest))
-
-
-def _taken(inside: dict[str, Instruction], place: int) -> float:
-    """At most so many bytes of operand `place` a fusion reads: parts of it, if that is all that is done with it."""
-    here = [one for one in inside.values() if one.does == "parameter" and one.rest.startswith(f"{place})")]
-    users = [one for one in inside.values() if here and here[0].name in one.takes]
-    if not users:
-        return math.inf
-    if all(one.does in _PARTS and one.takes[0] == here[0].name for one in users):
-        return sum(array.bytes for one in users for array in one.arrays)
-    if all(one.does == "dynamic-update-slice" and one.takes[0] == here[0].name for one in users):
-        return 0.0
-    return math.inf
 
 
 def _instruction(line: str) -> Instruction | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 from typing import Any
 from unittest import mock
 
@@ -121,13 +122,13 @@ def doubled():
         yield
 
 
-@pytest.mark.parametrize(("name", "models"), [("fedavg", (1, 2, 4)), ("fedit", (1, 4)), ("fedoa", (1, 4)), ("fedpft", (1, 2))])
-def test_numbers_do_not_depend_on_it_and_memory_falls(name, models):
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_do_not_depend_on_it_and_memory_falls(name):
     """Clients x model is 4 x 1, 4 x 2 and 2 x 4; all go on from one checkpoint. They agree to 1e-5 after a round, after three
     about as well as an undivided network agrees with itself when it begins one unit in the last place away. XLA's analysis says
     what a device has."""
     found, sizes, moved = [], [], []
-    for model in models:
+    for model in (models := (1, 2, 4)):
         sim = simulate(name, model)
         state = sim.restore(begun(name))
         compiled = sim.programs.many.lower(sim.held, state, sim.put(np.int32(1))).compile()
@@ -225,6 +226,17 @@ def test_an_adapter_follows_its_kernels():
     places = {"blocks/qkv/query": ("a", -2), "blocks/out": ("a", -2), "blocks/mlp1": ("b", -1)}
     own = {end: axis for end, axis in task.model.model_axes if end.startswith("adapter/")}
     assert own == {f"adapter/{place}/{part}": axis for place, (part, axis) in places.items()}
+
+
+def test_devices_meet_twice_in_each_layer_of_a_transformer():
+    """Once behind attention and once behind the MLP; forwards nothing is gathered or laid out anew."""
+    model = llama.build(PLAIN | {"vocab_size": 24, "num_key_value_heads": 4})
+    shapes, on = jax.eval_shape(model.init, jax.random.key(0)), parallel.mesh(Plan(1, 4, 4))
+    lies = division.shardings(shapes, model.model_axes, on)
+    tokens, mask = (jax.ShapeDtypeStruct((3, 7), dtype) for dtype in (jnp.int32, jnp.bool))
+    hidden = jax.jit(model.hidden, in_shardings=(lies, *[parallel.replicated(on)] * 2))
+    found = re.findall(r" (all-[a-z-]+|collective-[a-z]+|reduce-scatter)\(", hidden.lower(shapes, tokens, mask).compile().as_text())
+    assert found == ["all-reduce"] * 3  # of the embedding, and two of the loop's body
 
 
 class Read:

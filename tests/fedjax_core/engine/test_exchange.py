@@ -18,6 +18,7 @@ from fedjax_core.engine.states import HostStore, OnHost
 from fedjax_core.run import directory
 from fedjax_core.storage import parts
 from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.json_files import read_json, write_json
 from tests import toy
 
 LIKE = {
@@ -42,9 +43,15 @@ def draw(key, number):
     return [(Cohort(jnp.asarray(places), jnp.asarray(there)), jnp.asarray(places))]
 
 
+def workers() -> set[threading.Thread]:
+    """Threads that read and write states, also those of other tests' simulations."""
+    return {thread for thread in threading.enumerate() if "client states" in thread.name}
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("store", [HostStore, DiskStore])
 def test_rounds_see_what_the_rounds_before_have_left(store, shared):
+    before = workers()
     kept, truth = store(N, LIKE), {}
     mesh = parallel.mesh(parallel.Plan(1, 3 if shared else 1))
     exchange = between(OnHost((), [kept], [Shares(mesh)] if shared else None), draw, parallel.spread(mesh))
@@ -68,7 +75,7 @@ def test_rounds_see_what_the_rounds_before_have_left(store, shared):
     again.unpack(kept.packed())
     chex.assert_trees_all_equal(again.packed(), kept.packed())
     exchange.close()
-    assert not [thread for thread in threading.enumerate() if "client states" in thread.name]
+    assert workers() <= before
 
 
 def test_states_that_are_patched_lie_as_those_that_were_read():
@@ -81,6 +88,7 @@ def test_states_that_are_patched_lie_as_those_that_were_read():
 
 
 def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeypatch):
+    before = workers()
     kept = DiskStore(N, LIKE)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     exchange = Exchange([kept], draw, lambda rows: rows, sharding)
@@ -97,7 +105,7 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
         exchange.take(KEY, 1)
     with pytest.raises(OSError, match="No space left"):
         exchange.close()
-    assert not [thread for thread in threading.enumerate() if "client states" in thread.name]
+    assert workers() <= before
 
 
 def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
@@ -130,6 +138,12 @@ def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
     chex.assert_trees_all_equal(sim.snapshot(directory.restored(sim, selected, 3)), wanted)
     directory.save_beside(sim, selected, state, 3, Checkpoints(tmp_path / "none"))
     assert [len(part["0/places"]) for part in selected.parts(3)] == [touched]
+    (digests,) = (tmp_path / "selected").glob("00000003*/digests.json")
+    write_json(digests, read_json(digests) | {"parts": []})  # as one that went on from a checkpoint whose part had vanished
+    with pytest.raises(
+        ValueError, match=rf"round 3 cannot be used \(its parts have states of 0 clients, {touched} were written: one"
+    ):
+        directory.restored(sim, selected, 3)
     sim.release()
 
 

@@ -17,6 +17,7 @@ from fedjax_core.data import federated, sources
 from fedjax_core.engine import parallel, simulation
 from fedjax_core.engine.parallel import Plan
 from fedjax_core.learning import training
+from fedjax_core.uplink import privacy, rules
 from methods.fedavg import fedavg
 from tests import toy
 
@@ -131,24 +132,33 @@ class MapClientsTest(chex.TestCase):
         self.assertEqual([s.data.shape for s in placed["x"].addressable_shards], [(3,)] * 8)
 
 
-def simulate(cohort, population=64, chunk=1, hidden=400):
+def simulate(cohort, population=64, chunk=1, hidden=400, links=()):
     """FedAvg of a network that outweighs everything else, on as many clients as wanted."""
     whole = toy.data()
     dataset = sources.Dataset("toy", whole.train, whole.test, whole.class_names)
     data = federated.from_index(dataset, [[i % 30, i % 30 + 1] for i in range(population)], [[0]] * population)
-    build = functools.partial(fedavg, optimizer=training.sgd(0.1), batch=toy.BATCH)
-    groups = simulation.one_group(build, toy.task(hidden), population)
-    return simulation.Simulation(groups, data, cohort=cohort, plan=Plan(chunk, 1))
+    build = functools.partial(fedavg, optimizer=training.sgd(0.1), batch=toy.BATCH, weights="uniform" if links else "samples")
+    groups = simulation.one_group(build, toy.task(hidden, statistics=not links), population)
+    return simulation.Simulation(groups, data, cohort=cohort, plan=Plan(chunk, 1), links=links)
+
+
+def temporary(cohort, chunk, links=()):
+    """Bytes of a round beside its arguments, and of a model."""
+    sim = simulate(cohort, chunk=chunk, links=links)
+    state = jax.eval_shape(sim.programs.init, sim.held, jax.random.key_data(jax.random.key(0)))
+    compiled = sim.programs.many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    return compiled.memory_analysis().temp_size_in_bytes, 4 * sum(x.size for x in jax.tree.leaves(state.server))
 
 
 class MemoryTest(chex.TestCase):
-    def test_of_averaging_does_not_grow_with_the_cohort(self):
-        def temporary(cohort, chunk):
-            sim = simulate(cohort, chunk=chunk)
-            state = jax.eval_shape(sim.programs.init, sim.held, jax.random.key_data(jax.random.key(0)))
-            compiled = sim.programs.many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
-            return compiled.memory_analysis().temp_size_in_bytes, 4 * sum(x.size for x in jax.tree.leaves(state.server))
+    def test_of_a_private_sum_does_not_grow_with_the_cohort_and_of_a_rule_by_a_delta_a_client(self):
+        noise, rule = privacy.gaussian(1.0, 1.0, 8, 8), rules.parse("median")
+        (few, model), (many, _) = (temporary(cohort, 1, [noise]) for cohort in (8, 64))
+        self.assertLess(many - few, model)
+        (few, model), (many, _) = (temporary(cohort, 1, [rule]) for cohort in (8, 64))
+        self.assertGreater(many - few, 56 * model)
 
+    def test_of_averaging_does_not_grow_with_the_cohort(self):
         few, model = temporary(8, 1)
         many, _ = temporary(64, 1)
         self.assertLess(many - few, model)  # 56 more clients, less than one more model

@@ -75,6 +75,32 @@ def test_a_compiled_text_is_read_with_its_loops():
     assert program.traffic(ROWS.trips) == steps * of_a_step + (64 + 128) * 4
 
 
+def test_of_slices_the_part_is_counted_in_fusions_of_fusions_too():
+    """As the TPU's compiler writes a layer of stacked ones: the slice of its kernels lies in a fusion within the product's."""
+    outer = """%outer (param_2: f32[1000,8], param_3: s32[]) -> f32[1,8] {
+  %param_2 = f32[1000,8]{1,0} parameter(0)
+  %param_3 = s32[] parameter(1)
+  %flat = f32[1000,8]{1,0} bitcast(%param_2)
+  %inner = f32[1,8]{1,0} fusion(%flat, %param_3), kind=kLoop, calls=%taken
+  ROOT %twice = f32[1,8]{1,0} add(%inner, %inner)
+}
+
+%kept (param_4: f32[1000,8], param_5: f32[1,8], param_6: s32[]) -> f32[1000,8] {
+  %param_4 = f32[1000,8]{1,0} parameter(0)
+  %param_5 = f32[1,8]{1,0} parameter(1)
+  %param_6 = s32[] parameter(2)
+  %put = f32[1000,8]{1,0} dynamic-update-slice(%param_4, %param_5, %param_6, %param_6)
+  ROOT %as = f32[1000,8]{1,0} bitcast(%put)
+}
+
+%steps"""
+    text = TEXT.replace("LOOP", "batches_of_4").replace("calls=%taken", "calls=%outer").replace("%steps", outer, 1)
+    assert hlo.Program(text).traffic(ROWS.trips) == hlo.Program(TEXT.replace("LOOP", "batches_of_4")).traffic(ROWS.trips)
+    put = "  %all = f32[1000,8]{1,0} fusion(%rows, %row, %i), kind=kLoop, calls=%kept\n  %sum = "
+    more = hlo.Program(text.replace("  %sum = ", put)).traffic(ROWS.trips) - hlo.Program(text).traffic(ROWS.trips)
+    assert more == 9 * (8 * 4 + 4)  # the row that is written, and its place; not the other 999
+
+
 def test_an_exchange_that_is_spread_over_a_loop_counts_once():
     """As the TPU's compiler writes it: parts with one `chain_id`, before, in and after the loop."""
     part = '%part = f32[64]{0} all-gather(%x), frontend_attributes={chain_id="0"}'
