@@ -138,17 +138,20 @@ def test_an_error_of_one_process_ends_both(launcher, place):
     assert file.read_text() == "mine"
 
 
-def test_a_process_that_dies_ends_the_other_and_the_run_goes_on(launcher, place):
-    """Killed between two checkpoints, which are written at every second round. Two go on, until one of them is told to stop."""
-    directory, flags = place / "died", (f"--config={place / 'fedavg'}.py", f"--workdir={place / 'died'}")
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_process_that_dies_ends_the_other_and_the_run_goes_on(launcher, place, dies):
+    """Killed between two checkpoints, which are written at every second round: the first process, whom the other met at and which
+    writes, or the other. Two go on, until one of them is told to stop."""
+    directory = place / f"died{dies}"
+    flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}"
     long = *flags, "--config.rounds=100000", "--config.evaluation.every=2"
-    first, second = begin(launcher, *long)
-    assert second.until(lambda: any((directory / "checkpoints").glob("0*")), "a checkpoint")
-    second.send(signal.SIGKILL)
+    both = begin(launcher, *long)
+    assert both[1].until(lambda: any((directory / "checkpoints").glob("0*")), "a checkpoint")
+    both[dies].send(signal.SIGKILL)
     killed = time.monotonic()
-    assert first.wait().status not in (0, 130)
+    assert both[1 - dies].wait().status not in (0, 130)
     assert time.monotonic() - killed < 60
-    assert second.wait().status == -signal.SIGKILL
+    assert both[dies].wait().status == -signal.SIGKILL
     done = len(metrics(directory))
     first, second = begin(launcher, *long, largest=None)  # the second says that it stops
     assert first.until(lambda: lines(directory) > done, "a round beyond")

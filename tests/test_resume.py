@@ -157,10 +157,11 @@ def test_killed_at_any_moment_it_ends_bit_for_bit_the_same(launcher, command, al
     assert len(read_json(directory / "environment.json")["resumed"]) >= kills
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_interrupted_it_writes_a_checkpoint_and_says_how_to_go_on(launcher, command, alone, place, number):
+@pytest.mark.parametrize(("number", "where"), [(signal.SIGINT, "host"), (signal.SIGTERM, "device")], ids=["SIGINT", "SIGTERM"])
+def test_interrupted_it_writes_a_checkpoint_and_says_how_to_go_on(launcher, command, alone, place, number, where):
+    """Also while a thread makes the rows of rounds to come."""
     directory = place / f"interrupted{number}"
-    flags = command("fedavg", directory, "--config.checkpoint.seconds=1e9")
+    flags = command("fedavg", directory, "--config.checkpoint.seconds=1e9", f"--config.plan.data={where}")
     process = launcher.start(*flags)
     assert process.until(lambda: lines(directory) >= 1, "a round")
     process.send(number)

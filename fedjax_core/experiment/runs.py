@@ -1,7 +1,8 @@
 """A run of a config in a work directory: executed, resumed, loaded again."""
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ml_collections import ConfigDict
 
 from fedjax_core import nn
 from fedjax_core.data import federated
+from fedjax_core.engine import together
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.experiment import given
 from fedjax_core.experiment.adversaries import attackers
@@ -54,8 +56,9 @@ def execute(
       The final state, the summary, the plots and the history; see `fedjax_core.run.steps`, also for what it raises.
     """
     config = given.into(config, **replaced)
-    simulation = build(config, data)
-    told = settings(config, simulation)
+    noise = recorded_noise(config, workdir)
+    simulation = build(config, data, noise=noise)
+    told = settings(config, simulation, noise)
     told["callbacks"] += tuple(callbacks)
     try:
         return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
@@ -63,9 +66,9 @@ def execute(
         simulation.release()  # the next run's base has the room, whenever this one's objects are collected
 
 
-def settings(config: Config, simulation: Simulation) -> dict[str, Any]:
-    """What a run is told of its config; see `fedjax_core.run.steps`."""
-    private = spent(config, simulation)
+def settings(config: Config, simulation: Simulation, noise: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a run is told of its config; see `fedjax_core.run.steps`. `noise`: as `build` takes it."""
+    private = spent(config, simulation, noise)
     return {
         "seed": config.seed,
         "rounds": config.rounds,
@@ -83,6 +86,18 @@ def settings(config: Config, simulation: Simulation) -> dict[str, Any]:
         "profile": config.profile,
         "callbacks": tuple(config.get("callbacks", ())),
     }
+
+
+def recorded_noise(config: Config, workdir: str | os.PathLike) -> dict[str, Any] | None:
+    """What the directory's run.json says of privacy, which process 0 reads; None: it holds no run, or the config has no privacy. Of
+    what cannot be read the run itself says so."""
+    if config.get("privacy", {}).get("mechanism") is None:
+        return None
+    found = None
+    if jax.process_index() == 0:
+        with contextlib.suppress(OSError, ValueError):
+            found = read_json(Path(workdir) / RUN, _CHOSEN).get("privacy")
+    return together.said(found)
 
 
 def chosen_plan(config: Config) -> bool:
@@ -111,7 +126,8 @@ def load(
     """
     folder = Path(workdir)
     config: Config = given.into(ConfigDict(tuples(read_json(folder / CONFIG, _NEEDED))), **replaced)
-    checkpoints, selected = Checkpoints(folder / CHECKPOINTS), Checkpoints(folder / SELECTED)
+    checkpoints = Checkpoints(folder / CHECKPOINTS, beside=folder / SELECTED)
+    selected = Checkpoints(folder / SELECTED, beside=folder / CHECKPOINTS)
     chosen = selected.latest() if config.evaluation.get("select") else None
     if chosen is not None and done in (None, chosen):
         checkpoints, done = selected, chosen
@@ -125,7 +141,7 @@ def load(
     recorded = read_json(folder / RUN, _CHOSEN)
     before = recorded["partition"]["hash"]
     try:
-        simulation = build(config, data, noise=recorded.get("privacy", {}).get("noise_multiplier"))
+        simulation = build(config, data, noise=recorded.get("privacy"), accounted=False)
     except AttributeError as error:
         raise ValueError(f"{folder / CONFIG} has no field {error}; another version of the code wrote it") from None
     if before != (now := simulation.data.partition_hash):

@@ -1,6 +1,7 @@
 """What a run's directory says of earlier starts: taken up again, or refused. Process 0 reads; the others are told."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fedjax_core.reporting import label_tables, report
 from fedjax_core.storage import digests, renewal
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CONFIG, RECORDED, RUN, WorkDir
+from fedjax_core.storage.workdir import CONFIG, RECORDED, RUN, WorkDir, differences
 
 MAY_DIFFER = (
     "rounds",
@@ -69,21 +70,30 @@ def _record_data(data: FederatedData, workdir: WorkDir) -> None:
 
 
 def same_settings(workdir: WorkDir, record: Mapping[str, Any]) -> None:
-    """Raises ValueError if the directory has recorded something else. Of long lists, such as attackers' ids, it has a digest; of
-    earlier runs it may have the list."""
+    """Raises ValueError if the directory has recorded something else: what differs. Of long lists of whole numbers, such as
+    attackers' ids, it has a digest; of earlier runs it may have the list, or a digest of other lists."""
     for name, value in record.items():
-        before, now = _recorded(workdir, name), _readable(value)
+        before = _recorded(workdir, name)
         if before is None:
-            workdir.record(name, now)
-        elif _readable(before) != now:
-            raise ValueError(f"{workdir.path} holds a run with {name} {_readable(before)}, this one has {now}")
+            workdir.record(name, _readable(value, int))
+        elif other := differences({name: _readable(before)}, {name: _readable(_rounded(value, before))}):
+            found = "; ".join(f"{field}: {text}" for field, text in other.items())
+            raise ValueError(f"{workdir.path} holds a run with other {name} ({found}); take another directory")
 
 
-def _readable(value: Any) -> Any:
-    """A mapping whose long lists are their number and a digest; what else there is as it is."""
+def _rounded(value: Any, before: Any) -> Any:
+    """With numbers from before in place of those that differ from them by rounding, as another machine's do."""
+    if isinstance(value, Mapping) and isinstance(before, Mapping):
+        return {key: _rounded(each, before.get(key)) for key, each in value.items()}
+    return before if isinstance(value, float) and isinstance(before, float) and math.isclose(value, before) else value
+
+
+def _readable(value: Any, of: type = object) -> Any:
+    """A mapping whose long lists, of such entries, are their number and a digest; what else there is as it is."""
     if not isinstance(value, Mapping):
         return value
-    long = {key: each for key, each in value.items() if isinstance(each, list) and len(each) > label_tables.READABLE}
+    lists = {key: each for key, each in value.items() if isinstance(each, list) and len(each) > label_tables.READABLE}
+    long = {key: each for key, each in lists.items() if all(isinstance(one, of) for one in each)}
     short = {key: {"number": len(each), "digest": digests.of_bytes(json.dumps(each).encode())} for key, each in long.items()}
     return {**value, **short}
 
@@ -151,11 +161,21 @@ def record_placement(simulation: Simulation, workdir: WorkDir, reporter: report.
 
 
 def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> State:
-    """The state of a simulation after the round `done`, from the checkpoint that `run` left."""
+    """The state of a simulation after the round `done`, from the checkpoint that `run` left.
+
+    Raises:
+      ValueError: it is not that of the simulation, or damaged, or a part of it has vanished.
+      OSError: it cannot be read.
+    """
     numbers = checkpoints.numbers_of_parts(done)
     touched = None if numbers is not None else checkpoints.record(done)["touched"]
-    saved, _ = checkpoints.restore(done, simulation.like(touched))
-    return simulation.restore(saved, lambda wanted: zip(numbers or (), checkpoints.parts(done, wanted), strict=True))
+    saved, record = checkpoints.restore(done, simulation.like(touched))
+    state = simulation.restore(saved, lambda wanted: zip(numbers or (), checkpoints.parts(done, wanted), strict=True))
+    if numbers is not None and (found := simulation.touched()) != (wanted := record.get("touched", found)):
+        raise checkpoints.unusable(
+            done, f"its parts have states of {sum(found)} clients, {sum(wanted)} were written: one is missing"
+        )
+    return state
 
 
 def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:

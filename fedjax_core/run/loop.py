@@ -23,7 +23,7 @@ from fedjax_core.run import directory as directories
 from fedjax_core.run.asked import Asked, Steps
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
 from fedjax_core.run.goal import Goal
-from fedjax_core.run.selection import Selection
+from fedjax_core.run.selection import SELECTED, Selection
 from fedjax_core.run.stopping import Stop
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_jsonl
@@ -130,7 +130,7 @@ def steps(
     selection = Selection(select, patience, Path(directory), simulation)
     goal = Goal(until, [*simulation.test_scores(), *simulation.validation_scores()])
     hooks = Callbacks(callbacks, writer=jax.process_index() == 0)
-    checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, keep)
+    checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, keep, beside=Path(directory) / SELECTED)
     before = together.said(checkpoints.latest())
     if before is not None and before > rounds:  # said before anything in the directory changes
         raise ValueError(f"rounds={rounds}, but {directory} holds a run of {before} rounds already")

@@ -51,7 +51,9 @@ class Checkpoints:
     as a whole by process 0: on the host, on its own devices, or replicated.
     """
 
-    def __init__(self, directory: str | os.PathLike, keep: int = 3, *, writer: bool | None = None) -> None:
+    def __init__(
+        self, directory: str | os.PathLike, keep: int = 3, *, writer: bool | None = None, beside: str | os.PathLike | None = None
+    ) -> None:
         """Looks at nothing yet; the directory is made at the first save.
 
         Args:
@@ -60,6 +62,7 @@ class Checkpoints:
             parts with the newest, the last one that shares none is kept beside them, and the one after it, which is the next that
             will share none.
           writer: whether this process writes. By default process 0 does.
+          beside: another directory of checkpoints of the same run, which may share parts with these: errors name its rounds.
 
         Raises:
           ValueError: if `keep` is less than 1.
@@ -69,6 +72,7 @@ class Checkpoints:
         self.directory = Path(directory).absolute()
         self.keep = keep
         self.writer = jax.process_index() == 0 if writer is None else writer
+        self._beside = None if beside is None else Path(beside).absolute()
 
     def rounds(self) -> list[int]:
         """Rounds with a complete checkpoint, ascending."""
@@ -160,7 +164,8 @@ class Checkpoints:
             for file, text in texts.items():
                 write_text(begun.temporary / file, text)
             if parts_of is not None:
-                names, first = of_parts.begin(begun.temporary, earlier, without)
+                before_it = None if earlier is None else (_digests(earlier) or {}).get("parts")
+                names, first = of_parts.begin(begun.temporary, earlier, without, before_it)
                 begun = begun._replace(parts=names, first=first)
         except BaseException:
             shutil.rmtree(begun.temporary, ignore_errors=True)
@@ -287,8 +292,26 @@ class Checkpoints:
             text = f"the checkpoint of round {round} cannot be used ({reason}); {remedy}"
             raise (OSError(error.errno, text) if isinstance(error, OSError) else ValueError(text)) from error
 
+    def unusable(self, round: int, reason: str) -> ValueError:  # noqa: A002
+        """The error of a checkpoint that is not what it should be, for a reason: which others there are, and how to go back."""
+        return ValueError(
+            f"the checkpoint of round {round} cannot be used ({reason}); {self._remedy(round, self._place(round), None)}"
+        )
+
     def _remedy(self, round: int, place: Path, damaged: str | None) -> str:  # noqa: A002
         """What to do where a checkpoint cannot be used; `damaged`: the part that is not what was written."""
+        return self._back(round, place, damaged) + self._others(place, damaged)
+
+    def _others(self, place: Path, damaged: str | None) -> str:
+        """Which rounds the directory beside this one has."""
+        other = {} if self._beside is None else Checkpoints(self._beside)._complete()
+        spoilt = [at for at, path in sorted(other.items()) if damaged and of_parts.shares(place, path, damaged)]
+        whole = [at for at in sorted(other) if at not in spoilt]
+        said = f"; in {self._beside} round {', '.join(map(str, spoilt))} has the same file" if spoilt else ""
+        return said + (f"; {self._beside} has round {', '.join(map(str, whole))}{' without it' if spoilt else ''}" if whole else "")
+
+    def _back(self, round: int, place: Path, damaged: str | None) -> str:  # noqa: A002
+        """How to go back to an older one."""
         complete, said = self._complete(), ""
         others = sorted(other for other in complete if other != round)
         spoilt = [other for other in others if damaged and of_parts.shares(place, complete[other], damaged)]

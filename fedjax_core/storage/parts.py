@@ -9,6 +9,7 @@ Where several processes write, each has files of its own, 00002-0000.safetensors
 """
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from fedjax_core.storage.tensors import read_tensors, write_tensors
 
 PARTS = "parts"
+_CALLED = re.compile(r"\d{5,}(-\d{4,})?\.safetensors")
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -33,26 +35,32 @@ class Damaged(ValueError):
         self.name = name
 
 
-def begin(place: Path, after: Path | None, without: Collection[int] = ()) -> tuple[list[str], int]:
+def begin(
+    place: Path, after: Path | None, without: Collection[int] = (), names: Iterable[str] | None = None
+) -> tuple[list[str], int]:
     """Makes the folder of a checkpoint's parts, with those of an earlier one.
 
     Args:
       place: of the checkpoint that is being written.
       after: the earlier checkpoint; None: there are no parts before these.
       without: numbers of the earlier checkpoint's parts that this one goes without.
+      names: of the earlier checkpoint's parts, as it recorded them; None: those that are there.
 
     Returns:
       (names of the earlier parts, in their order; the number of the first part behind all that the earlier checkpoint had).
 
     Raises:
+      Damaged: one that was recorded is not there.
       OSError: they cannot be written.
     """
     folder = place / PARTS
     folder.mkdir()
-    there = [] if after is None else sorted(_names(after), key=_of_name)
+    there = [] if after is None else sorted(_names(after) if names is None else names, key=_of_name)
     names = [name for name in there if number(name) not in without]
     for name in names:
         assert after is not None
+        if not (after / PARTS / name).is_file():
+            raise Damaged(name, f"{after} lacks {PARTS}/{name}, which the next checkpoint goes on from")
         try:
             os.link(after / PARTS / name, folder / name)
         except OSError:  # a file system without hard links, or too many of this file
@@ -122,7 +130,9 @@ def shares(one: Path, other: Path, name: str | None = None) -> bool:
 
 
 def _names(place: Path) -> list[str]:
-    return sorted(path.name for path in (place / PARTS).iterdir()) if (place / PARTS).is_dir() else []
+    """Of the parts that are there; other files may lie beside them."""
+    there = (place / PARTS).iterdir() if (place / PARTS).is_dir() else ()
+    return sorted(path.name for path in there if _CALLED.fullmatch(path.name))
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -81,7 +81,7 @@ def rows(repeats: int, cores: str = "all cores compute") -> str:
         index = RowLists(np.arange(len(x)), np.arange(clients) * each, np.full(clients, each))
         data = federated.from_index(_dataset(x, y), index, RowLists.same(np.zeros(0, np.int32), clients))
         seconds = _reading(file, cohort * each * x[0].nbytes)
-        for widths, epochs, rounds in (((200, 200), 10, 2), ((200, 200), 1, 10), ((8,), 1, 40)):
+        for widths, epochs, rounds in (((200, 200), 40, 2), ((200, 200), 10, 2), ((200, 200), 1, 10), ((8,), 1, 40)):
             before, contenders = os.getloadavg()[0], []
             for name, place in (("resident", "device"), ("in memory", "host"), ("on the disk", "disk")):
                 start = time.perf_counter()

@@ -174,6 +174,12 @@ def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
             break
     table = apportion(rows, np.exp(logs - np.log(rows)[:, None]))
     surplus = table.sum(0) - sizes
+    (_move_one_by_one if len(sizes) <= MANY else _move_together)(table, surplus, logs)
+    return table
+
+
+def _move_one_by_one(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -> None:
+    """Moves rows in `table` [K, N] from clients with a surplus [N] to those with a deficit, the largest first."""
     while surplus.any():  # every move uses up a surplus, a deficit or a cell
         giver, taker = int(surplus.argmax()), int(surplus.argmin())
         gain = np.where(table[:, giver] > 0, logs[:, taker] - logs[:, giver], -np.inf)
@@ -181,7 +187,19 @@ def _fit_equal_sizes(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
         moved = min(surplus[giver], -surplus[taker], table[c, giver])
         table[c, [giver, taker]] += [-moved, moved]
         surplus[[giver, taker]] += [-moved, moved]
-    return table
+
+
+def _move_together(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -> None:
+    """The same for very many clients: one row from each giver to a taker of its own, at most about K times."""
+    while surplus.any():
+        givers, takers = np.flatnonzero(surplus > 0), np.flatnonzero(surplus < 0)
+        number = min(len(givers), len(takers))
+        givers, takers = givers[:number], takers[:number]
+        c = np.where(table[:, givers] > 0, logs[:, takers] - logs[:, givers], -np.inf).argmax(0)
+        table[c, givers] -= 1
+        table[c, takers] += 1
+        surplus[givers] -= 1
+        surplus[takers] += 1
 
 
 def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> RowLists:

@@ -41,7 +41,7 @@ def test_many_attackers_are_a_number_and_a_digest(tmp_path):
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         workdir.record("adversary", many["adversary"])
         directory.same_settings(workdir, many)
-        with pytest.raises(ValueError, match=r"run with adversary .*'number': 51, 'digest'"):
+        with pytest.raises(ValueError, match=r"other adversary \(adversary\.clients: .*; adversary\.clients\.number: 51 in"):
             directory.same_settings(workdir, few)
     for record in (few, many):
         with WorkDir.open(tmp_path / str(len(record["adversary"]["clients"])), {}) as workdir:
@@ -50,8 +50,22 @@ def test_many_attackers_are_a_number_and_a_digest(tmp_path):
             found = workdir.recorded("adversary")
         assert found == few["adversary"] or found["clients"].keys() == {"number", "digest"}
         assert len(str(found)) < 300
-    with WorkDir.open(tmp_path / "51", {}) as workdir, pytest.raises(ValueError, match="run with adversary"):
+    with WorkDir.open(tmp_path / "51", {}) as workdir, pytest.raises(ValueError, match="run with other adversary"):
         directory.same_settings(workdir, {"adversary": {"attack": "alie", "clients": list(range(1, 52))}})
+
+
+def test_long_lists_of_numbers_stay(tmp_path):
+    """A run takes up its matrix of noise from them. A directory that has a digest goes on."""
+    record = {"privacy": {"clip": 0.5, "coefficients": [1 / (1 + i) for i in range(60)]}}
+    with WorkDir.open(tmp_path / "run", {}) as workdir:
+        directory.same_settings(workdir, record)
+        assert workdir.recorded("privacy") == record["privacy"]
+        workdir.record("privacy", directory._readable(record["privacy"]))
+        directory.same_settings(workdir, record)
+        directory.same_settings(workdir, {"privacy": {**record["privacy"], "clip": 0.5 * (1 + 1e-15)}})  # of another machine
+        other = {"privacy": {**record["privacy"], "clip": 0.25}}
+        with pytest.raises(ValueError, match=r"other privacy \(privacy\.clip: 0\.5 in the directory, 0\.25 asked\); take another"):
+            directory.same_settings(workdir, other)
 
 
 def test_rows_that_every_round_takes_whole_are_said_to_lie_on_devices_several_times(tmp_path):

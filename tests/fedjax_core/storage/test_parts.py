@@ -95,6 +95,46 @@ def test_of_a_damaged_file_that_others_share_only_what_lacks_it_is_a_way_back(tm
         list(store.parts(5))
 
 
+def test_a_part_that_vanished_under_a_run_is_missed_by_the_next_checkpoint(tmp_path):
+    store = saved(tmp_path, keep=3)
+    (tmp_path / "00000005" / "parts" / "00001.safetensors").unlink()
+    with pytest.raises(
+        ValueError, match=rf"{tmp_path}/00000005 lacks parts/00001\.safetensors, which the next checkpoint"
+    ) as caught:
+        store.save(6, STATE, {}, [part(6)], after=5)
+    assert "\n" not in str(caught.value)
+    assert store.rounds() == [1, 4, 5]
+    assert not list(tmp_path.glob(".unfinished*"))
+
+
+def test_other_files_beside_the_parts_are_nobodys(tmp_path):
+    store = saved(tmp_path, keep=3)
+    for name in (".DS_Store", "00001 (copy).safetensors", "notes.txt"):
+        (tmp_path / "00000005" / "parts" / name).write_text("")
+    store.save(6, STATE, {}, [part(6)], after=5)
+    assert [found["0/places"].tolist() for found in store.parts(6)] == [[1], [2], [4], [6]]
+    (tmp_path / "new").mkdir()
+    assert parts.begin(tmp_path / "new", tmp_path / "00000005")[1] == 3, "nor of a checkpoint that has not recorded them"
+
+
+def test_a_damaged_snapshot_names_the_checkpoints_beside_it(tmp_path):
+    store = Checkpoints(tmp_path / "all", keep=3)
+    for done in (1, 2):
+        store.save(done, STATE, {}, [part(done)])
+    kept = Checkpoints(tmp_path / "selected", keep=1, beside=tmp_path / "all")
+    kept.save(2, STATE, {}, (), after=2, of=store)
+    file = tmp_path / "selected" / "00000002" / "parts" / "00000.safetensors"
+    with file.open("r+b") as opened:  # in its place: of both
+        opened.seek(-1, 2)
+        opened.write(b"!")
+    with pytest.raises(ValueError, match=r"in \S*all round 2 has the same file; \S*all has round 1 without it") as caught:
+        list(kept.parts(2))
+    assert "\n" not in str(caught.value)
+    other = Checkpoints(tmp_path / "all", beside=tmp_path / "selected")
+    with pytest.raises(ValueError, match=r"older: round 1; .* call again; in \S*selected round 2 has the same file"):
+        list(other.parts(2))
+
+
 def test_the_last_checkpoint_that_shares_nothing_is_kept_and_the_one_after_it(tmp_path):
     store, kept = Checkpoints(tmp_path, keep=2), []
     for done in range(1, 9):
