@@ -1,6 +1,7 @@
 """The tables of the papers, as they are defined: cells, protocols, and counts that are known without training."""
 
 import functools
+import importlib.util
 from pathlib import Path
 
 import jax
@@ -10,11 +11,14 @@ from configs import base, local
 from configs.tables import digits
 from configs.tables.base import Column, Paper
 from configs.tables.fedpft import all_methods as fedpft
+from configs.tables.private import mechanisms
 from fedjax_core import experiment
 from fedjax_core.commands import tables
+from fedjax_core.experiment import protection
 from tests import test_configs
 from tests.fedjax_core.commands.small_tables import run
 
+needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
 DEFINITIONS = sorted((Path(__file__).parents[1] / "configs" / "tables").rglob("[!_]*.py"))
 
 
@@ -126,6 +130,27 @@ def test_the_table_of_digits_has_every_method_once_on_digits():
         assert "digits" in experiment.resolve(config).data.source.spec, row
     plain = [row for row in configs if row in digits.NAMES]
     assert [configs[row].method.name for row in plain] == plain
+
+
+@needs_library
+def test_epsilons_of_the_mechanisms_differ_in_noise_that_is_felt():
+    """Independent noise on the mean is several times as long as a delta may be at epsilon 1, and about as long at 8; what has no
+    noise has the same cohorts and clip."""
+    cells = {(cell.row, cell.column): cell.config for cell in tables.cells(mechanisms.get_table("small"), "small")}
+    long = {}
+    for column in ("epsilon 1", "epsilon 8"):
+        config = cells["Gaussian, in turn", column]
+        config.privacy.accountant = "rdp"
+        asked = experiment.resolve(config)
+        spent = protection.of_asked(asked, config.data.clients)
+        assert spent is not None
+        long[column] = spent.noise / spent.release.cohort * (64 * 32 + 32 + 32 * 10 + 10) ** 0.5
+    assert long["epsilon 1"] > 5
+    assert 0.5 < long["epsilon 8"] < 2
+    assert cells["no noise, in turn", "epsilon 1"].cohort.sampling == "cyclic"
+    assert cells["no noise, sampled", "epsilon 1"].cohort.sampling == "poisson"
+    assert {c.aggregation.rule for (row, _), c in cells.items() if row.startswith("no")} == {f"norm_bound(bound={mechanisms.CLIP})"}
+    assert {c.privacy.clip for (row, _), c in cells.items() if not row.startswith("no")} == {mechanisms.CLIP}
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """From what a config asks for to a simulation: data are read and divided, networks built, tasks made of both."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,8 @@ def build(
     shapes_only: bool = False,
     devices: Sequence[Any] | None = None,
     kind: kinds.Kind | None = None,
-    noise: float | None = None,
+    noise: Mapping[str, Any] | None = None,
+    accounted: bool = True,
     by_lane: Callable[[Asked], Build] | None = None,
 ) -> Simulation:
     """The simulation that a config describes.
@@ -43,7 +44,8 @@ def build(
       shapes_only: nothing will run: what is frozen is zeros that take no memory, and files of weights are not looked for.
       devices: in place of those that jax sees, such as a topology's to compile for.
       kind: in place of the way that the config's data are read (`stand_in.py`).
-      noise: multiplier of a run whose noise is known, so that it is not calibrated, and nothing is accounted for.
+      noise: what run.json says of a run's privacy, so that its noise is not found anew; None: nothing.
+      accounted: False: no accountant is asked, as for a run that is only read.
       by_lane: makes the method, in place of its options in the config alone (`numbers.py`).
 
     Returns:
@@ -83,7 +85,7 @@ def build(
             f"adversary.attack={values.short(config.adversary.attack)}: a pooled method has no clients that could attack"
         )
     seed, evil = asked.data.seed, adversaries.attackers(asked, data.clients)
-    spent = protection.of_asked(asked, data.clients, not shapes_only, noise)
+    spent = protection.of_asked(asked, data.clients, accounted and not shapes_only, noise)
     if not shapes_only:
         cautions.say(asked, config.get("aggregation", {}).get("rule"), data.clients, len(evil), fresh)
     return Simulation(

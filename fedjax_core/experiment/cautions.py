@@ -1,5 +1,5 @@
-"""Settings that are allowed, and do nothing: attacks and rules in cohorts of the config's size, statistics that stay as they began.
-Each is said in a line before a run."""
+"""Settings that are allowed, and do nothing or less than one would think: attacks and rules in cohorts of the config's size,
+statistics that stay as they began, privacy of data that were counted before. Each is said in a line before a run."""
 
 import logging
 from collections.abc import Mapping
@@ -13,11 +13,12 @@ from fedjax_core.experiment.asked import Asked
 from fedjax_core.task import Model
 from fedjax_core.uplink import attacks, rules
 
+SCALED = ("diabetes",)  # sources that divide targets by what all training rows say
 log = logging.getLogger("fedjax_core")
 
 
 def say(asked: Asked, rule: str | None, population: int, attackers: int, fresh: Mapping[str, Model]) -> None:
-    """Warns of what `of_attack`, `of_rule` and `of_statistics` find.
+    """Warns of what the functions below find.
 
     Args:
       asked: the config.
@@ -28,7 +29,8 @@ def say(asked: Asked, rule: str | None, population: int, attackers: int, fresh: 
     """
     size = cohorts.number(asked.cohort, population)
     there = max(1, round(size * (1 - asked.dropout)))
-    for line in (*of_attack(asked, there, population, attackers), *of_rule(rule, there), *of_statistics(asked.statistics, fresh)):
+    found = (*of_attack(asked, there, population, attackers), *of_rule(rule, there), *of_statistics(asked.statistics, fresh))
+    for line in (*found, *of_source(asked)):
         log.warning("%s", line)
 
 
@@ -41,6 +43,17 @@ def of_attack(asked: Asked, there: int, population: int, attackers: int) -> list
         return []
     said = f"of {there} clients a round {m} attack, for which alie takes z = {round(z, 2) + 0.0:g}, which is no attack"
     return [f"adversary.attack: {said}; give it one, such as alie(z=1.0)"]
+
+
+def of_source(asked: Asked) -> list[str]:
+    """Privacy, and data whose words or scale are found in all clients' rows."""
+    source = asked.data.source
+    takes = by_name.parameters(source.function)[0]
+    counts = "words" in takes and source.options.get("words", takes["words"].default) is not None
+    if asked.mechanism is None or not (counts or source.name in SCALED):
+        return []
+    what = "which words it tells apart" if counts else "the mean and deviation of its targets"
+    return [f"data.source={source.spec!r}: {what} is found in all clients' training rows; epsilon says nothing of that"]
 
 
 def of_rule(rule: str | None, there: int) -> list[str]:

@@ -1,5 +1,6 @@
 """The methods that there are, found by name, and a config's method changed to another one."""
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -11,17 +12,23 @@ Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type c
 PROTOCOL = ("epochs", "batch", "weights")  # how a method trains, whatever it is: what a config keeps with another one
 
 
+@functools.cache
+def _modules(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the modules in folders, which are looked through once."""
+    return tuple(module.name for module in pkgutil.iter_modules(folders))
+
+
 class _Methods(Mapping[str, Callable]):
     """Builders by name, each imported when it is asked for."""
 
     def __iter__(self):
-        return (m.name for m in pkgutil.iter_modules(importlib.import_module("methods").__path__) if m.name != "main")
+        return (name for name in _modules(tuple(importlib.import_module("methods").__path__)) if name != "main")
 
     def __len__(self):
         return sum(1 for _ in self)
 
     def __getitem__(self, name: str) -> Callable:
-        if name not in set(iter(self)):
+        if name not in iter(self):
             raise KeyError(name)
         return getattr(importlib.import_module(f"methods.{name}"), name)
 

@@ -1,5 +1,8 @@
 """What a config's privacy costs, and the link that makes its noise."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine.simulation import Simulation
 from fedjax_core.experiment.asked import Asked, Config, resolve
@@ -7,19 +10,19 @@ from fedjax_core.privacy import Spent
 from fedjax_core.uplink import Link, correlated
 
 
-def spent(config: Config, simulation: Simulation) -> Spent | None:
-    """What rounds of a config's simulation cost in privacy; None where there is none."""
-    return of_asked(resolve(config), simulation.population)
+def spent(config: Config, simulation: Simulation, known: Mapping[str, Any] | None = None) -> Spent | None:
+    """What rounds of a config's simulation cost in privacy; None where there is none. `known`: as `of_asked` takes it."""
+    return of_asked(resolve(config), simulation.population, known=known)
 
 
-def of_asked(asked: Asked, population: int, calibrate: bool = True, known: float | None = None) -> Spent | None:
+def of_asked(asked: Asked, population: int, calibrate: bool = True, known: Mapping[str, Any] | None = None) -> Spent | None:
     """As `spent`, of so many clients.
 
     Args:
       asked: the config, resolved.
       population: N.
       calibrate: whether the noise is found where the config gives epsilon.
-      known: the noise, where it is known.
+      known: what run.json has of it, see `Privacy.spent`.
     """
     if asked.privacy is None:
         return None

@@ -1,11 +1,12 @@
 """What a config asks of privacy, and what a run of it has spent."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_core.privacy.accounting import Release, calibrated, choose, epsilon
 from fedjax_core.privacy.participation import Participation, in_turn, promised
-from fedjax_core.privacy.strategies import STRATEGIES, Strategy
+from fedjax_core.privacy.strategies import STRATEGIES, Strategy, recorded
 
 OF_TURNS = ("min_separation", "participations")  # fields of config.privacy that say how clients take turns
 ALONE = ("clip", "noise", "epsilon", "delta", "cohort", "population", "accountant", *OF_TURNS)  # all beside the mechanism
@@ -42,15 +43,19 @@ class Privacy(NamedTuple):
     rounds: int
     options: Mapping[str, Any] = {}
 
-    def spent(self, cohort: int, population: int, sampling: str, calibrate: bool = True, known: float | None = None) -> "Spent":
+    def spent(
+        self, cohort: int, population: int, sampling: str, calibrate: bool = True, known: Mapping[str, Any] | None = None
+    ) -> "Spent":
         """With the simulation known: what one round is, and how much noise it has.
 
         Args:
           cohort: C of the simulation, expected.
           population: N of it.
           sampling: "fixed", "poisson" or "cyclic".
-          calibrate: False: noise that would have to be calibrated is 1, and nothing is accounted; for shapes alone.
-          known: the noise multiplier that the run has; it is not found again, and nothing is accounted.
+          calibrate: False: nothing is accounted, and noise that would have to be calibrated is the known one, or 1: for shapes
+            alone.
+          known: what run.json has of the run's noise (`Spent.facts`), which is not found anew: another machine might find it
+            differently in the last digits. None: nothing.
 
         Raises:
           ValueError: the deployment is smaller than the simulation; the accountant cannot do it; cohorts do not hold what is
@@ -71,17 +76,20 @@ class Privacy(NamedTuple):
         elif sampling == "cyclic":
             release = Release(kind, sampling, real, everybody)
             turns = promised(in_turn(self.rounds, real, everybody), self.min_separation, self.participations)
-            strategy = STRATEGIES[self.name](turns, **self.options) if self.name in STRATEGIES else None
+            if self.name in STRATEGIES:
+                strategy = recorded(self.name, turns, known or {}) or STRATEGIES[self.name](turns, **self.options)
         else:
             release = Release(kind, "all" if real == everybody else sampling, real, everybody)
         accountant = choose(release, self.accountant)
-        noise, calibrate = self.noise if known is None else known, calibrate and known is None
-        if noise is None:
-            noise = 1.0
-            if calibrate:
-                assert self.epsilon is not None
-                times = 1 if strategy is not None else self.rounds if turns is None else turns.times
-                noise = calibrated(release, self.epsilon, self.delta, times, accountant)
+        noise, before = self.noise, (known or {}).get("noise_multiplier")
+        if noise is None and not calibrate:
+            noise = before or 1.0
+        elif noise is None:
+            assert self.epsilon is not None
+            times = 1 if strategy is not None else self.rounds if turns is None else turns.times
+            found = epsilon(release, before, times, self.delta, accountant) / self.epsilon if before else math.inf
+            noise = before if before and 0.999 <= found <= 1 + 1e-6 else None  # else it is of other rounds
+            noise = calibrated(release, self.epsilon, self.delta, times, accountant) if noise is None else noise
         simulated = cohort, population
         made = Spent(release, noise, self.clip, self.delta, accountant, self.rounds, self.name, simulated, turns, strategy)
         if calibrate:

@@ -20,7 +20,7 @@ sensitivity is known: of a client that comes as often and as early as it may, wi
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -69,7 +69,7 @@ class Strategy(NamedTuple):
         """[n] deviation of the noise on each round's sum, for z of deviation 1."""
         n = self.participation.rounds
         if self.name != "tree":
-            return np.sqrt(np.cumsum(_solved(self.column, np.eye(1, n)[0]) ** 2))
+            return np.sqrt(np.cumsum(self._undone(np.eye(1, n)[0]) ** 2))
         v = honaker(levels(n))
         return np.array([v[h] + v[:h].sum() - 2 * v[h] * (1 - 0.5**h) for h in map(_ends, range(1, n + 1))]) ** 0.5
 
@@ -77,9 +77,20 @@ class Strategy(NamedTuple):
         """[n] deviation of the noise on the sum of all rounds up to each, for z of deviation 1."""
         n = self.participation.rounds
         if self.name != "tree":
-            return np.sqrt(np.cumsum(_solved(self.column, np.ones(n)) ** 2))
+            return np.sqrt(np.cumsum(self._undone(np.ones(n)) ** 2))
         v = honaker(levels(n))
         return np.array([sum(v[h] for h in range(len(v)) if t >> h & 1) for t in range(1, n + 1)]) ** 0.5
+
+    def _undone(self, right: np.ndarray) -> np.ndarray:
+        """C^-1 times `right` [n], in memory of n times the vectors of noise."""
+        if not self.decays:
+            return _solved(self.column, right)
+        found, kept = [], [0.0] * len(self.decays)
+        for value in right.tolist():  # numbers of Python: of a few buffers they are faster than arrays
+            row = value - sum(scale * buffer for scale, buffer in zip(self.scales, kept, strict=True))
+            kept = [decay * buffer + row for decay, buffer in zip(self.decays, kept, strict=True)]
+            found.append(row)
+        return np.array(found)
 
     def facts(self) -> dict[str, Any]:
         """For run.json: the numbers of C."""
@@ -165,6 +176,34 @@ def blt(participation: Participation, *, buffers: Buffers = 3) -> Strategy:
     return Strategy("blt", participation, decays=_kept(theta), scales=_kept(_scales(theta, hat)))
 
 
+def recorded(name: str, participation: Participation, facts: Mapping[str, Any]) -> Strategy | None:
+    """The matrix whose numbers run.json has, which is not optimised again.
+
+    Args:
+      name: "tree", "banded" or "blt".
+      participation: of clients.
+      facts: what run.json says of privacy.
+
+    Returns:
+      It; None if there are no numbers, or they are of another participation.
+
+    Raises:
+      ValueError: the numbers are not of a matrix whose sensitivity is known.
+    """
+    of = tuple(facts.get(field) for field in ("rounds", "min_separation", "participations"))
+    numbers = {field: facts[field] for field in ("coefficients", "decays", "scales") if isinstance(facts.get(field), list)}
+    if of != participation or not numbers:
+        return None
+    made = Strategy(name, participation, **{field: tuple(map(float, each)) for field, each in numbers.items()})
+    if len(made.decays) != len(made.scales) or bool(made.decays) == bool(made.coefficients):
+        raise ValueError(f"run.json: privacy has {', '.join(numbers)}; {name} has coefficients, or as many scales as decays")
+    if made.column[0] != 1 or np.min(made.column) < 0 or np.max(np.diff(made.column), initial=0) > 0:
+        raise ValueError(
+            f"run.json: {' and '.join(numbers)} of privacy must give a column that begins with 1 and falls; restore it"
+        )
+    return made
+
+
 STRATEGIES: dict[str, Callable[..., Strategy]] = {"tree": tree, "banded": banded, "blt": blt}
 
 
@@ -217,7 +256,7 @@ def _scales(theta: np.ndarray, hat: np.ndarray) -> np.ndarray:
 
 
 def _solved(column: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """C^-1 times `right` [n], of a lower triangular Toeplitz matrix with that first column."""
+    """C^-1 times `right` [n], of a lower triangular Toeplitz matrix with that first column, most of which is zero."""
     from scipy.linalg import solve_banded
 
     last = int(np.flatnonzero(column)[-1])

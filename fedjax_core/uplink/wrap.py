@@ -102,7 +102,8 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
       The wrapped method.
 
     Raises:
-      ValueError: a part of the uplink is neither a delta nor class means; two links would reduce; a link is not for the method.
+      ValueError: a part of the uplink is neither a delta nor class means; two links would reduce; a link is not for the method; an
+        attack that knows the others' uplinks meets noise of the server.
     """
     links, parts = order(links), Parts(inner.collect, like, name, links)
     for link in links:
@@ -112,6 +113,14 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
     counted = next((link.counted for link in links if link.counted is not None), None)
     chosen = [(place, link) for place, link in enumerate(links) if link.reduction is not None]
     crafting = [(place, link.craft) for place, link in enumerate(links) if link.craft is not None]
+    noisy = next((link for link in links if link.kind == "privacy"), None)
+    if crafting and noisy is not None:
+        attack = links[crafting[0][0]].name
+        raise ValueError(
+            f"attack {attack!r} is made of what the others send, so one client would move the sum by more than its clip, and "
+            f"privacy {noisy.name!r} could not tell epsilon; take an attack that knows its own client alone, such as sign_flip, or "
+            "a mechanism whose noise clients add, such as local_gaussian"
+        )
     reduces = bool(chosen or crafting)
     at, reduction = (chosen[0][0], chosen[0][1].reduction) if chosen else (None, Reduction())
     assert reduction is not None

@@ -2,13 +2,16 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
-from fedjax_core.privacy import Release, epsilon, settings
-from fedjax_core.storage.json_files import read_json, read_jsonl
+from fedjax_core.experiment import runs
+from fedjax_core.privacy import Participation, Release, epsilon, settings
+from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
+from fedjax_core.uplink import correlated
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
 
@@ -42,7 +45,7 @@ def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
         monkeypatch.setattr(settings, name, lambda *given: pytest.fail("a run is read without an accountant"))
     assert experiment.load(str(tmp_path / "run"))[1].cohort == 4
     calibrated = settings.Privacy("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", None, None, 3)
-    assert calibrated.spent(4, 20, "poisson", known=1.25).noise == 1.25
+    assert calibrated.spent(4, 20, "poisson", False, {"noise_multiplier": 1.25}).noise == 1.25
 
 
 @needs_library
@@ -55,8 +58,41 @@ def test_a_run_with_correlated_noise_tells_its_epsilon_and_takes_no_other_rounds
     assert told[-1] == pytest.approx(epsilon(Release("gaussian", "all", 4, 4), 1.1, 1, 1e-5, "rdp")), "one mechanism in all"
     assert read_json(tmp_path / "summary.json")["facts"]["privacy"]["epsilon"] == pytest.approx(told[-1])
     config.rounds = 4
-    with pytest.raises(ValueError, match="privacy"):
+    with pytest.raises(
+        ValueError, match=r"holds a run with other privacy \(privacy\.decays: .* in the directory, .* asked"
+    ) as caught:
         experiment.execute(config, str(tmp_path), progress=False)
+    assert "privacy.rounds: 3 in the directory, 4 asked" in str(caught.value)
+    assert "clip" not in str(caught.value), "what is alike is not said"
+
+
+@needs_library
+def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatch):
+    """Another machine finds other last digits; they were refused."""
+    config = private(2, mechanism="banded(bands=2)", noise=None, epsilon=4.0)
+    config.cohort.sampling = "cyclic"
+    told: dict[str, Any] = {}
+    links: list[Any] = []
+    monkeypatch.setattr(runs, "run", lambda simulation, workdir, config, **given: told.update(given))
+    monkeypatch.setattr(correlated, "link", lambda *given, of=correlated.link: links.append(given) or of(*given))
+
+    def resumed(**other: Any) -> settings.Spent:
+        there = Participation(2, 5, 1)
+        of_noise = {"rounds": 2, "min_separation": 5, "participations": 1, "noise_multiplier": first.noise} | other
+        write_json(tmp_path / "run.json", {"partition": {"hash": ""}, "privacy": of_noise})
+        experiment.execute(config, str(tmp_path))
+        assert told["private"].turns == there
+        assert links[-1][1:] == (told["private"].noise, 4, 4, told["private"].strategy), "so is what makes the noise"
+        return told["private"]
+
+    experiment.execute(config, str(tmp_path))
+    first = told["private"]
+    other = [1.0, first.strategy.coefficients[1] - 1e-6]
+    found = resumed(coefficients=other, noise_multiplier=first.noise + 1e-4)
+    assert (list(found.strategy.coefficients), found.noise) == (other, first.noise + 1e-4)
+    assert resumed(coefficients={"number": 2, "digest": ""}).strategy == first.strategy, "of which it has no numbers"
+    assert resumed(noise_multiplier=first.noise + 0.1).noise == first.noise, "that is not the noise of this epsilon"
+    assert resumed(noise_multiplier=first.noise - 1e-3).noise == first.noise, "nor is less"
 
 
 def test_what_is_recorded_of_independent_noise_does_not_change_with_the_rounds():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -79,6 +80,46 @@ def test_noise_is_optimised_for_the_participation(make):
     inverse = np.linalg.inv(dense(make(participation)))
     np.testing.assert_allclose(make(participation).of_rounds(), np.linalg.norm(inverse, axis=1), rtol=1e-6)
     np.testing.assert_allclose(make(participation).of_sums(), np.linalg.norm(np.cumsum(inverse, 0), axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda of, p: of("banded")(p, bands=4), lambda of, p: of("blt")(p, buffers=3)])
+@pytest.mark.parametrize("participation", [Participation(30, 1, 30), Participation(24, 8, 3), Participation(40, 40, 1)])
+def test_what_is_optimised_falls_and_is_better_than_its_start(monkeypatch, make, participation):
+    noise = lambda strategy: np.mean(strategy.of_sums() ** 2) * strategy.sensitivity() ** 2
+    best = make(lambda name: getattr(strategies, name), participation)
+    monkeypatch.setattr(strategies, "_least", lambda loss, begin, gradient: begin)
+    start = make(lambda name: getattr(strategies, name).__wrapped__, participation)
+    assert noise(best) < 0.999 * noise(start)
+    for strategy in (best, start):
+        assert strategy.column[0] == 1
+        assert np.all(np.diff(strategy.column) <= 0)
+        assert strategy.column[-1] >= 0
+
+
+def test_noise_of_many_rounds_takes_memory_of_its_buffers():
+    """C^-1 of 4,000 rounds as a matrix has 128 MB; by its definition it is a recurrence."""
+    participation = Participation(4_000, 400, 10)
+    many = strategies.Strategy("blt", participation, decays=(0.9995, 0.98, 0.7), scales=(0.001, 0.02, 0.2))
+    tracemalloc.start()
+    sums, rounds = many.of_sums(), many.of_rounds()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5e6
+    few = many._replace(participation=Participation(50, 5, 10))
+    inverse = np.linalg.inv(dense(few))
+    np.testing.assert_allclose(rounds[:50], np.linalg.norm(inverse, axis=1), rtol=1e-9)
+    np.testing.assert_allclose(sums[:50], np.linalg.norm(np.cumsum(inverse, 0), axis=1), rtol=1e-9)
+
+
+@pytest.mark.parametrize("made", [strategies.banded(Participation(9, 3, 3), bands=4), strategies.blt(Participation(9, 3, 3))])
+def test_a_recorded_matrix_is_taken_as_it_is(made):
+    facts = {"rounds": 9, "min_separation": 3, "participations": 3} | made.facts()
+    assert strategies.recorded(made.name, made.participation, facts) == made
+    assert strategies.recorded(made.name, made.participation, facts | {"rounds": 10}) is None
+    assert strategies.recorded("tree", made.participation, facts | {"coefficients": None, "decays": None, "scales": None}) is None
+    first = next(iter(made.facts()))
+    with pytest.raises(ValueError, match=rf"run\.json: {first}.* must give a column that begins with 1 and falls"):
+        strategies.recorded(made.name, made.participation, facts | {first: [1.0, *(1.5 for _ in facts[first][1:])]})
 
 
 @needs_peer

@@ -12,7 +12,7 @@ from fedjax_core.data import poison
 from fedjax_core.experiment import cautions
 from fedjax_core.testing import contract
 from fedjax_core.testing.case import Case
-from fedjax_core.uplink import attacks, compression, rules
+from fedjax_core.uplink import Link, attacks, compression, rules
 from tests import toy
 
 
@@ -122,14 +122,35 @@ def test_settings_that_do_nothing_are_said():
     assert cautions.of_rule("mixing | krum(attackers=0.0)", 5) == cautions.of_rule("median", 1) == cautions.of_rule(None, 1) == []
 
 
+def test_privacy_of_data_that_were_counted_before_is_said():
+    asked = dict(mechanism="gaussian", epsilon=8.0, delta=1e-3, clip=1.0)
+    settings = config(**{f"privacy__{name}": value for name, value in asked.items()})
+    settings.normalise = "unit"
+
+    def said(source):
+        settings.data.source = source
+        return cautions.of_source(experiment.resolve(settings))
+
+    assert said("digits") == []
+    (line,) = said("diabetes")
+    assert line.startswith("data.source='diabetes': the mean and deviation of its targets is found in all clients' training rows")
+    (line,) = said("stackoverflow")
+    assert "which words it tells apart" in line
+    table = "jsonl(path='rows.jsonl', x='text', y='label', clients='user'{})"
+    assert said(table.format("")) == []
+    (line,) = said(table.format(", words=50, length=8"))
+    assert "which words" in line
+    assert cautions.of_source(experiment.resolve(config(data__source="diabetes"))) == []
+
+
 class Composed(Case):
     """A method whose uplinks pass through links."""
 
-    def __init__(self, name: str, attack: str, compressor: str, rule: str):
+    def __init__(self, name: str, attack: str, *links: Link):
         super().__init__(toy.CASES[name].method, task=toy.CASES[name].task, mixed=toy.CASES[name].mixed)
         found = attacks.find(attack, poison.POISONS)
         evil = [attacks.link(one.name, one(), (2, 5)) for one in found]
-        self.links = [*evil, compression.parse(compressor), rules.parse(rule)]
+        self.links = [*evil, *links]
 
     def simulate(self, **settings):
         return super().simulate(links=self.links, leave_out=True, **settings)
@@ -144,6 +165,13 @@ CHECKS = (
 
 def test_a_sample_keeps_the_contract_of_methods():
     """Crafted in the stack, behind a compression that keeps something with clients, before mixing and a rule."""
-    case = Composed("fedavg", "alie(z=1.0)", "power_sgd(rank=1)", "mixing | trimmed_mean")
+    case = Composed("fedavg", "alie(z=1.0)", compression.parse("power_sgd(rank=1)"), rules.parse("mixing | trimmed_mean"))
     for check in CHECKS:
+        check(case)
+
+
+def test_class_means_keep_it_too():
+    """Those of attackers with their sign turned, in few bits, behind a rule."""
+    case = Composed("fedproto", "sign_flip", compression.parse("quantise(bits=8)"), rules.parse("median"))
+    for check in CHECKS[:2]:
         check(case)

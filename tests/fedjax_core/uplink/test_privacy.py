@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Net
 from fedjax_core.learning import aggregators
-from fedjax_core.uplink import Carried, Sender, bare, privacy
+from fedjax_core.uplink import Carried, Sender, attacks, bare, privacy
 from fedjax_core.uplink.privacy import adaptive, gaussian, local_gaussian, local_laplace
 from fedjax_core.uplink.wrap import wrap
 from tests import toy
@@ -166,6 +166,15 @@ def test_what_cannot_have_noise_is_refused_by_name(name, says):
 def test_what_has_no_bound_is_refused_by_name(name, says):
     with pytest.raises(ValueError, match=says):
         toy.simulate(name, links=[gaussian(1.0, 1.0, 5, 5)], statistics=False)
+
+
+@pytest.mark.parametrize("name", sorted(attacks.CRAFTED))
+def test_attackers_who_know_the_others_would_break_the_clip(name):
+    """One client would move its own delta and theirs: by mimic of three, the clipped sum by four clips."""
+    attack = attacks.link(name, attacks.CRAFTED[name](), [0])
+    with pytest.raises(ValueError, match=rf"attack '{name}' is made of what the others send, .* privacy 'gaussian'"):
+        toy.simulate("fedavg_uniform", links=[attack, gaussian(1.0, 1.0, 5, 5)], statistics=False)
+    toy.simulate("fedavg_uniform", links=[attack, local_gaussian(1.0, 1.0, 5, 5)], statistics=False)
 
 
 def test_noise_and_running_statistics_that_travel_exclude_each_other():
