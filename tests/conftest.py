@@ -49,6 +49,8 @@ def _strict():
     np.random.seed(0)  # noqa: NPY002
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # jax writes a program in place, so that another worker may find half of it. It says so and compiles.
+        warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
         yield
 
 
@@ -150,13 +152,17 @@ SLOW = {  # files that take more than some ten seconds of computing, as measured
         "test_export",
         "test_predictor",
         "test_loop",
+        "test_plan_tpu",
     ),
 }
 QUICK_METHODS = {"fedavg", "scaffold", "fedskc", "fedper", "fedoa"}  # whose contract and own tests a quick run has
 SLOW_TESTS = {  # single ones of other files, by how their names begin
+    "test_accounting": ("test_noise_of_pfl_research",),
     "test_archive": ("test_npz_reads_",),
     "test_compiling": ("test_a_language_model", "test_streamed", "test_what_is_lowered"),
     "test_composed": ("test_a_run_with_all_of_them", "test_a_sample_keeps_the_contract"),
+    "test_derived": ("test_an_unseen_domain_of_pacs",),
+    "test_earlier": ("test_a_run_of_an_earlier_commit",),
     "test_experiment": ("test_augmentation_reaches",),
     "test_fedavg": ("test_alike_clients",),
     "test_federated": ("test_long_tails_of_real", "test_pacs_by_domain"),
@@ -171,26 +177,59 @@ SLOW_TESTS = {  # single ones of other files, by how their names begin
     "test_fedper": ("test_everything_personal", "test_weights"),
     "test_fedskc": (
         "test_a_low_temperature",
+        "test_equals_the_loops_when_few",
         "test_every_option",
         "test_features_can",
         "test_one_client",
         "test_released_equals",
+        "test_the_contrast_at",
         "test_the_ramp",
+        "test_the_scale_is",
         "test_variants_equal",
         "test_without_its_parts",
     ),
-    "test_given": ("test_a_loss_is", "test_all_at_once"),
+    "test_given": ("test_a_loss_is", "test_all_at_once", "test_what_has_no_module"),
+    "test_goal": ("test_a_run_ends_there",),
+    "test_lanes": (
+        "test_a_lane_that_diverges",
+        "test_lanes_are_their_runs_alone",
+    ),
+    "test_loggers": ("test_wandb_offline",),
     "test_plan": ("test_the_command_plans",),
     "test_pretrained": ("test_the_real_encoder",),
     "test_rows": ("test_every_number_is_that_of_data",),
+    "test_rules": ("test_an_own_rule_from_a_file",),
+    "test_running": ("test_one_seed_of_everything",),
     "test_runs": ("test_a_run_tells_its_epsilon",),
     "test_scaffold": ("test_frozen_controls", "test_one_full_batch"),
     "test_search": ("test_a_real_search", "test_a_search_that_is_killed"),
-    "test_selection": ("test_a_run_that_is_resumed", "test_early_stopping"),
+    "test_selection": (
+        "test_a_run_that_is_resumed",
+        "test_early_stopping",
+        "test_scores_are_those_of_the_validation",
+        "test_the_summary_the_state",
+    ),
     "test_settings": ("test_rows_of_tables",),
     "test_several": ("test_a_table_in_lanes", "test_rates_and_seeds", "test_the_command_runs"),
-    "test_table_clients": ("test_a_row_without_files", "test_the_worst_tenth", "test_without_files"),
-    "test_unseen": ("test_a_table_has_the_gap", "test_scores_of_fedavg_and", "test_statistics_that_stay", "test_two_architectures"),
+    "test_strategies": ("test_strategies_are_as_good",),
+    "test_table_clients": (
+        "test_a_row_without_files",
+        "test_differences_are_drawn",
+        "test_intervals_are_drawn",
+        "test_the_worst_tenth",
+        "test_without_files",
+    ),
+    "test_table_rounds": (
+        "test_targets_that_some_seeds",
+        "test_the_numbers_of_a_table",
+    ),
+    "test_targets": ("test_a_later_token", "test_all_scopes_have", "test_next_tokens_are_learnt"),
+    "test_unseen": ("test_a_table_has_the_gap", "test_scores_of_fed", "test_statistics_that_stay", "test_two_architectures"),
+    "test_weights": ("test_transformers",),
+    "test_wrap": (
+        "test_links_that_change_nothing",
+        "test_who_sends_what_is_not_finite",
+    ),
 }
 
 

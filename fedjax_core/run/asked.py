@@ -48,9 +48,16 @@ Steps = Generator[Asked, Done, Any]
 def clocked(work: Callable[[], Any], trace: Path | None = None) -> tuple[Any, float, float]:
     """(what `work` gave, seconds that it took, of these for programs), under the profiler or not."""
     compiled, start = _Compiling.seconds, time.monotonic()
-    with contextlib.nullcontext() if trace is None else jax.profiler.trace(trace):
+    with contextlib.nullcontext() if trace is None else _profiled(trace):
         found = work()
     return found, time.monotonic() - start, _Compiling.seconds - compiled
+
+
+def _profiled(folder: Path) -> contextlib.AbstractContextManager:
+    """A trace without calls of Python: their hooks, set in all threads, have ended processes (SIGSEGV), and a round is one call."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    return jax.profiler.trace(folder, profiler_options=options)
 
 
 class _Compiling:
