@@ -14,7 +14,9 @@ import contextlib
 import functools
 import inspect
 import re
+import types
 import warnings
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +28,7 @@ BUILT_IN = "built in"
 LONGEST = 20_000  # signs of a spec
 _CALLED = re.compile(r"\s*[\w.:]+\s*\(\s*[^\W\d]\w*\s*=")  # how name(option=... begins
 _noting: list[list[Callable]] = []
+_READ: weakref.WeakKeyDictionary[Callable, tuple[dict[str, inspect.Parameter], bool]] = weakref.WeakKeyDictionary()
 
 
 class Found(NamedTuple):
@@ -212,7 +215,16 @@ def check(what: str, function: Callable, given: Iterable[str], options: Mapping[
 
 
 def parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
-    """(those that have names, whether others are taken as well); of a class those of its making."""
+    """(those that have names, whether others are taken as well); of a class those of its making. A function's are read once."""
+    if not isinstance(function, types.FunctionType | type):
+        return _parameters(function)
+    if function not in _READ:
+        _READ[function] = _parameters(function)
+    named, others = _READ[function]
+    return dict(named), others
+
+
+def _parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
     if isinstance(function, type) and not hasattr(function, "_fields"):
         function = functools.partial(function.__init__, None)  # self; flax's classes hide the signature behind a metaclass
     try:

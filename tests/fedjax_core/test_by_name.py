@@ -1,7 +1,10 @@
 """Names and arguments from a configuration: what is refused, and how it is said."""
 
+import gc
+import inspect
 import math
 import sys
+import weakref
 
 import pytest
 
@@ -186,3 +189,21 @@ def test_a_file_is_read_once_until_it_changes(brought):
     assert first is again
     file.write_text(MODULE + "# changed\n")
     assert outside.member("method", f"{file}:Dyed")[0] is not first
+
+
+def test_a_signature_is_read_once_and_keeps_nothing_alive(monkeypatch):
+    def dye(*, depth: int = 1):
+        return depth
+
+    read, signature = [], inspect.signature
+    monkeypatch.setattr(inspect, "signature", lambda function, **how: read.append(None) or signature(function, **how))
+    for _ in range(2):
+        by_name.check("dye", dye, (), {"depth": 2})
+        by_name.parameters(dye)[0].clear()
+    assert len(read) == 1
+    with pytest.raises(ValueError, match="dye: depth='deep' must be a whole number"):
+        by_name.check("dye", dye, (), {"depth": "deep"})
+    alive = weakref.ref(dye)
+    del dye
+    gc.collect()
+    assert alive() is None

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedjax_core.reporting.plots import style
+from fedjax_core.reporting.resampling import LEVEL
 
 LINE = 0.135  # inches of height for a method
-KEY = "line: 95 % interval; full marker: without 0 in it; bold name: not told apart from the panel's best"
+KEY = f"line: {100 * LEVEL:g} % interval; full marker: without 0 in it; bold name: not told apart from the panel's best"
 
 
 class Difference(NamedTuple):

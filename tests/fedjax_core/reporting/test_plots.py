@@ -1,6 +1,7 @@
 """Figures: drawn from the files of a run alone, with the same numbers beside them, wherever the code runs."""
 
 import csv
+import runpy
 import sys
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedjax_core.reporting import resampling
 from fedjax_core.reporting.plots import attention, contact_sheet, curves, heatmap, partition_bubbles, run_plots
 from fedjax_core.storage.json_files import JsonLines, write_json
 from fedjax_core.storage.workdir import WorkDir
@@ -276,3 +278,10 @@ def test_attention_has_a_row_per_example_and_a_column_per_token(tmp_path):
     for wrong, labels, said in ((np.zeros(3), None, "found shape \\(3,\\)"), (weights, ["cat"], "1 labels for 2 examples")):
         with pytest.raises(ValueError, match=said):
             attention(wrong, tmp_path / "y.png", labels)
+
+
+def test_the_key_of_differences_names_the_level_of_the_intervals(monkeypatch):
+    monkeypatch.setattr(resampling, "LEVEL", 0.9)
+    assert runpy.run_path(str(sys.modules["fedjax_core.reporting.plots.differences"].__file__))["KEY"].startswith(
+        "line: 90 % interval"
+    )
