@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
 
+TO_ADD = "give its module a method body(x) that returns features [B, D], and a linear `head` for them"  # to a network without
 Axes = tuple[tuple[str, int], ...]  # (end of an array's path, axis from its end), such as ("mlp/up/kernel", -1)
 
 
@@ -221,7 +222,8 @@ def part_of(
     there = jax.eval_shape(model.init, jax.random.key(0))
     for name in entries or ():
         if name not in there.params:
-            raise ValueError(f"train={trained!r}: {model.name} has no entry {name!r}, only {', '.join(there.params)}")
+            add = f"; {TO_ADD}" if name == "head" else ""
+            raise ValueError(f"train={trained!r}: {model.name} has no entry {name!r}, only {', '.join(there.params)}{add}")
     chosen = tuple(there.params) if entries is None else entries
     if missing := [name for name in there.params if name not in chosen and name not in arrays.params]:
         raise ValueError(f"train={trained!r}: {model.name} needs frozen arrays for {', '.join(missing)}")

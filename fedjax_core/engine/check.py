@@ -1,7 +1,8 @@
 """What can be said of a simulation before it trains: its settings are possible, its method keeps its promises."""
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from fedjax_core.engine.federation import SCOPES, Evaluation, Federation, Group,
 from fedjax_core.engine.placement import PLACES
 from fedjax_core.learning import metrics
 from fedjax_core.learning.episodes import Episodes
+from fedjax_core.task import TO_ADD
 
 
 class Shape(NamedTuple):
@@ -149,6 +151,22 @@ def shapes(fed: Federation, held: Held) -> Shapes:
     sizes = np.array([len(g.clients) for g in fed.groups], float)
     down, up = ([metrics.nbytes(tree) for tree in trees] for trees in zip(*(s.travels for s in found), strict=True))
     return Shapes(tuple(found), float(sizes @ down / sizes.sum()), float(sizes @ up / sizes.sum()))
+
+
+@contextlib.contextmanager
+def parted(groups: Sequence[Group]) -> Iterator[None]:
+    """A ValueError that says what to add, in place of the KeyError of a method that asks for a head or features where a network is
+    not parted into a body and a linear head."""
+    try:
+        yield
+    except KeyError as error:
+        heads = {one.task.model.name: jax.eval_shape(one.task.model.init, jax.random.key(0)).params.get("head") for one in groups}
+        without = [name for name, head in heads.items() if not (isinstance(head, dict) and "kernel" in head)]
+        if error.args[:1] not in (("head",), ("kernel",), ("features",)) or not without:
+            raise
+        raise ValueError(
+            f"the method needs features or the head of network {without[0]!r}, which has no such parts: {TO_ADD}"
+        ) from None
 
 
 def same(wanted: PyTree, found: PyTree, why: str) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import (
+    check,
     dispatching,
     division,
     evaluating,
@@ -109,22 +110,23 @@ class Simulation:
           ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
             state; a client update does not keep its state's structure, shapes and dtypes.
         """
-        self._of = of = described(
-            groups,
-            data,
-            cohort=cohort,
-            dropout=dropout,
-            plan=plan,
-            evaluation=evaluation,
-            hold=hold,
-            dispatch=dispatch,
-            episodes=episodes,
-            data_on=data_on,
-            devices=devices,
-            links=links,
-            leave_out=leave_out,
-            sampling=sampling,
-        )
+        with check.parted(groups):
+            self._of = of = described(
+                groups,
+                data,
+                cohort=cohort,
+                dropout=dropout,
+                plan=plan,
+                evaluation=evaluation,
+                hold=hold,
+                dispatch=dispatch,
+                episodes=episodes,
+                data_on=data_on,
+                devices=devices,
+                links=links,
+                leave_out=leave_out,
+                sampling=sampling,
+            )
         fed, self.data, self.placed, self.host, self.shapes = of.fed, of.data, of.placed, of.host, of.shapes
         self.population, self.cohort, self.places, self.unserved = fed.population, of.cohort, fed.cohort, of.unserved
         self.dropout, self.evaluation, self.episodes, self.dispatch = fed.dropout, fed.evaluation, episodes, dispatch

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 
 from fedjax_core.algorithm import Net, PyTree
+from fedjax_core.task import TO_ADD
 
 Selection = Callable[[Net], Net]  # net -> a Net of bools, True for the leaves that are personal
 
@@ -24,7 +25,8 @@ def entries(*names: str) -> Selection:
     def select(net: Net) -> Net:
         for name in names:
             if name not in net.params:
-                raise ValueError(f"personal={name!r} is not an entry of the network; it has {', '.join(net.params)}")
+                add = f"; {TO_ADD}" if name == "head" else ""
+                raise ValueError(f"personal={name!r} is not an entry of the network; it has {', '.join(net.params)}{add}")
         return Net(*(_where(lambda path: path[0] in names, tree) for tree in net))
 
     return select

@@ -25,10 +25,9 @@ from flax import nnx
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.task import Axes, Model
+from fedjax_core.task import TO_ADD, Axes, Model
 
 Prepare = Callable[[Array], Array]
-PARTS = "give the module a method body(x) that returns features [B, D], and a linear `head` for them"
 
 
 def build(
@@ -104,7 +103,7 @@ def _model(name: str, init: Callable, run: Callable, head: Callable | None, prep
     """`run`: (net, x, key, train, mask) -> (features or, without a head, logits; stats)."""
 
     def lacks(*_: Any, **__: Any):
-        raise ValueError(f"model {name!r} gives logits alone, and the method wants its features or its head: {PARTS}")
+        raise ValueError(f"model {name!r} gives logits alone, and the method wants its features or its head: {TO_ADD}")
 
     def masked(x: Array, mask: Array | None) -> Array:
         x = prepare(x)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from configs import fedavg, fedper
+from configs import fedavg, fedper, fedproto, fedrcl, fedrod
 from fedjax_core import experiment
 from fedjax_core.nn import outside
 
@@ -129,7 +129,7 @@ def test_what_is_no_module_is_told():
 
 
 def test_a_config_names_a_module_of_a_file(tmp_path):
-    """By its path; FedAvg trains it, and FedPer, which shares a part, says what it would need."""
+    """By its path; FedAvg trains it. Methods that share a part, read features or replace heads say what to add."""
     file = tmp_path / "mine.py"
     source = inspect.getsource(Plain)
     file.write_text(f"import numpy as np\nfrom flax import nnx\n\n\n{source}")
@@ -139,7 +139,8 @@ def test_a_config_names_a_module_of_a_file(tmp_path):
     state, records = sim.rounds(sim.init(0), 1)
     assert np.isfinite(records[0]["train/loss"])
     assert 0 <= sim.evaluate(state)["test/global/accuracy"] <= 1
-    other = fedper.get_config("smoke")
-    other.models = config.models
-    with pytest.raises((ValueError, KeyError), match="head"):
-        experiment.build(other)
+    for other in (fedper, fedproto, fedrcl, fedrod):
+        asked = other.get_config("smoke")
+        asked.models = config.models
+        with pytest.raises(ValueError, match=r"give its module a method body\(x\) .* and a linear `head` for them"):
+            experiment.build(asked)
