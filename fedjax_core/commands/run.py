@@ -131,8 +131,8 @@ def main(arguments: Sequence[str]) -> int:
             experiment.use_all_cores()
         if seeds is not None:
             return _several(given.config, given.workdir, seeds)
-        experiment.check(given.config)
         if (lanes := experiment.lanes_of(given.config)) > 1:
+            experiment.check(given.config)
             report.say(f"plan.lanes={lanes}: this is one run, so it goes alone; --seeds=0,1,2 has several, which are lanes")
         experiment.execute(given.config, given.workdir)
     except KeyboardInterrupt as error:

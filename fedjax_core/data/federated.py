@@ -85,7 +85,7 @@ class FederatedData:
 
 def federate(
     dataset: Dataset,
-    partition: Mapping[str, Any],
+    partition: Mapping[str, Any] | by_name.Found,
     clients: int,
     seed: int,
     *,
@@ -97,7 +97,8 @@ def federate(
 
     Args:
       dataset: what `sources.load` or `sources.from_arrays` gives. Its test set is never mixed into the training rows.
-      partition: name and options of one of `partition.SCHEMES`, such as `{"name": "dirichlet", "alpha": 0.5}`.
+      partition: name and options of one of `partition.SCHEMES`, such as `{"name": "dirichlet", "alpha": 0.5}`; or one that
+        is found already.
       clients: N.
       seed: data seed, apart from the training seed: methods compared at one data seed see the same rows.
       long_tail: imbalance factor rho of `partition.long_tail`, applied to the training rows before they are divided. The
@@ -116,18 +117,15 @@ def federate(
       ValueError: what was asked for is impossible with these data; the message says why and what is possible.
       TypeError: an option that the partition does not have.
     """
-    options = dict(partition)
-    if "name" not in options:
-        raise ValueError(f"partition {options}: needs a name, such as {{'name': 'dirichlet', 'alpha': 0.5}}.")
-    name = options.pop("name")
+    scheme = partition if isinstance(partition, by_name.Found) else _scheme(dict(partition))
     _check_labels(dataset)
     if test_split is not None:
         by_name.choose("test split", test_split, TEST_SPLITS)
     if (test_split == "matched") != (test_examples is not None):
         raise ValueError(f"test_split={test_split!r} with test_examples={test_examples}: 'matched' needs it, the others do not.")
-    train_index, own = _divide(dataset, name, options, clients, seed, long_tail)
+    train_index, own = _divide(dataset, scheme, clients, seed, long_tail)
     if test_split == "partition" and own is None:
-        raise ValueError(f"test_split='partition': {name!r} defines no test rows; use 'proportional', 'matched' or 'all'.")
+        raise ValueError(f"test_split='partition': {scheme.name!r} defines no test rows; use 'proportional', 'matched' or 'all'.")
     if test_split in (None, "partition") and own is not None:
         test_index = own
     elif test_split == "matched":
@@ -257,12 +255,20 @@ def _check_labels(dataset: Dataset) -> None:
             raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
 
 
-def _divide(dataset: Dataset, name: str, options: dict, clients: int, seed: int, long_tail: float | None):
+def _scheme(options: dict[str, Any]) -> by_name.Found:
+    """A partition by its name and options."""
+    if "name" not in options:
+        raise ValueError(f"partition {options}: needs a name, such as {{'name': 'dirichlet', 'alpha': 0.5}}.")
+    return by_name.find("partition", options.pop("name"), partition.SCHEMES, given=partition.GIVEN, options=options)
+
+
+def _divide(dataset: Dataset, scheme: by_name.Found, clients: int, seed: int, long_tail: float | None):
     """The partition's index lists, in row numbers of the whole training set."""
-    kind = by_name.parse(name)[0]
-    takes = by_name.parameters(by_name.lookup("partition", kind, partition.SCHEMES)[0])[0]
-    if kind not in partition.WITHOUT_CLASSES and {"labels", "test_labels"} & set(takes):
-        need_classes(f"partition {name!r}", dataset.train.y, f"one of {', '.join(partition.WITHOUT_CLASSES)} divides any targets")
+    takes = by_name.parameters(scheme.function)[0]
+    if scheme.name not in partition.WITHOUT_CLASSES and {"labels", "test_labels"} & set(takes):
+        need_classes(
+            f"partition {scheme.name!r}", dataset.train.y, f"one of {', '.join(partition.WITHOUT_CLASSES)} divides any targets"
+        )
     columns = {"labels": strata(dataset.train.y), "domains": dataset.train_domains, "ids": dataset.train_clients}
     kept = None
     if long_tail is not None:
@@ -270,7 +276,7 @@ def _divide(dataset: Dataset, name: str, options: dict, clients: int, seed: int,
         kept = partition.long_tail(dataset.train.y, seed, rho=long_tail)
         columns = {key: None if values is None else values[kept] for key, values in columns.items()}
     columns |= {"test_labels": strata(dataset.test.y), "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
-    train, test = partition.make(name, columns, clients, seed, **options)
+    train, test = partition.divide(scheme, columns, clients, seed)
     if kept is None:
         return train, test
     train = RowLists.of(train)

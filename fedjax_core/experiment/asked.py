@@ -40,9 +40,9 @@ class Asked(NamedTuple):
       train: which part of networks is trained, one of `PARTS`.
       normalise: one of `NORMALISATIONS`.
       statistics: one of `STATISTICS`.
-      augment: of training images, or None.
+      augment: of a training image, or None.
       scores: by name, what is scored beside accuracy and loss.
-      loss: of labels, in place of cross-entropy, or None.
+      loss: of labels, or None.
       cohort: how many clients take part, or their fraction; None: all.
       dropout: probability that a sampled client does not come back.
       evaluation: what is scored.
@@ -50,10 +50,13 @@ class Asked(NamedTuple):
       data_on: where the data lie, see `placement.choose`.
       adversary: who attacks and how, or None.
       links: what uplinks pass through beside attacks, see `uplink`.
+      rule: that takes the place of the mean, behind what stands before it; among `links` it is made.
       leave_out: whether clients that send something not finite are left out.
       sampling: of cohorts, "fixed", "poisson" or "cyclic".
       mechanism: of differential privacy, or None; it takes what `privacy` says.
       privacy: how much, or None.
+      callbacks: that a run tells what happens.
+      said: the fields, checked, for messages.
     """
 
     seed: int
@@ -67,9 +70,9 @@ class Asked(NamedTuple):
     train: str
     normalise: str
     statistics: str
-    augment: str | None
+    augment: augment.Augment | None
     scores: dict[str, Callable]
-    loss: Callable | None
+    loss: Found | None
     cohort: int | float | None
     dropout: float
     evaluation: Evaluation
@@ -80,10 +83,13 @@ class Asked(NamedTuple):
     data_on: str | None
     adversary: between.Adversary | None
     links: tuple[Link, ...]
+    rule: tuple[Found, ...]
     leave_out: bool
     sampling: str
     mechanism: Found | None
     privacy: Privacy | None
+    callbacks: tuple[Found, ...]
+    said: Mapping[str, Any]
 
 
 def resolve(config: Config) -> Asked:
@@ -94,12 +100,13 @@ def resolve(config: Config) -> Asked:
       AttributeError: the config lacks a field.
     """
     said = fields.check(config)
+    data = named.data(said)
     cohort = said["cohort.fraction"] if said["cohort.size"] is None else said["cohort.size"]
     asked = Asked(
         said["seed"],
         named.method(config),
         named.optimizer(config),
-        named.data(said),
+        data,
         named.networks(said),
         named.public(said["public"]),
         by_name.find("task", said["task"], TASKS, field="task")(),
@@ -107,7 +114,7 @@ def resolve(config: Config) -> Asked:
         by_name.choose("train", said["train"], PARTS),
         by_name.choose("normalise", said["normalise"], NORMALISATIONS),
         by_name.choose("statistics", said["statistics"], STATISTICS),
-        said["augment"],
+        None if said["augment"] is None else augment.of_training(said["augment"]),
         named.scores(said["evaluation.scores"] or ()),
         named.loss(said["loss"]),
         cohort,
@@ -125,12 +132,13 @@ def resolve(config: Config) -> Asked:
         said["plan.data"],
         between.adversary(said),
         between.links(said),
+        between.rule(said),
         between.leaves_out(said),
         said["cohort.sampling"] or "fixed",
-        *between.private(said),
+        *between.private(said, data.source.function is language.Source),
+        named.callbacks(said["callbacks"]),
+        said,
     )
-    if asked.augment is not None:
-        augment.parse(asked.augment)
     _go_together(asked, said)
     return asked
 

@@ -7,7 +7,6 @@ from fedjax_core import by_name, outside, values
 from fedjax_core.by_name import Found
 from fedjax_core.data import poison
 from fedjax_core.experiment.named import NORMALISATIONS
-from fedjax_core.language import prepare as language
 from fedjax_core.privacy import Privacy
 from fedjax_core.privacy import asked as privacy_asked
 from fedjax_core.uplink import Link, attacks, compression, order, privacy, rules
@@ -57,8 +56,13 @@ def adversary(said: Mapping[str, Any]) -> Adversary | None:
     return Adversary(found, fraction)
 
 
-def private(said: Mapping[str, Any]) -> tuple[Found | None, Privacy | None]:
-    """The mechanism, and how much of it."""
+def rule(said: Mapping[str, Any]) -> tuple[Found, ...]:
+    """The rule that takes the place of the mean, behind what stands before it; () for none."""
+    return () if said["aggregation.rule"] is None else tuple(rules.found(said["aggregation.rule"]))
+
+
+def private(said: Mapping[str, Any], texts: bool) -> tuple[Found | None, Privacy | None]:
+    """The mechanism, and how much of it. `texts`: whether the data are texts, which are not normalised."""
     spec = said["privacy.mechanism"]
     if spec is None:
         return None, privacy_asked(said, None)
@@ -71,7 +75,6 @@ def private(said: Mapping[str, Any]) -> tuple[Found | None, Privacy | None]:
             f"privacy.mechanism={spec!r} and aggregation.rule={said['aggregation.rule']!r} each say how uplinks become one, and of "
             "a rule's result nobody knows how far one client moves it; choose one of them"
         )
-    texts = by_name.parse(said["data.source"])[0] == language.SOURCE
     if NORMALISATIONS.get(said["normalise"], ()) is None and not texts:
         names = ", ".join(repr(name) for name, scaling in NORMALISATIONS.items() if scaling is not None)
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import by_name, values
+from fedjax_core import values
 from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated, poison
 from fedjax_core.engine import cohort as cohorts
@@ -14,7 +14,7 @@ from fedjax_core.engine import parallel
 from fedjax_core.engine.simulation import Build, Group, Simulation
 from fedjax_core.experiment import adversaries, cautions, given, kinds, protection
 from fedjax_core.experiment.asked import Asked, Config, algorithm, resolve
-from fedjax_core.experiment.named import OF_TARGETS
+from fedjax_core.experiment.named import OF_TARGETS, trained
 from fedjax_core.learning import backdoor, scored
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.uplink import order
@@ -34,6 +34,7 @@ def build(
     noise: Mapping[str, Any] | None = None,
     accounted: bool = True,
     by_lane: Callable[[Asked], Build] | None = None,
+    asked: Asked | None = None,
 ) -> Simulation:
     """The simulation that a config describes.
 
@@ -46,6 +47,7 @@ def build(
       kind: in place of the way that the config's data are read (`stand_in.py`).
       noise: what run.json says of a run's privacy, so that its noise is not found anew; None: nothing.
       accounted: False: no accountant is asked, as for a run that is only read.
+      asked: what `resolve` made of the config, where it is known.
       by_lane: makes the method, in place of its options in the config alone (`numbers.py`).
 
     Returns:
@@ -55,10 +57,10 @@ def build(
       ValueError, TypeError: the config asks for something that is not there or not possible; the message names it.
       FileNotFoundError: the data are not there; the message says where to get and put them.
     """
-    asked = resolve(given.into(config, method, model, loss, scores))
+    asked = resolve(given.into(config, method, model, loss, scores)) if asked is None else asked
     kind = kinds.of(asked) if kind is None else kind
     data = kinds.parted(asked, kind.federated(asked) if data is None else data)
-    _fits(asked, config, targets_of(data.train.y))
+    _fits(asked, targets_of(data.train.y))
     clients, networks = np.arange(data.clients), asked.networks
     if not 1 <= len(networks) <= len(clients):
         models = tuple(one.found.spec for one in networks)
@@ -72,22 +74,23 @@ def build(
     trigger = next((one.trigger for one in poisons if one.trigger is not None), None)
     make = make if trigger is None else backdoor.watched(make, trigger)
     scores_of_all = asked.scores | ({} if trigger is None else {"backdoor": backdoor.score(trigger)})
+    loss_of_labels = trained(asked.loss)
     groups, fresh, everybodys = [], {}, kind.public(asked, data.train)
     for (spec, _), mine in places.items():
         one = networks[mine[0]]
         task = kind.task(asked, one._replace(file=None) if shapes_only else one, data, everybodys, shapes_only)
-        if scores_of_all or asked.loss is not None:
-            task = dataclasses.replace(task, scores={**task.scores, **scores_of_all}, loss=asked.loss)
+        if scores_of_all or loss_of_labels is not None:
+            task = dataclasses.replace(task, scores={**task.scores, **scores_of_all}, loss=loss_of_labels)
         fresh |= {} if one.file else {spec: task.model}
         groups.append(Group(f"{mine[0]}: {spec}", make, task, clients[np.isin(clients % len(networks), mine)]))
     if asked.adversary is not None and any(group.build(group.task).pooled for group in groups):
         raise ValueError(
-            f"adversary.attack={values.short(config.adversary.attack)}: a pooled method has no clients that could attack"
+            f"adversary.attack={values.short(asked.said['adversary.attack'])}: a pooled method has no clients that could attack"
         )
     seed, evil = asked.data.seed, adversaries.attackers(asked, data.clients)
     spent = protection.of_asked(asked, data.clients, accounted and not shapes_only, noise)
     if not shapes_only:
-        cautions.say(asked, config.get("aggregation", {}).get("rule"), data.clients, len(evil), fresh)
+        cautions.say(asked, data.clients, len(evil), fresh)
     return Simulation(
         groups,
         poison.counted(data, poisons, evil) if shapes_only else poison.poisoned(data, poisons, evil, seed),
@@ -105,18 +108,18 @@ def build(
     )
 
 
-def _fits(asked: Asked, config: Config, kind: str) -> None:
+def _fits(asked: Asked, kind: str) -> None:
     """Raises ValueError for what is for other targets than the data have."""
-    loss = None if config.get("loss") is None else by_name.parse(config.loss, "loss")[0]
-    if loss in OF_TARGETS and kind not in OF_TARGETS[loss]:
-        raise ValueError(f"loss={config.loss!r} is for {' or '.join(OF_TARGETS[loss])}, the data have {kind}: {TARGETS[kind]}")
+    loss = asked.loss
+    if loss is not None and kind not in (fits := OF_TARGETS.get(loss.name, (kind,))):
+        raise ValueError(f"loss={loss.spec!r} is for {' or '.join(fits)}, the data have {kind}: {TARGETS[kind]}")
     if taken := [name for name in asked.scores if name in scored.NAMES[kind]]:
         raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {kind} already; give yours another name")
     if kind == "classes":
         return
     for field, is_set in (("task", asked.episodes is not None), ("public", asked.public is not None)):
         if is_set:
-            raise ValueError(f"{field}={config[field]!r} needs classes, the data have {kind}: {TARGETS[kind]}")
+            raise ValueError(f"{field}={asked.said[field]!r} needs classes, the data have {kind}: {TARGETS[kind]}")
 
 
 def _plan(asked: Asked, population: int, devices: Sequence[Any] | None) -> parallel.Plan | None:

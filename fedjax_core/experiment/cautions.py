@@ -2,7 +2,7 @@
 statistics that stay as they began, privacy of data that were counted before. Each is said in a line before a run."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,18 @@ SCALED = ("diabetes",)  # sources that divide targets by what all training rows 
 log = logging.getLogger("fedjax_core")
 
 
-def say(asked: Asked, rule: str | None, population: int, attackers: int, fresh: Mapping[str, Model]) -> None:
+def say(asked: Asked, population: int, attackers: int, fresh: Mapping[str, Model]) -> None:
     """Warns of what the functions below find.
 
     Args:
       asked: the config.
-      rule: its `aggregation.rule`.
       population: N.
       attackers: how many of these attack.
       fresh: by spec, networks that begin from no file.
     """
     size = cohorts.number(asked.cohort, population)
     there = max(1, round(size * (1 - asked.dropout)))
-    found = (*of_attack(asked, there, population, attackers), *of_rule(rule, there), *of_statistics(asked.statistics, fresh))
+    found = (*of_attack(asked, there, population, attackers), *of_rule(asked.rule, there), *of_statistics(asked.statistics, fresh))
     for line in (*found, *of_source(asked)):
         log.warning("%s", line)
 
@@ -56,18 +55,17 @@ def of_source(asked: Asked) -> list[str]:
     return [f"data.source={source.spec!r}: {what} is found in all clients' training rows; epsilon says nothing of that"]
 
 
-def of_rule(rule: str | None, there: int) -> list[str]:
+def of_rule(rule: Sequence[by_name.Found], there: int) -> list[str]:
     """Rules whose `attackers` is less than one client of those that are there."""
     said = []
-    for part in [] if rule is None else rule.split("|"):
-        found = by_name.find("rule", part.strip(), rules.RULES, field="aggregation.rule")
+    for found in rule:
         takes = by_name.parameters(found.function)[0]
         if found.origin != by_name.BUILT_IN or "attackers" not in takes:
             continue
         share = found.options.get("attackers", takes["attackers"].default)
         if share > 0 and int(rules.counts(jnp.ones(there, bool), share)[1]) == 0:
             what = f"attackers={share:g} of the {there} clients of a round is less than one, so {found.name} withstands none"
-            said.append(f"aggregation.rule={values.short(rule)}: {what}")
+            said.append(f"aggregation.rule={values.short(' | '.join(one.spec for one in rule))}: {what}")
     return said
 
 

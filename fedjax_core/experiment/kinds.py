@@ -70,14 +70,13 @@ def of(asked: Asked) -> Kind:
 
 
 def _loaded(source: Found, directory: str | None) -> sources.Dataset:
-    return sources.load(source.name, directory, **source.options)
+    return sources.read(source, directory)
 
 
 def _divided(asked: Asked) -> federated.FederatedData:
     data = asked.data
-    scheme = {"name": data.partition.name, **data.partition.options}
     whole = smaller(_loaded(data.source, data.directory), data.size, data.examples)
-    return federated.federate(whole, scheme, data.clients, data.seed, **data.tests)
+    return federated.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 
 
 def public(asked: Asked, like: Examples) -> Examples | tuple[()]:

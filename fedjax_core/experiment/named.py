@@ -12,6 +12,7 @@ from fedjax_core.data import partition, sources
 from fedjax_core.experiment.methods import METHODS, Config, without_none
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import losses, training
+from fedjax_core.run.callbacks import find as callback
 
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
 LOSSES = {
@@ -101,9 +102,7 @@ def _reader(spec: str, field: str) -> Found:
     found = sources.find(spec, field=field)
     if found.origin == by_name.BUILT_IN and isinstance(of := found.options.get("of"), str):
         _reader(of, field)  # the set that it is made of
-    kind, colon, _ = found.name.partition(":")
-    of_name = {"path"} if colon and kind in sources.PREFIXED else set()  # what its name says already
-    return found._replace(options={key: value for key, value in found.options.items() if key not in of_name})
+    return found
 
 
 def data(said: Mapping[str, Any]) -> Data:
@@ -190,9 +189,16 @@ def _score(found: Found) -> Callable:
     return functools.partial(found.function, **found.options) if found.options else found.function
 
 
-def loss(spec: str | None) -> Callable | None:
-    """What is trained in place of cross-entropy; None: nothing is."""
-    if spec is None:
-        return None
-    found = by_name.find("loss", spec, LOSSES, given=("logits", "y", "mask"), field="loss")
-    return None if found.function is losses.cross_entropy else _score(found)
+def loss(spec: str | None) -> Found | None:
+    """The loss of labels; None: the one that fits the targets."""
+    return None if spec is None else by_name.find("loss", spec, LOSSES, given=("logits", "y", "mask"), field="loss")
+
+
+def trained(found: Found | None) -> Callable | None:
+    """What a loss trains in place of cross-entropy; None: nothing."""
+    return None if found is None or found.function is losses.cross_entropy else _score(found)
+
+
+def callbacks(specs: Sequence[str]) -> tuple[Found, ...]:
+    """What a run tells what happens."""
+    return tuple(callback(spec) for spec in specs)

@@ -76,7 +76,7 @@ def spelled(spec: str, file: str | None) -> str:
 def drawn_by_seed(config: Config) -> bool:
     """Whether some of what is frozen is drawn by the seed, so that runs of other seeds have other arrays."""
     pairs = zip(config.models, weight_files(config), strict=True)
-    begins_anew = any(file is None and not spec.startswith(language.MODEL) for spec, file in pairs)
+    begins_anew = any(file is None and network(spec).found.function is not language.Spec for spec, file in pairs)
     return begins_anew and (config.adapter is not None or config.train != "all")
 
 

@@ -4,19 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_core.engine import cohort as cohorts
-from fedjax_core.engine.simulation import Simulation
-from fedjax_core.experiment.asked import Asked, Config, resolve
+from fedjax_core.experiment.asked import Asked
 from fedjax_core.privacy import Spent
 from fedjax_core.uplink import Link, correlated
 
 
-def spent(config: Config, simulation: Simulation, known: Mapping[str, Any] | None = None) -> Spent | None:
-    """What rounds of a config's simulation cost in privacy; None where there is none. `known`: as `of_asked` takes it."""
-    return of_asked(resolve(config), simulation.population, known=known)
-
-
 def of_asked(asked: Asked, population: int, calibrate: bool = True, known: Mapping[str, Any] | None = None) -> Spent | None:
-    """As `spent`, of so many clients.
+    """What rounds of so many clients cost in privacy; None where there is none.
 
     Args:
       asked: the config, resolved.

@@ -15,9 +15,9 @@ from fedjax_core.engine import together
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.experiment import given
 from fedjax_core.experiment.adversaries import attackers
-from fedjax_core.experiment.asked import Config, resolve
+from fedjax_core.experiment.asked import Asked, Config, resolve
 from fedjax_core.experiment.building import build
-from fedjax_core.experiment.protection import spent
+from fedjax_core.experiment.protection import of_asked
 from fedjax_core.privacy import Spent
 from fedjax_core.run import Finished, restored, run
 from fedjax_core.run.selection import SELECTED
@@ -56,9 +56,10 @@ def execute(
       The final state, the summary, the plots and the history; see `fedjax_core.run.steps`, also for what it raises.
     """
     config = given.into(config, **replaced)
+    asked = resolve(config)
     noise = recorded_noise(config, workdir)
-    simulation = build(config, data, noise=noise)
-    told = settings(config, simulation, noise)
+    simulation = build(config, data, noise=noise, asked=asked)
+    told = settings(config, simulation, noise, asked)
     told["callbacks"] += tuple(callbacks)
     try:
         return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
@@ -66,9 +67,12 @@ def execute(
         simulation.release()  # the next run's base has the room, whenever this one's objects are collected
 
 
-def settings(config: Config, simulation: Simulation, noise: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a run is told of its config; see `fedjax_core.run.steps`. `noise`: as `build` takes it."""
-    private = spent(config, simulation, noise)
+def settings(
+    config: Config, simulation: Simulation, noise: Mapping[str, Any] | None = None, asked: Asked | None = None
+) -> dict[str, Any]:
+    """What a run is told of its config; see `fedjax_core.run.steps`. `noise`, `asked`: as `build` takes them."""
+    asked = resolve(config) if asked is None else asked
+    private = of_asked(asked, simulation.population, known=noise)
     return {
         "seed": config.seed,
         "rounds": config.rounds,
@@ -80,11 +84,11 @@ def settings(config: Config, simulation: Simulation, noise: Mapping[str, Any] | 
         "until": config.evaluation.get("until"),
         "checkpoint_seconds": config.checkpoint.seconds,
         "keep": config.checkpoint.keep,
-        "record": {"convolution": nn.describe()} | _adversary(config, simulation.population) | _private(private),
+        "record": {"convolution": nn.describe()} | _adversary(asked, simulation.population) | _private(private),
         "private": private,
         "chosen_plan": chosen_plan(config),
         "profile": config.profile,
-        "callbacks": tuple(config.get("callbacks", ())),
+        "callbacks": asked.callbacks,
     }
 
 
@@ -154,10 +158,10 @@ def _private(private: Spent | None) -> dict[str, Any]:
     return {} if private is None else {"privacy": private.facts()}
 
 
-def _adversary(config: Config, population: int) -> dict[str, Any]:
+def _adversary(asked: Asked, population: int) -> dict[str, Any]:
     """Who attacks, for run.json."""
-    clients = attackers(resolve(config), population)
-    return {"adversary": {"attack": config.adversary.attack, "clients": clients}} if clients else {}
+    clients = attackers(asked, population)
+    return {"adversary": {"attack": asked.said["adversary.attack"], "clients": clients}} if clients else {}
 
 
 def tuples(value: Any) -> Any:

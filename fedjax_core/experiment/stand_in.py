@@ -71,8 +71,7 @@ def _divided(asked: Asked, counts: Counts) -> federated.FederatedData:
         return kinds.ROWS.federated(asked)
     of = known.smaller(_size(data.source, counts), data.size, data.examples)
     domains = data.clients if data.partition.name == "by_domain" else 1
-    scheme = {"name": data.partition.name, **data.partition.options}
-    return federated.federate(known.stand_in(of, data.source.name, domains), scheme, data.clients, data.seed, **data.tests)
+    return federated.federate(known.stand_in(of, data.source.name, domains), data.partition, data.clients, data.seed, **data.tests)
 
 
 def _made(source: Found) -> bool:

@@ -11,7 +11,7 @@ An augmentation from outside is a function in a module or file of its own, which
 `fedjax_core.augmentations`. It takes options, whose annotations say which values they may have, and returns an `Augment` in JAX:
 it is traced, and mapped over a batch.
 
-They enter training through the network: `augmented(model, text)` is the same model, whose inputs are augmented whenever it is
+They enter training through the network: `augmented(model, by)` is the same model, whose inputs are augmented whenever it is
 called in training mode, before it normalises them. So every method has them, whatever its loss; evaluation, and features that are
 computed in evaluation mode, never see them. Every example has a key of its own, from the step's key and its row: its draw does not
 depend on how many rows stand beside it. A loss that applies the network twice with one key sees one view, with two keys two.
@@ -95,20 +95,29 @@ def batched(augment: Augment) -> Augment:
     return of_batch
 
 
-def augmented(model: Model, text: str) -> Model:
+def of_training(text: str) -> Augment:
+    """`parse`, of what a network that normalises its inputs itself sees in training.
+
+    Raises:
+      ValueError, TypeError: as `parse`; or "normalise" is among the names.
+    """
+    if "normalise" in (by_name.parse(part)[0] for part in text.split("|")):
+        raise ValueError(f"augment={text!r}: the network normalises its inputs, in training and in evaluation; leave it out")
+    return parse(text)
+
+
+def augmented(model: Model, by: str | Augment) -> Model:
     """The model whose inputs are augmented in training: `apply` and `features` with train=True. Parameters are the same.
 
     Args:
       model: normalises its inputs itself.
-      text: see `parse`.
+      by: of one image, or a text, see `of_training`.
 
     Raises:
-      ValueError, TypeError: as `parse`; or "normalise" is among the names. When traced: training without a key, or on other inputs
+      ValueError, TypeError: as `of_training`. When traced: training without a key, or on other inputs
         than images.
     """
-    if "normalise" in (by_name.parse(part)[0] for part in text.split("|")):
-        raise ValueError(f"augment={text!r}: the network normalises its inputs, in training and in evaluation; leave it out")
-    augment = batched(parse(text))
+    augment = batched(of_training(by) if isinstance(by, str) else by)
 
     def view(x: Array, key: Array | None, train: bool) -> Array:
         if not train:

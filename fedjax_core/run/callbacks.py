@@ -65,6 +65,15 @@ class Ended(NamedTuple):
     summary: Mapping[str, Any]
 
 
+def find(spec: str) -> by_name.Found:
+    """What makes a callback, by its spec.
+
+    Raises:
+      ValueError, TypeError: there is none of that name, or an option is not what it may be.
+    """
+    return by_name.find("callback", spec, loggers.CALLBACKS, field="callbacks")
+
+
 class CallbackFailed(RuntimeError):
     """A callback raised; the run has left a checkpoint."""
 
@@ -81,17 +90,15 @@ class Callbacks:
         """Finds those that are given by name.
 
         Args:
-          callbacks: objects, or specs of such: "wandb(project='x')", "package.module:name(option=...)".
+          callbacks: objects, or specs of such: "wandb(project='x')", "package.module:name(option=...)"; or what `find` found.
           writer: whether this process calls them.
 
         Raises:
           TypeError: one of them has none of the methods, or an option that there is not.
           ValueError: there is none of that name, or it cannot be made.
         """
-        callbacks = [
-            by_name.find("callback", given, loggers.CALLBACKS, field="callbacks")() if isinstance(given, str) else given
-            for given in callbacks
-        ]
+        found = [find(given) if isinstance(given, str) else given for given in callbacks]
+        callbacks = [given() if isinstance(given, by_name.Found) else given for given in found]
         for place, callback in enumerate(callbacks):
             if not any(callable(getattr(callback, name, None)) for name in METHODS) or isinstance(callback, type):
                 raise TypeError(

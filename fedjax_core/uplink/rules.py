@@ -234,6 +234,11 @@ RULES: dict[str, Callable[..., Any]] = {
 BEFORE = ("mixing",)  # those built in that give rows, for another rule
 
 
+def found(text: str) -> list[by_name.Found]:
+    """A rule, and before it what stands there; see `parse`."""
+    return [by_name.find("rule", part.strip(), RULES, field="aggregation.rule") for part in text.split("|")]
+
+
 def parse(text: str) -> Link:
     """A rule by name, with what stands before it.
 
@@ -248,8 +253,7 @@ def parse(text: str) -> Link:
       >>> rule.kind, rule.name
       ('rule', 'median')
     """
-    found = [by_name.find("rule", part.strip(), RULES, field="aggregation.rule") for part in text.split("|")]
-    *before, last = found
+    *before, last = found(text)
     if last.name in BEFORE:
         raise ValueError(
             f"aggregation.rule={values.short(text)}: {last.name} gives every client's vector; put a rule behind it, '| krum'"

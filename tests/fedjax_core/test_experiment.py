@@ -1,5 +1,6 @@
 """From a config to a simulation: what is wrong is named, and what is asked for is built."""
 
+import contextlib
 import dataclasses
 import tempfile
 import weakref
@@ -8,13 +9,14 @@ from unittest import mock
 import chex
 import jax
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 from configs import base
 from fedjax_core import by_name, experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.engine import parallel
-from fedjax_core.experiment import runs
+from fedjax_core.experiment import asked, building, kinds, runs
 from tests import toy
 
 
@@ -35,6 +37,13 @@ def config(method=None, **changes):
 
 def build(*arguments, **changes):
     return experiment.build(config(*arguments, **changes), toy.data())
+
+
+class Silent:
+    """A callback that does nothing."""
+
+    def end(self, ended):
+        pass
 
 
 def rows(path: str):
@@ -120,7 +129,7 @@ class ErrorsTest(chex.TestCase):
     def test_only_a_path_that_its_name_says_is_no_option(self):
         mine = f"{__file__}:rows"
         self.assertEqual(experiment.resolve(config(data__source=f"{mine}(path='a.csv')")).data.source.options, dict(path="a.csv"))
-        self.assertEqual(experiment.resolve(config(data__source="npz:a.npz")).data.source.options, {})
+        self.assertEqual(experiment.resolve(config(data__source="npz:a.npz")).data.source.options, dict(path="a.npz"))
         self.assertEqual(experiment.resolve(config(data__source="npz(path='a.npz')")).data.source.options, dict(path="a.npz"))
 
 
@@ -288,3 +297,39 @@ class ExecuteTest(chex.TestCase):
                 experiment.execute(config(), "unused", data=toy.data())
         self.assertLen(made, 2)
         self.assertEqual([on_device() for _, on_device in made], [None, None])
+
+
+def test_a_config_is_resolved_once_and_what_is_built_reads_no_name_again(tmp_path):
+    """Of a run with something in every field that names something: one resolution, and nothing is parsed or found beside it."""
+    names = dict(augment="flip", loss="smoothed", aggregation__rule="mixing | median", adversary__attack="sign_flip")
+    names |= dict(data__source="resplit(of='digits', test_fraction=0.2)", compression__uplink="float16", rounds=1)
+    wanted = config(**names, adversary__fraction=0.2, callbacks=(f"{__name__}:Silent",))
+    depth, inside, outside = [0], [], []
+
+    def resolve(given, real=asked.resolve):
+        depth[0] += 1
+        try:
+            return real(given)
+        finally:
+            depth[0] -= 1
+
+    def noted(function):
+        return lambda *given, **more: ((inside if depth[0] else outside).append(given[0]), function(*given, **more))[1]
+
+    modules = (asked, building, kinds, runs)
+    with contextlib.ExitStack() as stack:
+        counted = mock.Mock(side_effect=resolve)
+        for module in modules:
+            stack.enter_context(mock.patch.object(module, "resolve", counted))
+        for name in ("parse", "lookup"):
+            stack.enter_context(mock.patch.object(by_name, name, noted(getattr(by_name, name))))
+        experiment.execute(wanted, str(tmp_path), progress=False)
+    assert counted.call_count == 1
+    assert {"flip", "smoothed", "median", "sign_flip", "float16", "partition"} <= set(inside)
+    assert set(outside) <= {"digits", "data set"}, "of a source that is made of another one, which it reads itself"
+
+
+def test_what_a_run_would_refuse_is_refused_before_data_are_read():
+    for field, value in (("callbacks", ("wand",)), ("augment", "flip | normalise(mean=0.5, std=0.5)")):
+        with pytest.raises(ValueError, match=f"unknown callback 'wand'|^{field}="):
+            experiment.resolve(config(**{field: value}))

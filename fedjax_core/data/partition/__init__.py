@@ -75,12 +75,16 @@ def make(
       TypeError: an option that the scheme does not have, or one that is missing; or a scheme from outside that returns something
         else than index lists.
     """
-    found = by_name.find("partition", name, SCHEMES, given=GIVEN, options=options)
+    return divide(by_name.find("partition", name, SCHEMES, given=GIVEN, options=options), columns, clients, seed)
+
+
+def divide(found: by_name.Found, columns: Mapping[str, np.ndarray | None], clients: int, seed: int) -> tuple[Lists, Lists | None]:
+    """As `make`, with a scheme that is found already."""
     takes = inspect.signature(found.function).parameters
     given = {"clients": clients, "seed": seed, **{key: values for key, values in columns.items() if values is not None}}
     for column in COLUMNS:
         if column in takes and takes[column].default is inspect.Parameter.empty and column not in given:
-            raise ValueError(f"partition {name!r} needs {column}, and this data set has none.")
+            raise ValueError(f"partition {found.name!r} needs {column}, and this data set has none.")
     result = found(**given)
     if found.origin != by_name.BUILT_IN:
         return _checked(found.name, result, clients, {key: len(given.get(key, ())) for key in ("labels", "test_labels")})

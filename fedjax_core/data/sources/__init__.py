@@ -136,7 +136,11 @@ def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -
       FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
       TypeError: an option that the reader does not have; or a reader from outside that returns something else than a data set.
     """
-    found = find(name, options)
+    return read(find(name, options), data_dir)
+
+
+def read(found: by_name.Found, data_dir: str | os.PathLike | None = None) -> Dataset:
+    """As `load`, of a reader that `find` has found."""
     root = Path(data_dir or os.environ.get(DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser()
     made = found(data_dir=root, load=lambda spec: load(spec, root))
     return made if found.origin == by_name.BUILT_IN else _checked(found.name, made)

@@ -117,9 +117,11 @@ def test_settings_that_do_nothing_are_said():
     assert said(50, 24) == []
     settings.adversary.attack = "alie(z=1.0)"
     assert said(10, 2) == []
-    (line,) = cautions.of_rule("mixing(attackers=0.3) | krum", 4)
+    of_rule = lambda text, there: cautions.of_rule(rules.found(text), there)
+    (line,) = of_rule("mixing(attackers=0.3) | krum", 4)
+    assert line.startswith("aggregation.rule='mixing(attackers=0.3) | krum': ")
     assert line.endswith("attackers=0.2 of the 4 clients of a round is less than one, so krum withstands none")
-    assert cautions.of_rule("mixing | krum(attackers=0.0)", 5) == cautions.of_rule("median", 1) == cautions.of_rule(None, 1) == []
+    assert of_rule("mixing | krum(attackers=0.0)", 5) == of_rule("median", 1) == cautions.of_rule((), 1) == []
 
 
 def test_privacy_of_data_that_were_counted_before_is_said():
