@@ -9,9 +9,12 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from flax import nnx
 
 from fedjax_core import by_name, experiment, nn, outside
 from fedjax_core.commands import ending, shipped
@@ -23,6 +26,10 @@ from fedjax_core.reporting import loggers, report
 from fedjax_core.uplink import attacks, compression, privacy, rules
 
 OF_A_MODEL = {"resize": None, "frame": 0}  # options that every network of images has
+SAID_OF_THEM = """Of any network of images:
+  resize: pixels, height and width or one number for both, to which images are scaled first; None: their own.
+  frame: width of a frame of learnable pixels around them."""
+ELSEWHERE = re.compile(r"[Aa]rguments as (?:those\s+of|in)\s+`(\w+)`")  # in a docstring, of another one of its kind
 
 
 class Kind(NamedTuple):
@@ -163,8 +170,12 @@ def detailed(kind: str, name: str) -> str:
     texts = [spelled(name, options(kind, name, builder)), about(kind, name, builder)]
     if kind == "methods":
         texts.append(inspect.cleandoc(builder.__doc__ or ""))
-    if kind == "callbacks" and isinstance(builder, type):
+    if isinstance(builder, type) and builder.__init__.__doc__ not in (object.__init__.__doc__, nnx.Module.__init__.__doc__):
         texts.append(inspect.cleandoc(builder.__init__.__doc__ or ""))
+    if name in nn.MODULES:
+        texts.append(SAID_OF_THEM)
+    if (other := ELSEWHERE.search(texts[1])) and other[1] in found:
+        texts.append(f"{other[1]}: {about(kind, other[1], found[other[1]])}")
     return "\n\n".join(text for text in texts if text)
 
 

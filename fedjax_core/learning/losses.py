@@ -83,19 +83,19 @@ def focal(logits: Array, y: Array, mask: Array, gamma: NonNegative = 2.0) -> Arr
     return masked_mean((-jnp.expm1(-rows)) ** gamma * rows, counted(y, mask))
 
 
-def squared_error(values: Array, targets: Array, mask: Array) -> Array:
-    """Mean squared difference of `values` and `targets` [B, D], over all entries of the rows in `mask`."""
-    return masked_mean(jnp.mean((values - targets) ** 2, axis=-1), mask)
+def squared_error(logits: Array, y: Array, mask: Array) -> Array:
+    """Mean squared difference of `logits`, a network's numbers, and `y` [B, D], over all entries of the rows in `mask`."""
+    return masked_mean(jnp.mean((logits - y) ** 2, axis=-1), mask)
 
 
-def absolute_error(values: Array, targets: Array, mask: Array) -> Array:
-    """Mean absolute difference of `values` and `targets` [B, D], over the rows in `mask`.
+def absolute_error(logits: Array, y: Array, mask: Array) -> Array:
+    """Mean absolute difference of `logits`, a network's numbers, and `y` [B, D], over the rows in `mask`.
 
     Entries that are equal up to `rounding`, relative to their row, count as 0: their gradient would be the sign of the rounding.
     """
-    apart = values - targets
-    size = jnp.sqrt(jnp.mean(targets * targets, -1, keepdims=True))
-    sign = jnp.where(jnp.abs(apart) > rounding(values, targets) * size, jnp.sign(apart), 0)
+    apart = logits - y
+    size = jnp.sqrt(jnp.mean(y * y, -1, keepdims=True))
+    sign = jnp.where(jnp.abs(apart) > rounding(logits, y) * size, jnp.sign(apart), 0)
     return masked_mean(jnp.mean(apart * jax.lax.stop_gradient(sign), axis=-1), mask)
 
 

@@ -137,7 +137,14 @@ def adam(
     decay: Positive = 1.0,
     anneal: Annotated[str, one_of("linear", "cosine")] | None = None,
 ) -> Optimizer:
-    """Adam; weight decay is decoupled (AdamW). Other arguments as in `sgd`."""
+    """Adam; weight decay is decoupled (AdamW). Other arguments as in `sgd`.
+
+    Args:
+      b1: decay of the mean gradient.
+      b2: decay of the mean squared gradient.
+      eps: added to the root of the latter.
+      weight_decay: times the learning rate, of the weights themselves.
+    """
     _positive(lr=lr, decay=decay, eps=eps, **({} if clip is None else {"clip": clip}))
     if anneal is not None:
         annealed(anneal)

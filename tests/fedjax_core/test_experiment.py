@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from configs import base
+from configs import base, fedavg_regression
 from fedjax_core import by_name, experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.engine import parallel
-from fedjax_core.experiment import asked, building, kinds, runs
+from fedjax_core.experiment import asked, building, kinds, named, runs
 from tests import toy
 
 
@@ -333,3 +333,17 @@ def test_what_a_run_would_refuse_is_refused_before_data_are_read():
     for field, value in (("callbacks", ("wand",)), ("augment", "flip | normalise(mean=0.5, std=0.5)")):
         with pytest.raises(ValueError, match=f"unknown callback 'wand'|^{field}="):
             experiment.resolve(config(**{field: value}))
+
+
+@pytest.mark.parametrize("name", experiment.LOSSES)
+def test_a_config_may_name_every_loss_that_there_is(name):
+    kinds_of = named.OF_TARGETS[name]
+    if "classes" in kinds_of:
+        assert build(loss=name).targets == "classes"
+        return
+    with pytest.raises(ValueError, match=f"loss='{name}' is for {kinds_of[0]}, the data have classes"):
+        build(loss=name)
+    if "numbers" in kinds_of:
+        of_numbers = fedavg_regression.get_config("smoke")
+        of_numbers.loss = name
+        assert experiment.build(of_numbers).targets == "numbers"

@@ -1,6 +1,7 @@
 """The installed command: its parts by name, and what `list` shows."""
 
 import inspect
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -83,6 +84,14 @@ def test_options_stand_with_their_defaults(capsys):
     assert listing.options("sources", "unseen", listing.KINDS["sources"].found()["unseen"]) == dict.fromkeys(
         ("of", "classes"), inspect.Parameter.empty
     )
+
+
+@pytest.mark.parametrize("kind", ["methods", "models", "sources", "partitions", "optimizers", "callbacks"])
+def test_the_docstrings_say_what_options_mean(kind):
+    for name, builder in listing.KINDS[kind].found().items():
+        said = listing.detailed(kind, name)
+        for option in listing.options(kind, name, builder):
+            assert re.search(rf"^ *(\w+, )*{option}(, \w+)*: ", said, re.MULTILINE), (name, option)
 
 
 def test_every_kind_that_packages_announce_is_listed(capsys):
