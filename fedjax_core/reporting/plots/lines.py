@@ -191,6 +191,8 @@ def draw(axes: Axes, lines: Sequence[Line], name: str) -> None:
         axes.plot(line.rounds, line.values, dashes, color=colour, marker=marker, markersize=2.5, label=line.label)
         if line.band is not None:
             middle, spread = np.asarray(line.values), np.asarray(line.band)
+            if len(middle) == 1:  # a band over one round has no width
+                axes.errorbar(line.rounds, middle, spread, color=colour, alpha=0.5)
             axes.fill_between(np.asarray(line.rounds), middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
     axes.set_xlabel("round")
     axes.set_ylabel(axis(name))

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fedjax_core.reporting import resampling
 from fedjax_core.reporting.plots import attention, contact_sheet, curves, heatmap, partition_bubbles, run_plots
+from fedjax_core.reporting.plots.lines import Line, draw
 from fedjax_core.storage.json_files import JsonLines, write_json
 from fedjax_core.storage.workdir import WorkDir
 
@@ -98,6 +101,13 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line_with_a_band(tmp_path)
     assert found[0] == ["run", "round", "test/global/accuracy", "standard_deviation", "seeds"]
     assert [float(cell) for cell in found[1][1:]] == pytest.approx([2, 0.5, spread, 3])
     assert found[3][3:] == ["", ""]
+
+
+def test_the_spread_of_a_single_evaluation_is_a_bar():
+    axes = Figure().add_subplot()
+    draw(axes, [Line("a", [3], [0.5], [0.1]), Line("b", [3], [0.7])], "test/global/accuracy")
+    (bar,) = [found for one in axes.containers if isinstance(one, ErrorbarContainer) for found in one.lines[2]]
+    np.testing.assert_allclose(bar.get_segments(), [[[3, 0.4], [3, 0.6]]])
 
 
 def test_names_of_lines(tmp_path):
