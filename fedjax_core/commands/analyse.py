@@ -23,6 +23,7 @@ from fedjax_core.commands.analyses.asked import Asked, Loaded
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
 from fedjax_core.commands.analyses.measures import NUMBERS, is_size, number, size
 from fedjax_core.reporting import report
+from fedjax_core.storage.workdir import CONFIG, METRICS
 
 __all__ = ["NUMBERS", "Asked", "Loaded", "analyse", "is_size", "main", "number", "size"]
 
@@ -59,6 +60,9 @@ def analyse(what: Sequence[str], asked: Asked) -> list[Path]:
       OSError: a run cannot be read, or the files cannot be written.
     """
     functions = [WHAT[by_name.choose("analysis", name, WHAT)] for name in what]
+    for run in asked.runs:
+        if not any((run / name).exists() for name in (CONFIG, METRICS)):
+            raise ValueError(f"{run} holds no run: there is neither {CONFIG} nor {METRICS}")
     asked.out.mkdir(parents=True, exist_ok=True)
     loaded = Loaded()
     return [file for function in functions for file in function(asked, loaded)]

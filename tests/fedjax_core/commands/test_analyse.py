@@ -361,3 +361,11 @@ def test_scores_stand_over_bytes_and_over_epsilon(tmp_path, capsys):
     capsys.readouterr()
     assert call(a, b, "--what=epsilon", f"--out={out}") == 1
     assert "plain has no epsilon, for it ran without privacy.mechanism" in capsys.readouterr().err
+
+
+def test_what_holds_no_run_is_left_as_it_is(tmp_path, capsys):
+    """A folder that an analysis made would refuse the run that is begun there later."""
+    missing = tmp_path / "later"
+    assert analyse.main([str(missing), "--what=clients"]) == 1
+    assert f"error: {missing} holds no run: there is neither config.json nor metrics.jsonl" in capsys.readouterr().err
+    assert not missing.exists()
