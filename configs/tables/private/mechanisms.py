@@ -16,7 +16,7 @@ rounds bring, in turn. "no noise" has deltas of the same length at most, and the
 alike. Epsilon is of the last round; one over the rounds is in each run's records.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs import fedavg
 from configs.tables.base import Column, Measure, Row, Table
@@ -34,38 +34,40 @@ MECHANISMS = {
 }
 
 
-def private(change: dict[str, Any], variant: str) -> dict[str, Any]:
+class Deployment(NamedTuple):
+    """What epsilon is told of.
+
+    Attributes:
+      cohort: clients a round.
+      population: all of them.
+      delta: of (epsilon, delta).
+    """
+
+    cohort: int
+    population: int
+    delta: float
+
+
+def private(change: dict[str, Any], variant: str, deployment: Deployment) -> dict[str, Any]:
     """A row's settings."""
     if "privacy.mechanism" not in change:
         return {"aggregation.rule": f"norm_bound(bound={CLIP})"} | change
     if variant == "smoke":
         change = change | ({"privacy.mechanism": "banded(bands=2)"} if "banded" in change["privacy.mechanism"] else {})
-    size, everybody, delta = (10_000, 340_000, 1e-6) if variant == "paper" else (40, 1_000, 1e-4)
-    return {"privacy.clip": CLIP, "privacy.delta": delta, "privacy.cohort": size, "privacy.population": everybody} | change
+    return {f"privacy.{name}": value for name, value in deployment._asdict().items()} | {"privacy.clip": CLIP} | change
 
 
-def get_table(variant: str = "small") -> Table:
-    paper = variant == "paper"
-    changes: dict[str, Any] = {
-        "data.clients": 250,
-        "data.partition": "iid",
-        "cohort.size": 10,
-        "method.weights": "uniform",
-        "method.epochs": 1,
-        "method.batch": 10,
-        "models": ("mlp(widths=(32,))",),
-        "normalise": "unit",
-        "optimizer.lr": 0.3,
-        "rounds": 2 if variant == "smoke" else 100,
-        "evaluation.every": 1 if variant == "smoke" else 10,
-        "evaluation.scopes": ("global",),
-    }
-    if paper:
-        changes |= {"data.source": "femnist", "data.clients": 3400, "data.partition": "natural", "cohort.size": 100}
-        changes |= {"models": ("cnn(widths=(32, 64), dense=128)",), "method.batch": 20, "optimizer.lr": 0.1}
-        changes |= {"rounds": 1500, "evaluation.every": 50}
+def table(title: str, variant: str, changes: dict[str, Any], deployment: Deployment) -> Table:
+    """All mechanisms at all epsilons.
+
+    Args:
+      title: of the table.
+      variant: "smoke" has two bands, for few rounds; "paper" three seeds.
+      changes: what all cells have.
+      deployment: what epsilon is told of.
+    """
     columns = tuple(Column(f"epsilon {epsilon:g}", {}) for epsilon in EPSILONS)
-    rows = tuple(Row(label, fedavg.get_config, private(change, variant)) for label, change in MECHANISMS.items())
+    rows = tuple(Row(label, fedavg.get_config, private(change, variant, deployment)) for label, change in MECHANISMS.items())
     cells = {
         (row.label, column.label): {"privacy.epsilon": epsilon}
         for row in rows
@@ -73,12 +75,37 @@ def get_table(variant: str = "small") -> Table:
         for column, epsilon in zip(columns, EPSILONS, strict=True)
     }
     return Table(
-        title="Accuracy against epsilon",
+        title=title,
         rows=rows,
         columns=columns,
         measures=(Measure("last round", ("test/global/accuracy",)), Measure("best round", ("test/global/accuracy",), "best")),
-        seeds=(0, 1, 2) if paper else (0,),
+        seeds=(0, 1, 2) if variant == "paper" else (0,),
         changes=changes,
         cells=cells,
         against="Gaussian, in turn",
     )
+
+
+def shared(variant: str) -> dict[str, Any]:
+    """What all cells have, but for data and network."""
+    return {
+        "data.partition": "iid",
+        "method.weights": "uniform",
+        "method.epochs": 1,
+        "method.batch": 10,
+        "normalise": "unit",
+        "optimizer.lr": 0.3,
+        "rounds": 2 if variant == "smoke" else 100,
+        "evaluation.every": 1 if variant == "smoke" else 10,
+        "evaluation.scopes": ("global",),
+    }
+
+
+def get_table(variant: str = "small") -> Table:
+    changes = shared(variant) | {"data.clients": 250, "cohort.size": 10, "models": ("mlp(widths=(32,))",)}
+    if variant == "paper":
+        changes |= {"data.source": "femnist", "data.clients": 3400, "data.partition": "natural", "cohort.size": 100}
+        changes |= {"models": ("cnn(widths=(32, 64), dense=128)",), "method.batch": 20, "optimizer.lr": 0.1}
+        changes |= {"rounds": 1500, "evaluation.every": 50}
+        return table("Accuracy against epsilon", variant, changes, Deployment(10_000, 340_000, 1e-6))
+    return table("Accuracy against epsilon", variant, changes, Deployment(40, 1_000, 1e-4))
