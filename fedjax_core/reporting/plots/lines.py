@@ -65,7 +65,7 @@ def curves(
     groups = seeds_apart(folders)
     lines, names, rows = [], [], []
     for label, group in zip(labels_for(folders, groups, labels), groups, strict=True):
-        name, line = _line(label, group, metrics)
+        name, line = line_of(label, group, metrics)
         lines.append(line)
         names.append(name)
         for i, (r, v) in enumerate(zip(line.rounds, line.values, strict=True)):
@@ -153,7 +153,8 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _line(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[str, Line]:
+def line_of(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[str, Line]:
+    """(the score, its line) of runs that differ in the seed alone: the mean, and how far they spread."""
     found = [series_of(folder, metrics) for folder in group]
     name, first = found[0]
     if len(group) == 1:

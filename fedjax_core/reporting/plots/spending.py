@@ -2,12 +2,14 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from fedjax_core.reporting.plots import lines, style
 from fedjax_core.reporting.records import read
@@ -29,39 +31,46 @@ def spending(
 ) -> Figure:
     """Draws a score of several runs over what they have cost, by the round in which it was taken; the cost is on a scale of powers.
 
+    Runs that differ in the seed alone are drawn as their mean, with a band, as `lines.curves` does.
+
     Args:
       run_dirs: their directories.
       metric: as `lines.curves` has it.
-      path: where the figure goes; the suffix says the format. Its CSV has columns run, round, the cost, the score.
-      cost: "bytes": of a client's uplinks, packed, in all rounds so far; "epsilon": what privacy has cost so far.
-      labels: one for each run; by default the directories' names, of a table's runs those of row and column.
+      path: where the figure goes; the suffix says the format. Its CSV has columns run, round, the cost, the score, and of several
+        seeds standard_deviation, seeds.
+      cost: "bytes": of a client's uplinks, packed, in all rounds so far; "epsilon": what privacy has cost so far. Runs without
+        privacy beside those with it have no cost: the score of their last round is a dashed line across.
+      labels: of the lines, or of the runs; by default the directories' names, of a table's runs those of row and column.
 
     Returns:
       The figure.
 
     Raises:
       OSError: a run has no metrics.jsonl or summary.json, or the files cannot be written.
-      ValueError: a run has no such score, or no epsilon; or there is not one label for each.
+      ValueError: a run has no such score, or none has an epsilon; or the labels are not one for each.
     """
     folders, metrics = [Path(folder) for folder in run_dirs], [metric] if isinstance(metric, str) else list(metric)
-    names = lines.labels_for(folders, [[folder] for folder in folders], labels)
+    groups = lines.seeds_apart(folders)
+    costs = [_spent(group, cost) for group in groups]
+    if not any(costs):
+        raise ValueError(f"{folders[0]} has no epsilon, for it ran without privacy.mechanism")
     found, rows, scores = [], [], []
-    for label, folder in zip(names, folders, strict=True):
-        score, series = lines.series_of(folder, metrics)
-        spent = _spent(folder, cost)
-        line = lines.Line(label, [spent[r] for r in series], list(series.values()))
+    for label, group, spent in zip(lines.labels_for(folders, groups, labels), groups, costs, strict=True):
+        score, line = lines.line_of(label, group, metrics)
         found.append(line)
         scores.append(score)
-        rows += [{"run": label, "round": r, cost: spent[r], score: value} for r, value in series.items()]
+        for i, (r, value) in enumerate(zip(line.rounds, line.values, strict=True)):
+            more = {} if line.band is None else {"standard_deviation": line.band[i], "seeds": len(group)}
+            rows.append({"run": label, "round": r, cost: spent[r] if spent else "", score: value} | more)
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
-        for i, line in enumerate(found):
-            colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
-            axes.plot(line.rounds, line.values, color=colour, marker=marker, markersize=2.5, label=line.label)
+        for i, (line, spent) in enumerate(zip(found, costs, strict=True)):
+            _draw(axes, line, spent, i)
         axes.set(xscale="log", xlabel=COSTS[cost], ylabel=axis(scores[0]))
+        axes.set_title(lines.BAND if any(line.band is not None for line in found) else "")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=5))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_formatter(EngFormatter(sep="") if cost == "bytes" else FuncFormatter(lambda at, _: f"{at:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         if is_accuracy(scores[0]):
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
@@ -71,12 +80,31 @@ def spending(
     return figure
 
 
-def _spent(folder: Path, cost: str) -> dict[int, float]:
-    """By round, what was spent."""
-    records = read(folder / METRICS)
-    if cost == "bytes":
-        each = read_json(folder / SUMMARY, {"facts": {"bytes_up": float}})["facts"]["bytes_up"]
-        return {record["round"]: each * record["round"] for record in records}
-    if not any(EPSILON in record for record in records):
-        raise ValueError(f"{folder} has no epsilon, for it ran without privacy.mechanism")
-    return {record["round"]: record.get(EPSILON, math.nan) for record in records}
+def _draw(axes: Axes, line: lines.Line, spent: Mapping[int, float], i: int) -> None:
+    """The i-th line over its costs by round; across, where it has none."""
+    colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
+    if not spent:
+        axes.axhline(line.values[-1], color=colour, linestyle="--", linewidth=1, label=line.label)
+        return
+    at = [spent[int(r)] for r in line.rounds]
+    axes.plot(at, line.values, color=colour, marker=marker, markersize=2.5, label=line.label)
+    if line.band is not None:
+        middle, spread = np.asarray(line.values), np.asarray(line.band)
+        axes.fill_between(at, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+
+
+def _spent(group: Sequence[Path], cost: str) -> dict[int, float]:
+    """By round, what was spent, the mean over seeds; empty for runs that have no such cost."""
+    of: dict[int, list[float]] = {}
+    for folder in group:
+        records = read(folder / METRICS)
+        if cost == "bytes":
+            each = read_json(folder / SUMMARY, {"facts": {"bytes_up": float}})["facts"]["bytes_up"]
+            found = {record["round"]: each * record["round"] for record in records}
+        elif any(EPSILON in record for record in records):
+            found = {record["round"]: record.get(EPSILON, math.nan) for record in records}
+        else:
+            return {}
+        for r, value in found.items():
+            of.setdefault(r, []).append(value)
+    return {r: math.fsum(values) / len(values) for r, values in of.items()}

@@ -358,9 +358,27 @@ def test_scores_stand_over_bytes_and_over_epsilon(tmp_path, capsys):
         (1.5, 0.2),
         (3, 0.4),
     ]
+    assert call(a, b, "--what=epsilon", f"--out={out}") == 0
+    assert [(row["run"], row["epsilon"]) for row in rows(out / "epsilon.csv")] == [
+        ("plain", ""),
+        ("plain", ""),
+        ("private", "1.5"),
+        ("private", "3.0"),
+    ]
     capsys.readouterr()
-    assert call(a, b, "--what=epsilon", f"--out={out}") == 1
+    assert call(a, "--what=epsilon", f"--out={out}") == 1
     assert "plain has no epsilon, for it ran without privacy.mechanism" in capsys.readouterr().err
+
+
+def test_seeds_are_one_line_over_what_they_cost(tmp_path):
+    made = []
+    for seed in range(3):
+        made.append(fake(tmp_path / f"fedavg-{seed}", seed, **{"test/global/accuracy": 0.1 * (seed + 1)}))
+        write_json(made[-1] / "summary.json", {"rounds": 2, "facts": {"bytes_up": 100.0 * (seed + 1)}})
+    assert call(*made, "--what=traffic", f"--out={tmp_path / 'out'}") == 0
+    found = rows(tmp_path / "out" / "traffic.csv")
+    assert [(row["run"], float(row["bytes"]), row["seeds"]) for row in found] == [("fedavg", 200, "3"), ("fedavg", 400, "3")]
+    assert float(found[0]["standard_deviation"]) == pytest.approx(0.1)
 
 
 def test_what_holds_no_run_is_left_as_it_is(tmp_path, capsys):
