@@ -52,22 +52,45 @@ def _left(seconds: float) -> str:
     return f"  (about {report.readable_time(round(seconds))} left)"
 
 
-class Heartbeat:
-    """Says how far a run is whenever `SILENCE` seconds have passed, from a thread of its own: it compiles and reads data, too."""
+class Beat:
+    """Says a line whenever `SILENCE` seconds have passed, from a thread of its own, until its block is over."""
 
-    def __init__(self, folder: Path, jobs: Sequence[Job], number: str, pace: Pace, say: Callable[[str], None] | None) -> None:
-        """`jobs`: the one that runs and those after it; `say`: None for silence."""
-        self._job, self._after, self._number, self._pace, self._say = jobs[0], jobs[1:], number, pace, say
-        self._metrics = folder / "runs" / self._job.cell.name / METRICS
+    def __init__(self, what: str, say: Callable[[str], None] | None) -> None:
+        """`what`: goes on; `say`: None for silence."""
+        self._what, self._say = what, say
         self._over = threading.Event()
         self._began = time.monotonic()
-        self._first: tuple[float, int] | None = None  # when rounds were first seen, and how many
         self._thread = threading.Thread(target=self._talk, daemon=True)
 
     def _talk(self) -> None:
         while not self._over.wait(SILENCE):
             assert self._say is not None
             self._say(self.line())
+
+    def line(self) -> str:
+        """What is said now."""
+        return f"{self._what}, after {report.readable_time(round(time.monotonic() - self._began))}"
+
+    def __enter__(self) -> Self:
+        if self._say is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._say is not None:
+            self._thread.join()
+
+
+class Heartbeat(Beat):
+    """Says how far a run is: it compiles and reads data, too."""
+
+    def __init__(self, folder: Path, jobs: Sequence[Job], number: str, pace: Pace, say: Callable[[str], None] | None) -> None:
+        """`jobs`: the one that runs and those after it; `say`: None for silence."""
+        super().__init__(str(jobs[0].cell), say)
+        self._job, self._after, self._number, self._pace = jobs[0], jobs[1:], number, pace
+        self._metrics = folder / "runs" / self._job.cell.name / METRICS
+        self._first: tuple[float, int] | None = None  # when rounds were first seen, and how many
 
     def line(self) -> str:
         """How far it is now."""
@@ -91,13 +114,3 @@ class Heartbeat:
                 return sum(line.endswith(b"\n") for line in file)
         except OSError:
             return 0
-
-    def __enter__(self) -> Self:
-        if self._say is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        if self._say is not None:
-            self._thread.join()

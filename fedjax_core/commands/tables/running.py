@@ -16,7 +16,7 @@ from fedjax_core.commands.tables import measures
 from fedjax_core.commands.tables.cells import Cell, cell, cells, choose
 from fedjax_core.commands.tables.compared import Known
 from fedjax_core.commands.tables.definition import Definition
-from fedjax_core.commands.tables.progress import SILENCE, Heartbeat, Job, Pace
+from fedjax_core.commands.tables.progress import SILENCE, Beat, Heartbeat, Job, Pace
 from fedjax_core.commands.tables.results import Contents, Result, counted, finished, result_of
 from fedjax_core.commands.tables.search import plan
 from fedjax_core.commands.tables.trials import Searches, give_up
@@ -130,7 +130,9 @@ class _Going:
             if long or time.monotonic() - said > SILENCE:
                 self._say(f"reading {i}/{len(there)}  {one}")
                 said = time.monotonic()
-            if (result := self._read(one, lambda one: result_of(self._table, self._folder, one))) is not None:
+            with Beat(f"reading {i}/{len(there)}  {one}", self._say):
+                result = self._read(one, lambda one: result_of(self._table, self._folder, one))
+            if result is not None:
                 self.results[one.name] = result
                 self._pace.took(Job(one, one.config.rounds), result.seconds)
 
@@ -173,7 +175,8 @@ class _Going:
             self._do(jobs)
         from fedjax_core.commands.tables.drawn import draw  # with matplotlib, for the end
 
-        self._files += draw(self.contents, self._folder, self._known)
+        with Beat("drawing the figures", self._say):
+            self._files += draw(self.contents, self._folder, self._known)
         named = {one.name for one in self.every if (one.row, one.column, one.seed) in wanted}  # a search may have renamed them
         failures = {name: why for name, why in self.failures.items() if name in named}
         self._say(f"{len(failures)} of {len(todo)} runs failed" if failures else f"all {len(mine)} runs are finished")
@@ -322,7 +325,8 @@ class _Going:
         return bool(ended.stopped)
 
     def _write(self) -> None:
-        self._files = write(self.contents, self._folder, self._known)
+        with Beat("writing the tables", self._say):
+            self._files = write(self.contents, self._folder, self._known)
 
 
 def _forget() -> None:

@@ -62,3 +62,24 @@ def test_reading_many_finished_runs_is_not_silent(tmp_path, fake, monkeypatch):
     monkeypatch.setattr(running, "SILENCE", -1.0)
     _, said = run(tmp_path, seeds=[0])
     assert said[:2] == ["reading 1/4  FedAvg / IID / seed 0", "reading 2/4  Uniform & co. / IID / seed 0"]
+
+
+def test_reading_and_writing_that_take_long_are_not_silent(tmp_path, fake, monkeypatch):
+    run(tmp_path, seeds=[0])
+    said: list[str] = []
+
+    def slow(function, what):
+        def waits(*arguments):
+            start = time.monotonic()
+            while not any(line.startswith(what) for line in said) and time.monotonic() - start < 60:
+                time.sleep(0.005)
+            return function(*arguments)
+
+        return waits
+
+    monkeypatch.setattr(progress, "SILENCE", 0.01)
+    monkeypatch.setattr(running, "result_of", slow(running.result_of, "reading 1/4  FedAvg / IID / seed 0, after "))
+    monkeypatch.setattr(running, "write", slow(running.write, "writing the tables, after "))
+    began = time.monotonic()
+    tables.run(definition(), str(tmp_path), "smoke", seeds=[0], say=said.append)
+    assert time.monotonic() - began < 60, "both were said"
