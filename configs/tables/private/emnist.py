@@ -2,7 +2,7 @@
 
 Command:  fedjax-core table private/emnist --workdir=runs/private_emnist --set=data.dir=DIR
 Figure:   fedjax-core analyse runs/private_emnist/runs/*--epsilon-1--* --what=epsilon --out=runs/private_emnist
-Expect:   not run yet; on two cores some seconds a cell, 28 of them.
+Expect:   see configs/RESULTS.md; on two cores some seconds a cell, 28 of them.
 Variants: small (the default): 40,000 images at 14 x 14 pixels, 1,000 clients, an MLP, 200 rounds; smoke: two rounds of digits;
           paper: EMNIST by writer, as that of `mechanisms.py`.
 

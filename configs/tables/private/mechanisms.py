@@ -2,7 +2,7 @@
 
 Command:  fedjax-core table private/mechanisms --workdir=runs/private
 Figure:   fedjax-core analyse runs/private/runs/*--epsilon-1--* --what=epsilon --out=runs/private
-Expect:   not run yet; on two cores some seconds a cell, 28 of them.
+Expect:   see configs/RESULTS.md; on two cores some seconds a cell, 28 of them.
 Variants: small (the default): digits, an MLP, 100 rounds; smoke: two rounds; paper: EMNIST by writer, 3,400 clients, a CNN, 1,500
           rounds, three seeds (TensorFlow Federated's files must be there, see `configs/fedopt_femnist.py`).
 

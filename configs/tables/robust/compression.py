@@ -2,7 +2,7 @@
 
 Command:  fedjax-core table robust/compression --workdir=runs/compression --set=data.dir=DIR
 Figure:   fedjax-core analyse runs/compression/runs/* --what=traffic --out=runs/compression
-Expect:   not run yet; on two cores some seconds a cell, 11 of them.
+Expect:   see configs/RESULTS.md; on two cores some seconds a cell, 11 of them.
 Variants: small (the default): 4,000 images at 14 x 14 pixels, an MLP, 30 rounds; smoke: two rounds of digits; paper: all of MNIST
           at full size with a CNN, 100 rounds, three seeds.
 

@@ -1,7 +1,7 @@
 """Robust rules against attacks on MNIST, a tenth of the clients attacking: 8 rules, 6 attacks and none, 3 partitions.
 
 Command:  fedjax-core table robust/rules_10 --workdir=runs/robust --set=data.dir=DIR
-Expect:   not run yet; on two cores some seconds a cell, 168 of them.
+Expect:   see configs/RESULTS.md; on two cores some seconds a cell, 168 of them.
 Variants: small (the default): 4,000 images at 14 x 14 pixels, an MLP, 25 rounds; smoke: two rounds of digits; paper: all of MNIST
           at full size with a CNN, 100 rounds, three seeds.
 
