@@ -61,7 +61,7 @@ def spending(
         scores.append(score)
         for i, (r, value) in enumerate(zip(line.rounds, line.values, strict=True)):
             more = {} if line.band is None else {"standard_deviation": line.band[i], "seeds": len(group)}
-            rows.append({"run": label, "round": r, cost: spent[r] if spent else "", score: value} | more)
+            rows.append({"run": label, "round": r, cost: spent[int(r)] if spent else "", score: value} | more)
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
