@@ -10,7 +10,8 @@ FLAGS = {
     "xla_cpu_use_fusion_emitters": "false",
     "xla_cpu_parallel_codegen_split_count": "1",  # the parts of a small program cost more than they gain
     "xla_disable_hlo_passes": "simplify-while-loops,while-loop-invariant-code-motion,while-loop-constant-sinking,"
-    "tree_reduction_rewriter",  # run again and again for a program: a tenth of the time
+    "tree_reduction_rewriter,"  # run again and again for a program: a tenth of the time
+    "hlo-verifier",  # looks for mistakes of XLA's own passes after each of them
 }
 KNOWN = ("0.10.", "0.11.")  # versions of jaxlib that have all of them: XLA ends the process at a flag that it does not know
 

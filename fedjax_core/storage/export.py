@@ -31,7 +31,7 @@ from fedjax_core.nn.transformer import MINUS
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain
 from fedjax_core.storage.tensors import read_tensors, write_tensors
-from fedjax_core.task import Model
+from fedjax_core.task import Model, Task
 
 FIELDS = ("model", "classes", "input_shape", "mean", "std", "statistics", "class_names")
 _FORM = {
@@ -133,12 +133,14 @@ def trained_network(view: View, name: str, x: PyTree) -> Net:
     model = view.task.model
     wanted = np.asarray(view.predict(name, held, x)["logits"], np.float64)
     there = wanted > MINUS / 2  # options that a question does not have are all alike
-    scale, nets, far = max(np.abs(wanted[there]).max(), 1e-30), _networks(model, held), []
+    scale, nets, far = max(np.abs(wanted[there]).max(), 1e-30), _networks(view.task, held), []
     for net in nets:
         own = np.asarray(_logits(view.task.network, view.task.frozen, net, x), np.float64)
         far.append(np.nan_to_num(np.abs(own - wanted)[there].max() / scale, nan=np.inf))
-    rounding = 8 * _step(view.task.network, view.task.frozen, nets[0], x) if nets else 0.0
-    allowed = max(EXACT, min(rounding, 2 * min(far, default=0.0)))  # in a coarse format another may be nearly as near
+    allowed = EXACT
+    if nets and 2 * min(far) > EXACT:  # in a coarse format another may be nearly as near
+        rounding = 8 * _step(view.task.network, view.task.frozen, nets[0], x)
+        allowed = max(EXACT, min(rounding, 2 * min(far)))
     found: list[Net] = []
     for net, off in zip(nets, far, strict=True):
         if off <= allowed and not any(_equal(net, other) for other in found):
@@ -161,9 +163,15 @@ def _step(network: Callable[[PyTree], Model], frozen: PyTree, net: Net, x: PyTre
     return float(jnp.finfo(jnp.bfloat16 if coarse else jnp.float32).eps)
 
 
-def _networks(model: Model, held: tuple[PyTree, PyTree]) -> list[Net]:
+@functools.partial(jax.jit, static_argnums=0)
+def _initial(network: Callable[[PyTree], Model], frozen: PyTree, key: Array) -> Net:
+    """Traced once for all clients of an architecture, as `_logits`; only its shapes are asked for."""
+    return network(frozen).init(key)
+
+
+def _networks(task: Task, held: tuple[PyTree, PyTree]) -> list[Net]:
     """Everything of the architecture's form in (sent, client state)."""
-    like = jax.eval_shape(model.init, jax.random.key(0))
+    like = _initial.eval_shape(task.network, task.frozen, jax.random.key(0))
     found = [x for x in jax.tree.leaves(held, is_leaf=_is_net) if _is_net(x)]
     client = held[1]
     if isinstance(client, tuple) and len(client) == 2 and _same_form(client[1], like.stats):  # normalisation.local_statistics
