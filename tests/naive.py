@@ -153,35 +153,46 @@ def train(
       whole: the loss in place of model and term, a function of a module; see `gradient_of`.
     """
     find = gradient(model, term) if whole is None else gradient_of(whole)
-    velocity = jax.tree.map(jnp.zeros_like, params)
+    params, drift = arrays(params), arrays(drift)
+    velocity = jax.tree.map(np.zeros_like, params)
     gradients, seen, loss = [], [], 0.0
     for epoch in range(first, first + epochs):
         places = order(key, epoch, len(y))
         for start in range(0, len(places), batch):
             now = np.array(places[start : start + batch])
-            g, (stats, logits, ce) = find(params, stats, x[now], y[now], given)
+            g, (stats, logits, ce) = arrays(find(params, stats, x[now], y[now], given))
             gradients.append(g)
             seen += [(int(label), np.asarray(row)) for label, row in zip(y[now], logits, strict=True)]
             loss += float(ce) * len(now)
-            step = g if drift is None else jax.tree.map(jnp.add, g, drift)
-            velocity = jax.tree.map(lambda v, s: momentum * v + s, velocity, step)
-            moved = jax.tree.map(lambda p, v: p - lr * v, params, velocity)
+            step = g if drift is None else jax.tree.map(np.add, g, drift)
+            velocity = jax.tree.map(lambda v, s: _as(v, momentum * v + s), velocity, step)
+            moved = jax.tree.map(lambda p, v: _as(p, p - lr * v), params, velocity)
             params = {name: moved[name] if chosen is None or name in chosen else params[name] for name in params}
     return Trained(params, stats, gradients, seen, loss / max(1, len(seen)))
 
 
+def arrays(tree):
+    """The same tree of NumPy arrays: arithmetic on them compiles nothing."""
+    return jax.tree.map(np.asarray, tree)
+
+
+def _as(like, x):
+    """x in the dtype of `like`: a scalar of NumPy would make it float64."""
+    return np.asarray(x, like.dtype)
+
+
 def mean(trees, weights):
     """sum_i weights_i trees_i / sum_i weights_i."""
-    total = jax.tree.map(jnp.zeros_like, trees[0])
-    for tree, w in zip(trees, weights, strict=True):
-        total = jax.tree.map(lambda t, x, w=w: t + w * x, total, tree)
-    return jax.tree.map(lambda t: t / sum(weights), total)
+    weights = [np.asarray(w) for w in weights]
+    return jax.tree.map(
+        lambda *xs: _as(xs[0], sum(w * x for x, w in zip(xs, weights, strict=True)) / sum(weights)), *map(arrays, trees)
+    )
 
 
 def minus(a, b):
-    return jax.tree.map(jnp.subtract, a, b)
+    return jax.tree.map(np.subtract, arrays(a), arrays(b))
 
 
 def plus(a, b, scale=1.0):
     """a + scale * b."""
-    return jax.tree.map(lambda x, y: x + scale * y, a, b)
+    return jax.tree.map(lambda x, y: _as(x, x + scale * y), arrays(a), arrays(b))
