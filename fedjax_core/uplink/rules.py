@@ -26,6 +26,7 @@ from fedjax_core import by_name, values
 from fedjax_core.algorithm import Array
 from fedjax_core.uplink.distances import nearest, squared
 from fedjax_core.uplink.link import Link, Reduction
+from fedjax_core.uplink.ordering import columns
 from fedjax_core.uplink.vectors import length, mean_of
 from fedjax_core.values import AtLeastOne, Positive
 
@@ -41,7 +42,7 @@ def counts(there: Array, attackers: float) -> tuple[Array, Array]:
 
 def _sorted(rows: Array, there: Array) -> Array:
     """Each coordinate's values in order, those that are not there last."""
-    return jnp.sort(jnp.where(there[:, None], rows, jnp.inf), 0)
+    return columns(jnp.where(there[:, None], rows, jnp.inf))
 
 
 def mean() -> Link:
@@ -127,12 +128,18 @@ def bulyan(attackers: Attackers = 0.2) -> Rule:
             return chosen.at[best].set(chosen[best] | (i < take))
 
         chosen = jax.lax.fori_loop(0, len(rows), choose, jnp.zeros(len(rows), bool))
-        away = jnp.where(chosen[:, None], jnp.abs(rows - median()(rows, chosen)[None]), jnp.inf)
-        order = jnp.argsort(away, 0, stable=True)
-        close = jnp.take_along_axis(rows, order, 0)
-        return mean_of(close, jnp.arange(len(rows)) < take - 2 * f)
+        return _nearest_mean(rows, chosen, take - 2 * f)
 
     return rule
+
+
+def _nearest_mean(rows: Array, there: Array, number: Array) -> Array:
+    """[D] each coordinate's mean of so many values closest to its median: in order, they stand side by side."""
+    ordered, middle, rank = _sorted(rows, there), median()(rows, there)[None], jnp.arange(len(rows))[:, None]
+    last = jnp.take(ordered, rank[:, 0] + number - 1, 0, mode="fill", fill_value=jnp.inf)  # of those that begin at each
+    first = jnp.argmin(jnp.maximum(middle - ordered, last - middle), 0)[None]
+    chosen = (rank >= first) & (rank < first + number)
+    return jnp.sum(jnp.where(chosen, ordered, 0), 0) / jnp.maximum(number, 1)
 
 
 def geometric_median(iterations: AtLeastOne = 8, smoothing: Positive = 1e-6) -> Rule:

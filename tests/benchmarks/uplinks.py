@@ -3,6 +3,7 @@
 python -m tests.benchmarks --scale=uplinks --repeats=9
 """
 
+import dataclasses
 import os
 import time
 
@@ -11,9 +12,10 @@ from fedjax_core.privacy import in_turn, strategies
 from fedjax_core.uplink import Link, compression, correlated, privacy, rules
 from tests.benchmarks import ours
 from tests.benchmarks.turns import Contender, measure, table
-from tests.benchmarks.workloads import WORKLOADS
+from tests.benchmarks.workloads import WORKLOADS, Workload
 
 ROUNDS = 3
+EPOCHS = 10  # of the second table, in which clients compute for longer
 RULES = (
     *("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping", "norm_bound"),
     "mixing | trimmed_mean",
@@ -32,9 +34,8 @@ def links() -> dict[str, Link | None]:
     return {"FedAvg": None, **parsed, **noise}
 
 
-def simulated(link: Link | None) -> Simulation:
-    """Workload a, 100 clients a round, all of one weight."""
-    workload = WORKLOADS["a"]
+def simulated(workload: Workload, link: Link | None) -> Simulation:
+    """A workload's round, all clients of one weight."""
     plain = ours.build(workload)
     build = ours.method(workload, weights="uniform")
     groups = one_group(build, ours.task_of(workload), workload.population)
@@ -44,14 +45,20 @@ def simulated(link: Link | None) -> Simulation:
 
 
 def costs(repeats: int) -> str:
-    """Milliseconds of a round with each, and times plain FedAvg's."""
+    """Milliseconds of a round with each, and times plain FedAvg's; of workload a, and with more local epochs."""
+    short = WORKLOADS["a"]
+    long = dataclasses.replace(short, epochs=EPOCHS, title=f"{short.title}, {EPOCHS} epochs")
+    return "\n\n".join(_costs(workload, repeats) for workload in (short, long))
+
+
+def _costs(workload: Workload, repeats: int) -> str:
     before, contenders = os.getloadavg()[0], []
     for name, link in links().items():
         start = time.perf_counter()
-        contender = Contender(name, simulated(link), ROUNDS)
+        contender = Contender(name, simulated(workload, link), ROUNDS)
         contender.state = contender.simulation.init(0)
         contender.turn()
         contender.setting_up = time.perf_counter() - start
         contenders.append(contender)
     measure(contenders, repeats)
-    return table(f"**uplinks** {WORKLOADS['a'].title}; a round", contenders, before)
+    return table(f"**uplinks** {workload.title}; a round", contenders, before)
