@@ -178,6 +178,7 @@ def arrays(tree):
 
 def _as(like, x):
     """x in the dtype of `like`: a scalar of NumPy would make it float64."""
+    assert np.issubdtype(like.dtype, np.inexact) or like.dtype == "bfloat16", like.dtype
     return np.asarray(x, like.dtype)
 
 

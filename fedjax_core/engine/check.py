@@ -160,9 +160,12 @@ def parted(groups: Sequence[Group]) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        heads = {one.task.model.name: jax.eval_shape(one.task.model.init, jax.random.key(0)).params.get("head") for one in groups}
+        if error.args[:1] not in (("head",), ("kernel",), ("features",)):
+            raise
+        nets = {one.task.model.name: jax.eval_shape(one.task.model.init, jax.random.key(0)).params for one in groups}
+        heads = {name: net.get("head") if isinstance(net, dict) else None for name, net in nets.items()}
         without = [name for name, head in heads.items() if not (isinstance(head, dict) and "kernel" in head)]
-        if error.args[:1] not in (("head",), ("kernel",), ("features",)) or not without:
+        if not without:
             raise
         raise ValueError(
             f"the method needs features or the head of network {without[0]!r}, which has no such parts: {TO_ADD}"

@@ -55,7 +55,6 @@ class Asked(NamedTuple):
       sampling: of cohorts, "fixed", "poisson" or "cyclic".
       mechanism: of differential privacy, or None; it takes what `privacy` says.
       privacy: how much, or None.
-      callbacks: that a run tells what happens.
       said: the fields, checked, for messages.
     """
 
@@ -88,7 +87,6 @@ class Asked(NamedTuple):
     sampling: str
     mechanism: Found | None
     privacy: Privacy | None
-    callbacks: tuple[Found, ...]
     said: Mapping[str, Any]
 
 
@@ -136,7 +134,6 @@ def resolve(config: Config) -> Asked:
         between.leaves_out(said),
         said["cohort.sampling"] or "fixed",
         *between.private(said, data.source.function is language.Source),
-        named.callbacks(said["callbacks"]),
         said,
     )
     _go_together(asked, said)
@@ -144,8 +141,8 @@ def resolve(config: Config) -> Asked:
 
 
 def check(config: Config) -> None:
-    """Raises what `resolve` does."""
-    resolve(config)
+    """Raises what `resolve` does, and where a run could not find its callbacks."""
+    named.callbacks(resolve(config).said["callbacks"])
 
 
 def algorithm(asked: Asked) -> Callable:

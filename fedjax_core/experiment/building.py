@@ -47,7 +47,7 @@ def build(
       kind: in place of the way that the config's data are read (`stand_in.py`).
       noise: what run.json says of a run's privacy, so that its noise is not found anew; None: nothing.
       accounted: False: no accountant is asked, as for a run that is only read.
-      asked: what `resolve` made of the config, where it is known.
+      asked: what `resolve` made of the config with what is given in its place, which is then not read; None: nothing yet.
       by_lane: makes the method, in place of its options in the config alone (`numbers.py`).
 
     Returns:

@@ -13,7 +13,7 @@ from fedjax_core import nn
 from fedjax_core.data import federated
 from fedjax_core.engine import together
 from fedjax_core.engine.simulation import Simulation, State
-from fedjax_core.experiment import given
+from fedjax_core.experiment import given, named
 from fedjax_core.experiment.adversaries import attackers
 from fedjax_core.experiment.asked import Asked, Config, resolve
 from fedjax_core.experiment.building import build
@@ -57,10 +57,10 @@ def execute(
     """
     config = given.into(config, **replaced)
     asked = resolve(config)
+    of_config = named.callbacks(asked.said["callbacks"])  # refused before data are read
     noise = recorded_noise(config, workdir)
     simulation = build(config, data, noise=noise, asked=asked)
-    told = settings(config, simulation, noise, asked)
-    told["callbacks"] += tuple(callbacks)
+    told = settings(config, simulation, noise, asked) | {"callbacks": of_config + tuple(callbacks)}
     try:
         return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
     finally:
@@ -88,7 +88,7 @@ def settings(
         "private": private,
         "chosen_plan": chosen_plan(config),
         "profile": config.profile,
-        "callbacks": asked.callbacks,
+        "callbacks": tuple(asked.said["callbacks"]),
     }
 
 

@@ -134,12 +134,15 @@ def bulyan(attackers: Attackers = 0.2) -> Rule:
 
 
 def _nearest_mean(rows: Array, there: Array, number: Array) -> Array:
-    """[D] each coordinate's mean of so many values closest to its median: in order, they stand side by side."""
+    """[D] each coordinate's mean of so many values closest to its median: in order, they stand side by side. Where values on either
+    side are as far, the mean of both choices."""
     ordered, middle, rank = _sorted(rows, there), median()(rows, there)[None], jnp.arange(len(rows))[:, None]
     last = jnp.take(ordered, rank[:, 0] + number - 1, 0, mode="fill", fill_value=jnp.inf)  # of those that begin at each
-    first = jnp.argmin(jnp.maximum(middle - ordered, last - middle), 0)[None]
-    chosen = (rank >= first) & (rank < first + number)
-    return jnp.sum(jnp.where(chosen, ordered, 0), 0) / jnp.maximum(number, 1)
+    far = jnp.where(rank + number <= jnp.sum(there), jnp.maximum(middle - ordered, last - middle), jnp.nan)
+    least = far == jnp.nanmin(far, 0, keepdims=True)
+    low, high = jnp.argmax(least, 0)[None], len(rows) - 1 - jnp.argmax(least[::-1], 0)[None]
+    of = lambda first: jnp.sum(jnp.where((rank >= first) & (rank < first + number), ordered, 0), 0)
+    return (of(low) / 2 + of(high) / 2) / jnp.maximum(number, 1)
 
 
 def geometric_median(iterations: AtLeastOne = 8, smoothing: Positive = 1e-6) -> Rule:

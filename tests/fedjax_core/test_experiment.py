@@ -326,13 +326,26 @@ def test_a_config_is_resolved_once_and_what_is_built_reads_no_name_again(tmp_pat
         experiment.execute(wanted, str(tmp_path), progress=False)
     assert counted.call_count == 1
     assert {"flip", "smoothed", "median", "sign_flip", "float16", "partition"} <= set(inside)
-    assert set(outside) <= {"digits", "data set"}, "of a source that is made of another one, which it reads itself"
+    callback = {f"{__name__}:Silent", "callback"}
+    assert set(outside) <= {"digits", "data set"} | callback, "of a source that is made of another one, which it reads itself"
 
 
 def test_what_a_run_would_refuse_is_refused_before_data_are_read():
     for field, value in (("callbacks", ("wand",)), ("augment", "flip | normalise(mean=0.5, std=0.5)")):
         with pytest.raises(ValueError, match=f"unknown callback 'wand'|^{field}="):
-            experiment.resolve(config(**{field: value}))
+            experiment.check(config(**{field: value}))
+
+
+def test_a_finished_run_is_read_without_its_callbacks(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("class Silent:\n    def end(self, ended):\n        pass\n")
+    experiment.execute(config(rounds=1, callbacks=(f"{file}:Silent",)), str(tmp_path / "run"), progress=False, data=toy.data())
+    file.unlink()
+    read, _, _ = experiment.load(str(tmp_path / "run"), data=toy.data())
+    assert read.callbacks == (f"{file}:Silent",)
+    with pytest.raises(ValueError, match="there is no file"):
+        experiment.execute(config(callbacks=(f"{file}:Silent",)), str(tmp_path / "other"), data=toy.data())
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("name", experiment.LOSSES)

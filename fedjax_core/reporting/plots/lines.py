@@ -183,6 +183,16 @@ def scores_in(records: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(dict.fromkeys(name for record in records for name in record if name != "round")) or "no scores"
 
 
+def draw_band(axes: Axes, at: Sequence[float], line: Line, colour: str) -> None:
+    """How far a line spreads, over the places [n] that its values have."""
+    if line.band is None:
+        return
+    middle, spread = np.asarray(line.values), np.asarray(line.band)
+    if len(middle) == 1:  # a band over one place has no width
+        axes.errorbar(at, middle, spread, color=colour, alpha=0.5)
+    axes.fill_between(np.asarray(at), middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+
+
 def draw(axes: Axes, lines: Sequence[Line], name: str) -> None:
     """Draws lines of a score over the rounds, and labels the axes."""
     for i, line in enumerate(lines):
@@ -190,11 +200,7 @@ def draw(axes: Axes, lines: Sequence[Line], name: str) -> None:
         dashes = style.DASHES[i // len(style.COLOURS) % len(style.DASHES) if len(lines) > len(style.DASHES) else i]
         marker = "o" if len(line.rounds) <= 25 else None
         axes.plot(line.rounds, line.values, dashes, color=colour, marker=marker, markersize=2.5, label=line.label)
-        if line.band is not None:
-            middle, spread = np.asarray(line.values), np.asarray(line.band)
-            if len(middle) == 1:  # a band over one round has no width
-                axes.errorbar(line.rounds, middle, spread, color=colour, alpha=0.5)
-            axes.fill_between(np.asarray(line.rounds), middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+        draw_band(axes, line.rounds, line, colour)
     axes.set_xlabel("round")
     axes.set_ylabel(axis(name))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))

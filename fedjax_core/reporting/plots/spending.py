@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
@@ -52,8 +51,6 @@ def spending(
     folders, metrics = [Path(folder) for folder in run_dirs], [metric] if isinstance(metric, str) else list(metric)
     groups = lines.seeds_apart(folders)
     costs = [_spent(group, cost) for group in groups]
-    if not any(costs):
-        raise ValueError(f"{folders[0]} has no epsilon, for it ran without privacy.mechanism")
     found, rows, scores = [], [], []
     for label, group, spent in zip(lines.labels_for(folders, groups, labels), groups, costs, strict=True):
         score, line = lines.line_of(label, group, metrics)
@@ -62,6 +59,8 @@ def spending(
         for i, (r, value) in enumerate(zip(line.rounds, line.values, strict=True)):
             more = {} if line.band is None else {"standard_deviation": line.band[i], "seeds": len(group)}
             rows.append({"run": label, "round": r, cost: spent[int(r)] if spent else "", score: value} | more)
+    if not any(costs):
+        raise ValueError(f"{folders[0]} has no epsilon, for it ran without privacy.mechanism")
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
@@ -84,13 +83,14 @@ def _draw(axes: Axes, line: lines.Line, spent: Mapping[int, float], i: int) -> N
     """The i-th line over its costs by round; across, where it has none."""
     colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
     if not spent:
-        axes.axhline(line.values[-1], color=colour, linestyle="--", linewidth=1, label=line.label)
+        last = line.values[-1]
+        axes.axhline(last, color=colour, linestyle="--", linewidth=1, label=line.label)
+        if line.band is not None:
+            axes.axhspan(last - line.band[-1], last + line.band[-1], color=colour, alpha=0.1, linewidth=0)
         return
     at = [spent[int(r)] for r in line.rounds]
     axes.plot(at, line.values, color=colour, marker=marker, markersize=2.5, label=line.label)
-    if line.band is not None:
-        middle, spread = np.asarray(line.values), np.asarray(line.band)
-        axes.fill_between(at, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+    lines.draw_band(axes, at, line, colour)
 
 
 def _spent(group: Sequence[Path], cost: str) -> dict[int, float]:

@@ -370,6 +370,14 @@ def test_scores_stand_over_bytes_and_over_epsilon(tmp_path, capsys):
     assert "plain has no epsilon, for it ran without privacy.mechanism" in capsys.readouterr().err
 
 
+def test_of_runs_without_records_the_figure_over_costs_says_so(tmp_path, capsys):
+    a = fake(tmp_path / "plain", **{"test/global/accuracy": 0.25})
+    (a / "metrics.jsonl").write_text("")
+    write_json(a / "summary.json", {"rounds": 2, "facts": {"bytes_up": 4.0}})
+    assert call(a, "--what=traffic", f"--out={tmp_path / 'out'}", "--score=test/global/accuracy") == 1
+    assert "has no score test/global/accuracy" in capsys.readouterr().err
+
+
 def test_seeds_are_one_line_over_what_they_cost(tmp_path):
     made = []
     for seed in range(3):

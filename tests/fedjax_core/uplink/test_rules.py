@@ -209,3 +209,12 @@ def test_a_rule_is_that_of_byzfl(text, theirs, monkeypatch):
         memory = jnp.zeros(D) if text.startswith("centred") else ()
         found = theirs(byzfl, int(0.25 * C))(rows.astype(np.float64))
         np.testing.assert_allclose(applied(text, rows, there, memory), found, atol=2e-4)
+
+
+def test_of_values_equally_far_from_the_median_bulyan_favours_no_side():
+    """Such values are usual where uplinks lie on a grid."""
+    rows = np.random.default_rng(0).integers(-2, 3, (20, 400)).astype(np.float32)
+    there = np.ones(20, bool)
+    rule = jax.jit(rules.bulyan(attackers=0.2))
+    np.testing.assert_allclose(rule(-rows, there), -rule(rows, there), atol=1e-6)
+    assert np.any(rule(rows, there))
