@@ -156,4 +156,5 @@ WHAT: dict[str, Callable[[int], str]] = {
     "reader": reader,
     "lanes": lanes.seeds,
     "uplinks": uplinks.costs,
+    "uplinks_resnet8": uplinks.costs_resnet8,
 }

@@ -1,11 +1,13 @@
 """What rules, compressors and noise cost: rounds of FedAvg with each of them beside those without, in turns.
 
 python -m tests.benchmarks --scale=uplinks --repeats=9
+python -m tests.benchmarks --scale=uplinks_resnet8 --repeats=4
 """
 
 import dataclasses
 import os
 import time
+from collections.abc import Mapping
 
 from fedjax_core.engine.simulation import Simulation, one_group
 from fedjax_core.privacy import in_turn, strategies
@@ -20,6 +22,7 @@ RULES = (
     *("mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping", "norm_bound"),
     "mixing | trimmed_mean",
 )
+OF_RESNET8 = ("median", "trimmed_mean", "krum", "bulyan")  # of a network that computes for longer for each parameter
 COMPRESSORS = ("bfloat16", "quantise(bits=4)", "top_k", "random_k", "power_sgd", "sign")
 
 
@@ -48,14 +51,21 @@ def costs(repeats: int) -> str:
     """Milliseconds of a round with each, and times plain FedAvg's; of workload a, and with more local epochs."""
     short = WORKLOADS["a"]
     long = dataclasses.replace(short, epochs=EPOCHS, title=f"{short.title}, {EPOCHS} epochs")
-    return "\n\n".join(_costs(workload, repeats) for workload in (short, long))
+    return "\n\n".join(_costs(workload, links(), ROUNDS, repeats) for workload in (short, long))
 
 
-def _costs(workload: Workload, repeats: int) -> str:
+def costs_resnet8(repeats: int) -> str:
+    """As `costs`, of rules on a ResNet-8: 100 of 100 clients, one batch of 50 each."""
+    title = "ResNet-8 (3x3 stem), 32x32x3, 100 of 100 clients x 50, batch 50"
+    workload = dataclasses.replace(WORKLOADS["b4"], population=100, cohort=100, examples=50, batch=50, title=title)
+    return _costs(workload, {"FedAvg": None} | {rule: rules.parse(rule) for rule in OF_RESNET8}, 1, repeats)
+
+
+def _costs(workload: Workload, compared: Mapping[str, Link | None], rounds: int, repeats: int) -> str:
     before, contenders = os.getloadavg()[0], []
-    for name, link in links().items():
+    for name, link in compared.items():
         start = time.perf_counter()
-        contender = Contender(name, simulated(workload, link), ROUNDS)
+        contender = Contender(name, simulated(workload, link), rounds)
         contender.state = contender.simulation.init(0)
         contender.turn()
         contender.setting_up = time.perf_counter() - start
