@@ -7,22 +7,25 @@ from jax import lax
 
 from fedjax_core.nn import conv
 
-# kernel, stride, size of the image, padding, channels: each branch of every form
+# kernel, stride, size of the image, padding, channels, outputs: each branch of every form
 CASES = [
-    (1, 1, (5, 6), "SAME", 3),
-    (1, 2, (5, 6), "SAME", 3),
-    (1, 2, (6, 5), "VALID", 3),
-    (3, 1, (9, 10), "SAME", 16),  # one product of shifted rows and columns
-    (3, 1, (10, 11), "VALID", 16),
-    (3, 1, (5, 6), "SAME", 3),
-    (3, 1, (6, 5), "VALID", 3),
-    (3, 2, (5, 6), "SAME", 3),
-    (3, 2, (6, 5), "SAME", 3),
-    (3, 2, (5, 6), "VALID", 3),
-    (3, 2, (6, 5), 1, 3),
-    (5, 1, (9, 8), 2, 16),
-    (7, 2, (10, 9), 3, 3),
-    (7, 1, (7, 8), "SAME", 2),
+    (1, 1, (5, 6), "SAME", 3, 4),
+    (1, 2, (5, 6), "SAME", 3, 4),
+    (1, 2, (6, 5), "VALID", 3, 4),
+    (3, 1, (9, 10), "SAME", 16, 4),  # one product of shifted rows and columns
+    (3, 1, (10, 11), "VALID", 16, 4),
+    (3, 1, (5, 6), "SAME", 3, 4),
+    (3, 1, (6, 5), "VALID", 3, 4),
+    (3, 2, (5, 6), "SAME", 3, 4),
+    (3, 2, (6, 5), "SAME", 3, 4),
+    (3, 2, (5, 6), "VALID", 3, 4),
+    (3, 2, (6, 5), 1, 3, 4),
+    (5, 1, (9, 8), 2, 16, 4),
+    (7, 2, (10, 9), 3, 3, 4),
+    (7, 1, (7, 8), "SAME", 2, 4),
+    (3, 1, (5, 6), "SAME", 8, 32),  # blocks of images
+    (3, 2, (10, 9), "VALID", 8, 32),  # no window sees the last row
+    (5, 2, (8, 9), 2, 3, 32),
 ]
 
 
@@ -35,11 +38,11 @@ def with_gradients(function):
     return lambda x, kernel, dy: (function(x, kernel), *jax.vjp(function, x, kernel)[1](dy))
 
 
-def draw(size, channels, kernel, stride, padding):
-    """x [2 clients, 2 rows, H, W, C], kernel [2, k, k, C, 4], dy."""
+def draw(size, channels, kernel, stride, padding, outputs=4):
+    """x [2 clients, 3 rows, H, W, C], kernel [2, k, k, C, O], dy."""
     keys = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(keys[0], (2, 2, *size, channels))
-    weights = jax.random.normal(keys[1], (2, kernel, kernel, channels, 4))
+    x = jax.random.normal(keys[0], (2, 3, *size, channels))
+    weights = jax.random.normal(keys[1], (2, kernel, kernel, channels, outputs))
     shape = jax.eval_shape(jax.vmap(lambda x, k: lax_conv(x, k, stride, padding)), x, weights).shape
     return x, weights, jax.random.normal(keys[2], shape)
 
@@ -50,9 +53,9 @@ def assert_close(found, wanted):
         assert float(jnp.max(jnp.abs(a - b))) <= 1e-5 * float(jnp.max(jnp.abs(b)))
 
 
-@pytest.mark.parametrize(("kernel", "stride", "size", "padding", "channels"), CASES)
-def test_forms_equal_lax(kernel, stride, size, padding, channels):
-    x, weights, dy = draw(size, channels, kernel, stride, padding)
+@pytest.mark.parametrize(("kernel", "stride", "size", "padding", "channels", "outputs"), CASES)
+def test_forms_equal_lax(kernel, stride, size, padding, channels, outputs):
+    x, weights, dy = draw(size, channels, kernel, stride, padding, outputs)
 
     @jax.jit
     def run(x, weights, dy):
@@ -105,8 +108,9 @@ def test_no_grouped_convolution_when_every_client_has_a_kernel():
     assert "feature_group_count = 1" in shared
 
 
-def test_bfloat16():
-    x, weights, dy = draw((9, 8), 16, 3, 1, "SAME")
+@pytest.mark.parametrize("outputs", [4, 32])
+def test_bfloat16(outputs):
+    x, weights, dy = draw((9, 8), 16, 3, 1, "SAME", outputs)
     args = [a[0].astype(jnp.bfloat16) for a in (x, weights, dy)]
     for out in with_gradients(conv.conv)(*args):
         assert out.dtype == jnp.bfloat16
