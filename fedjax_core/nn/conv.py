@@ -192,8 +192,8 @@ def _canonical_x(dy: Array, kernel: Array, size: Size, stride: int, around: Arou
 def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
     """Gradient for the kernel of the given size, sums over all windows.
 
-    By convolutions of blocks of images where these were measured to be faster, by 1.2 to 2 times on cores with AVX2, else by matrix
-    products.
+    By convolutions of blocks of images where these were measured to be faster, by 1.2 to 2 times on cores with AVX-512, else by
+    matrix products.
     """
     (kh, kw), c, o = size, x.shape[-1], dy.shape[-1]
     if kh * kw > 1 and min(dy.shape[1:3]) >= 4 and o >= 32 and kh * kw * c * o >= 1600:
