@@ -36,6 +36,10 @@ def compiled_for(backend: str) -> Iterator[None]:
         _backend.reset(token)
 
 
+def _current_backend() -> str:
+    return _backend.get() or jax.default_backend()
+
+
 def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
     """Which forms a setting stands for, as a run's record keeps it. This is the rule of "auto", and the only place it stands.
 
@@ -55,7 +59,7 @@ def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
     """
     if form not in FORMS:
         raise ValueError(f"unknown convolution form {form!r}; use one of {', '.join(FORMS)}")
-    backend = backend or _backend.get() or jax.default_backend()
+    backend = backend or _current_backend()
     if form != "auto":
         return {"form": form, "backend": backend, "alone": form, "vmapped": form}
     alone = "canonical" if backend == "cpu" else "native"
@@ -196,7 +200,8 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
     matrix products.
     """
     (kh, kw), c, o = size, x.shape[-1], dy.shape[-1]
-    if kh * kw > 1 and min(dy.shape[1:3]) >= 4 and o >= 32 and kh * kw * c * o >= 1600:
+    large = kh * kw > 1 and min(dy.shape[1:3]) >= 4 and o >= 32 and kh * kw * c * o >= 1600
+    if large and _current_backend() == "cpu":
         return _kernel_of_blocks(x, dy, size, stride, around)
     return _kernel_of_windows(x, dy, size, stride, around)
 

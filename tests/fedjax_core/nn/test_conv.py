@@ -116,6 +116,14 @@ def test_bfloat16(outputs):
         assert out.dtype == jnp.bfloat16
 
 
+def test_blocks_of_images_are_for_cpus():
+    x, weights, _ = draw((5, 6), 8, 3, 1, "SAME", 32)
+    gradient = jax.grad(lambda k: jnp.sum(conv.conv(x[0], k, form="canonical")))
+    assert "scan[" in str(jax.make_jaxpr(gradient)(weights[0]))
+    with conv.compiled_for("tpu"):
+        assert "scan[" not in str(jax.make_jaxpr(lambda k: gradient(k))(weights[0]))
+
+
 def test_second_derivatives_of_the_plain_forms():
     x, weights, dy = draw((5, 6), 3, 3, 2, 1)
 
