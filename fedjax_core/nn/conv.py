@@ -212,8 +212,8 @@ def _kernel_of_blocks(x: Array, dy: Array, size: Size, stride: int, around: Arou
     narrow, dtype = dy.dtype, jnp.promote_types(dy.dtype, jnp.float32)
     x, dy = (jnp.pad(part, ((0, -len(part) % IMAGES), (0, 0), (0, 0), (0, 0))).astype(dtype) for part in (x, dy))
     (top, _), (left, _) = around
-    ends = ((n - 1) * stride + k - a - low for n, k, a, low in zip(dy.shape[1:3], size, x.shape[1:3], (top, left), strict=True))
-    around = tuple(zip((top, left), ends, strict=True))  # an end below 0 cuts what no window has seen
+    bottom, right = ((dy.shape[i + 1] - 1) * stride + size[i] - x.shape[i + 1] - (top, left)[i] for i in range(2))
+    around = (top, bottom), (left, right)  # below 0 it cuts what no window has seen
 
     def add(i: Array, total: Array) -> Array:
         of_x, of_dy = (lax.dynamic_slice_in_dim(part, i * IMAGES, IMAGES) for part in (x, dy))
