@@ -211,9 +211,8 @@ def _kernel_of_blocks(x: Array, dy: Array, size: Size, stride: int, around: Arou
     by dy, with `stride` between its entries."""
     narrow, dtype = dy.dtype, jnp.promote_types(dy.dtype, jnp.float32)
     x, dy = (jnp.pad(part, ((0, -len(part) % IMAGES), (0, 0), (0, 0), (0, 0))).astype(dtype) for part in (x, dy))
-    (top, _), (left, _) = around
-    bottom, right = ((dy.shape[i + 1] - 1) * stride + size[i] - x.shape[i + 1] - (top, left)[i] for i in range(2))
-    around = (top, bottom), (left, right)  # below 0 it cuts what no window has seen
+    bottom, right = ((dy.shape[i + 1] - 1) * stride + size[i] - x.shape[i + 1] - around[i][0] for i in range(2))
+    around = (around[0][0], bottom), (around[1][0], right)  # an end below 0 cuts what no window has seen
 
     def add(i: Array, total: Array) -> Array:
         of_x, of_dy = (lax.dynamic_slice_in_dim(part, i * IMAGES, IMAGES) for part in (x, dy))

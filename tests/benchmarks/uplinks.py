@@ -1,7 +1,7 @@
 """What rules, compressors and noise cost: rounds of FedAvg with each of them beside those without, in turns.
 
 python -m tests.benchmarks --scale=uplinks --repeats=9
-python -m tests.benchmarks --scale=uplinks_resnet8 --repeats=4
+python -m tests.benchmarks --scale=uplinks_resnet8 --repeats=3
 """
 
 import dataclasses

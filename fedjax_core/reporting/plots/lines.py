@@ -190,7 +190,8 @@ def draw_band(axes: Axes, at: Sequence[float], line: Line, colour: str) -> None:
     middle, spread = np.asarray(line.values), np.asarray(line.band)
     if len(middle) == 1:  # a band over one place has no width
         axes.errorbar(at, middle, spread, color=colour, alpha=0.5)
-    axes.fill_between(np.asarray(at), middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+    else:
+        axes.fill_between(np.asarray(at), middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
 
 
 def draw(axes: Axes, lines: Sequence[Line], name: str) -> None:
