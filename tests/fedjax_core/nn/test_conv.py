@@ -26,6 +26,9 @@ CASES = [
     (3, 1, (5, 6), "SAME", 8, 32),  # blocks of images
     (3, 2, (10, 9), "VALID", 8, 32),  # no window sees the last row
     (5, 2, (8, 9), 2, 3, 32),
+    (3, 1, (8, 6), "SAME", 32, 40),  # fewer products
+    (3, 1, (9, 6), "VALID", 40, 32),
+    (3, 1, (4, 5), 3, 32, 32),
 ]
 
 
@@ -116,8 +119,9 @@ def test_bfloat16(outputs):
         assert out.dtype == jnp.bfloat16
 
 
-def test_blocks_of_images_are_for_cpus():
-    x, weights, _ = draw((5, 6), 8, 3, 1, "SAME", 32)
+@pytest.mark.parametrize("channels", [8, 32])
+def test_blocks_of_images_are_for_cpus(channels):
+    x, weights, _ = draw((5, 6), channels, 3, 1, "SAME", 32)
     gradient = jax.grad(lambda k: jnp.sum(conv.conv(x[0], k, form="canonical")))
     assert "scan[" in str(jax.make_jaxpr(gradient)(weights[0]))
     with conv.compiled_for("tpu"):

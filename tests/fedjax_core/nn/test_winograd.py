@@ -1,0 +1,51 @@
+"""Winograd's products against loops over windows in float64."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_core.nn import winograd
+
+CASES = [
+    ((6, 8), ((1, 1), (1, 1))),
+    ((5, 7), ((1, 1), (1, 1))),
+    ((5, 6), ((0, 0), (0, 0))),
+    ((4, 4), ((2, 0), (0, 3))),
+    ((9, 8), ((-1, 2), (1, -2))),
+]
+
+
+def padded(x, around):
+    x = np.pad(x, ((0, 0), *((max(low, 0), max(high, 0)) for low, high in around), (0, 0)))
+    rows, columns = (slice(max(-low, 0), size - max(-high, 0)) for (low, high), size in zip(around, x.shape[1:3], strict=True))
+    return x[:, rows, columns]
+
+
+def naive(x, kernel, dy, around):
+    """The convolution and the kernel's gradient, window by window."""
+    x = padded(x.astype(np.float64), around)
+    y, gradient = np.zeros(dy.shape), np.zeros(kernel.shape)
+    for i in range(dy.shape[1]):
+        for j in range(dy.shape[2]):
+            window = x[:, i : i + 3, j : j + 3]
+            y[:, i, j] = np.einsum("bijc,ijco->bo", window, kernel.astype(np.float64))
+            gradient += np.einsum("bijc,bo->ijco", window, dy[:, i, j].astype(np.float64))
+    return y, gradient
+
+
+@pytest.mark.parametrize("block", [1, 60, 10**6])  # one image after another, a few, all
+@pytest.mark.parametrize(("size", "around"), CASES)
+def test_equals_loops_over_windows(size, around, block, monkeypatch):
+    monkeypatch.setattr(winograd, "BLOCK", block)
+    rng = np.random.default_rng(0)
+    high, wide = (n + sum(ends) - 2 for n, ends in zip(size, around, strict=True))
+    x, kernel, dy = (rng.normal(size=shape).astype(np.float32) for shape in ((6, *size, 5), (3, 3, 5, 4), (6, high, wide, 4)))
+    found = jax.jit(lambda *a: (winograd.forward(a[0], a[1], around), winograd.kernel_gradient(a[0], a[2], around)))(x, kernel, dy)
+    for a, b in zip(found, naive(x, kernel, dy, around), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
+
+
+def test_blocks_are_divisors_of_the_batch():
+    found = {count: winograd._images(count, 8, 8, 128) for count in (1, 10, 96, 97, 100)}
+    assert found == {1: 1, 10: 10, 96: 48, 97: 1, 100: 25}  # at most 96 * 1024 / (4 * 4 * 128) = 48
