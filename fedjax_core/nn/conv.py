@@ -77,8 +77,8 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       stride: step of the window, both ways.
       padding: see `pads`.
       form: how it is computed. "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical": `lax`
-        forward, gradients from canonical convolutions and matrix products. "auto": see `describe`. The last two have
-        first derivatives in reverse mode only; for others take one of the first two.
+        forward, gradients from canonical convolutions and matrix products; on a CPU `winograd` where it is faster. "auto": see
+        `describe`. The last two have first derivatives in reverse mode only; for others take one of the first two.
 
     Returns:
       [B, H', W', O].
