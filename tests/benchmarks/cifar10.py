@@ -6,6 +6,7 @@ build/peers/pfl/bin/python -m tests.benchmarks.peers.pfl_cifar10 build/benchmark
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +20,9 @@ def write(file: Path, source: str, directory: str) -> None:
     config = cells(cifar10.get_table("paper"), "paper")[0].config
     config.data.source, config.data.dir = source, directory
     data = experiment.dataset(config)
-    arrays = {"x": data.train.x, "y": data.train.y, "x_test": data.test.x, "y_test": data.test.y}
+    arrays: dict[str, Any] = {"x": data.train.x, "y": data.train.y, "x_test": data.test.x, "y_test": data.test.y}
     file.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(file, index=np.stack(list(data.train_index)), **{name: np.asarray(array) for name, array in arrays.items()})
+    np.savez(file, index=np.stack(list(data.train_index)), **arrays)
 
 
 if __name__ == "__main__":
