@@ -47,7 +47,7 @@ def forward(x: Array, kernel: Array, around: Around) -> Array:
         return y[:, :high, :wide]
 
     images = _images(len(x), high, wide, max(kernel.shape[2:]))
-    return lax.map(block, x.reshape(-1, images, *x.shape[1:])).reshape(len(x), high, wide, kernel.shape[-1])
+    return lax.map(block, _blocks(x, images)).reshape(-1, high, wide, kernel.shape[-1])[: len(x)]
 
 
 def kernel_gradient(x: Array, dy: Array, around: Around) -> Array:
@@ -65,16 +65,23 @@ def kernel_gradient(x: Array, dy: Array, around: Around) -> Array:
         return total + jnp.stack([jnp.stack(row) for row in sums]), None
 
     images = _images(len(x), high, wide, max(x.shape[-1], dy.shape[-1]))
-    both = x.reshape(-1, images, *x.shape[1:]), dy.reshape(-1, images, *dy.shape[1:])
-    total = lax.scan(add, jnp.zeros((TILE, TILE, x.shape[-1], dy.shape[-1]), x.dtype), both)[0]
+    total = jnp.zeros((TILE, TILE, x.shape[-1], dy.shape[-1]), x.dtype)
+    total = lax.scan(add, total, (_blocks(x, images), _blocks(dy, images)))[0]
     g = jnp.asarray(_G, x.dtype)
     return jnp.einsum("ka,klco,lb->abco", g, total, g, precision="highest")
 
 
 def _images(count: int, high: int, wide: int, channels: int) -> int:
-    """Of a block: the largest divisor of their number whose tiles fit."""
-    most = max(1, BLOCK // (-(-high // STEP) * -(-wide // STEP) * channels))
-    return max(images for images in range(1, min(most, count) + 1) if count % images == 0)
+    """Of a block: the largest divisor of their number whose tiles fit, unless less than half of the room would be used."""
+    most = min(count, max(1, BLOCK // (-(-high // STEP) * -(-wide // STEP) * channels)))
+    divisor = max(images for images in range(1, most + 1) if count % images == 0)
+    return divisor if 2 * divisor >= most else -(-count // -(-count // most))
+
+
+def _blocks(x: Array, images: int) -> Array:
+    """[B, H, W, C] as [blocks, images, H, W, C], the last one filled up with images of zeros."""
+    x = jnp.pad(x, ((0, -len(x) % images), (0, 0), (0, 0), (0, 0)))
+    return x.reshape(-1, images, *x.shape[1:])
 
 
 def _tiles(x: Array, around: Around, high: int, wide: int) -> Grid:
