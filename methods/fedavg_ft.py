@@ -10,6 +10,8 @@ A newcomer gets the server's model, fine-tuned on its own rows as everybody's is
 Departures: none; there is no one paper. finetune_epochs=0 scores FedAvg's model on every client's own rows.
 """
 
+import jax
+
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
 from fedjax_core.task import Task
@@ -44,8 +46,9 @@ def fedavg_ft(
       The algorithm; nothing is kept by a client.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: an argument is out of range, or the network has no head to part it by.
     """
+    params = None if finetune_part == "all" else jax.eval_shape(task.model.init, jax.random.key(0)).params
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     finetune = training.finetune(
         training.supervised(task),
@@ -53,7 +56,7 @@ def fedavg_ft(
         epochs=finetune_epochs,
         batch=batch,
         rate=finetune_rate,
-        trainable=training.part(finetune_part),
+        trainable=training.part(finetune_part, params),
     )
 
     def personalise(w, client, data, key):

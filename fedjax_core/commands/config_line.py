@@ -3,8 +3,10 @@
 import ast
 import functools
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
 
 from fedjax_core.commands import shipped
 
@@ -13,6 +15,48 @@ HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 SWITCHES = {"distributed", "nodistributed", "fresh", "nofresh"}  # flags of the commands that take no value
 _METHOD = re.compile(r"--?config\.method\.(.+)")
 _FLAG = re.compile(r"--?[^\W\d]")  # not a number below 0
+
+
+class _Word(NamedTuple):
+    """A part of a line.
+
+    Attributes:
+      words: as they stand there: one, or a flag of the method and the value behind it.
+      field: of such a flag, below config.method; () of everything else.
+      value: of such a flag.
+    """
+
+    words: list[str]
+    field: tuple[str, ...]
+    value: Any
+
+
+def read(arguments: Sequence[str], command: str, flags_of: Callable[[Sequence[str]], Any]) -> tuple[Any, dict[str, Any]]:
+    """Parses a command line with a config. Options of the method that the config does not list are flags too.
+
+    Args:
+      arguments: without the program's name.
+      command: its name.
+      flags_of: line -> the command's flags with "config", not yet parsed.
+
+    Returns:
+      (the flags, what the line says of the method for `experiment.switch`: of another one, or options that the config does not
+      list; {} if nothing).
+
+    Raises:
+      ValueError: there is no such config, or not one.
+      Exception: as `flags_of` and its flags raise it.
+    """
+    line, other = line_of(arguments, command)
+    try:
+        return _parsed(flags_of, line), other
+    except (AttributeError, KeyError):  # a field that the config does not have
+        parts = _parts(line)
+        method = _parsed(flags_of, _words(part for part in parts if not part.field)).config.get("method")
+        more = [part for part in parts if part.field and not _lists(method, part.field)]
+        if not more or method is None:
+            raise
+        return _parsed(flags_of, _words(part for part in parts if part not in more)), _said(more)
 
 
 def line_of(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, Any]]:
@@ -60,20 +104,9 @@ def parted(arguments: Sequence[str]) -> tuple[str, list[str]]:
 def other_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """(the line without its flags of config.method, what they say) where they name a method, which may be another one than the
     config's, with other options; else the line as it is."""
-    words, rest = list(line), []
-    said: dict[str, Any] = {}
-    while words:
-        name, equals, value = words[0].partition("=")
-        if not (field := _METHOD.fullmatch(name)):
-            rest.append(words.pop(0))
-            continue
-        words.pop(0)
-        if not equals:  # the next word, or none where it is said of something that holds or not
-            value = words.pop(0) if words and not _FLAG.match(words[0]) else "True"
-        *above, last = field[1].split(".")
-        place = functools.reduce(lambda at, key: at.setdefault(key, {}), above, said)
-        place[last] = _literal(value)
-    return (rest, said) if "name" in said else (list(line), {})
+    parts = _parts(line)
+    said = _said(part for part in parts if part.field)
+    return (_words(part for part in parts if not part.field), said) if "name" in said else (list(line), {})
 
 
 def seeds(text: str) -> list[int]:
@@ -86,6 +119,47 @@ def seeds(text: str) -> list[int]:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
         raise ValueError(f"--seeds={text}: {text!r} must be whole numbers with commas between, such as 0,1,2") from None
+
+
+def _parsed(flags_of: Callable[[Sequence[str]], Any], line: Sequence[str]) -> Any:
+    given = flags_of(line)
+    given(line)
+    return given
+
+
+def _parts(line: Sequence[str]) -> list[_Word]:
+    words, parts = list(line), []
+    while words:
+        taken = [words.pop(0)]
+        name, equals, value = taken[0].partition("=")
+        field = _METHOD.fullmatch(name)
+        if field and not equals:  # the next word, or none where it is said of something that holds or not
+            taken += [words.pop(0)] if words and not _FLAG.match(words[0]) else []
+            value = taken[1] if len(taken) > 1 else "True"
+        parts.append(_Word(taken, tuple(field[1].split(".")) if field else (), _literal(value)))
+    return parts
+
+
+def _words(parts: Iterable[_Word]) -> list[str]:
+    return [word for part in parts for word in part.words]
+
+
+def _said(parts: Iterable[_Word]) -> dict[str, Any]:
+    """The fields below config.method, as nested mappings."""
+    said: dict[str, Any] = {}
+    for _, (*above, last), value in parts:
+        place = functools.reduce(lambda at, key: at.setdefault(key, {}), above, said)
+        place[last] = value
+    return said
+
+
+def _lists(options: Any, field: Sequence[str]) -> bool:
+    """Whether a config has the field."""
+    for name in field:
+        if not isinstance(options, ConfigDict) or name not in options:
+            return False
+        options = options[name]
+    return True
 
 
 def _literal(text: str) -> Any:

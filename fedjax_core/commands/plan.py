@@ -76,9 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
-        line, other = config_line.line_of(arguments, "plan")
-        given = _flags(line)
-        given(line)
+        given, other = config_line.read(arguments, "plan", _flags)
         wanted = targets.parse(given.topology)
         if unknown := set(given.programs) - set(PARTS):
             raise ValueError(f"--programs has {sorted(unknown)[0]!r}; it may have {', '.join(PARTS)}")

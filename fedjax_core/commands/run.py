@@ -112,9 +112,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
-        line, other = config_line.line_of(arguments, "run")
-        given = _flags(line)
-        given(line)
+        given, other = config_line.read(arguments, "run", _flags)
         if given.workdir is None:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
         seeds = None if given.seeds is None else _seeds(given.seeds)

@@ -56,7 +56,8 @@ def switch(config: Config, method_of: Mapping[str, Any]) -> str:
 
     Args:
       config: with a method; it may be locked.
-      method_of: "name" of the new method, and options of it. If it is the config's own method, these change its options.
+      method_of: "name" of the new method, and options of it. If it is the config's own method, or there is no name, these change
+        its options.
 
     Returns:
       A line that says what was kept and what was dropped; empty where it is the config's own method.
@@ -64,6 +65,7 @@ def switch(config: Config, method_of: Mapping[str, Any]) -> str:
     Raises:
       ValueError: there is no such method.
     """
+    method_of = {"name": config.method.name, **method_of}
     name, own = by_name.parse(method_of["name"], "method.name")
     function, before = method(name), config.method.to_dict()
     old = before.pop("name")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 
 from fedjax_core.algorithm import PyTree
+from fedjax_core.task import TO_ADD
 
 
 def split(params: PyTree, trainable: Callable[[tuple], bool] | None) -> tuple[PyTree, PyTree]:
@@ -42,12 +43,18 @@ PARTS: dict[str, Callable[[tuple], bool] | None] = {
 }
 
 
-def part(name: str) -> Callable[[tuple], bool] | None:
+def part(name: str, params: PyTree | None = None) -> Callable[[tuple], bool] | None:
     """The `trainable` of the part of a network called "all", "head" or "body".
 
+    Args:
+      name: of the part.
+      params: of the network, or their shapes, to see whether it has the part; None: not to.
+
     Raises:
-      ValueError: another name.
+      ValueError: another name, or the network has no entry "head".
     """
     if name not in PARTS:
         raise ValueError(f"finetune_part={name!r} is not one of {', '.join(map(repr, PARTS))}")
+    if name != "all" and params is not None and "head" not in params:
+        raise ValueError(f"finetune_part={name!r}: the network has no entry 'head', only {', '.join(params)}; {TO_ADD}")
     return PARTS[name]

@@ -152,6 +152,9 @@ class SwitchTest(chex.TestCase):
         settings = config(dict(name="fedpft", batch=4, heads=2, contrast=dict(on=False, queue=8)))
         self.assertEqual(experiment.switch(settings, {"name": "fedpft", "contrast": {"on": True}}), "")
         self.assertEqual(settings.method.to_dict(), dict(name="fedpft", batch=4, heads=2, contrast=dict(on=True, queue=8)))
+        experiment.switch(settings, {"prompts": 3})  # of the config's own
+        self.assertEqual((settings.method.name, settings.method.prompts), ("fedpft", 3))
+        del settings.method.prompts
         experiment.switch(settings, {"name": "methods.fedpft:fedpft(heads=1)"})
         self.assertEqual(experiment.resolve(settings).method.options, dict(batch=4, heads=1, contrast=dict(on=True, queue=8)))
 

@@ -23,3 +23,11 @@ class PartsTest(chex.TestCase):
     def test_nothing_to_train(self):
         with self.assertRaisesRegex(ValueError, r"none of the leaves \['body'\]\['bias'\].*\['head'\]\['kernel'\]"):
             parts.split(MODEL.init(jax.random.key(0)).params, parts.under("tail"))
+
+    def test_a_network_without_a_head_has_no_such_part(self):
+        for name in ("head", "body"):
+            with self.assertRaisesRegex(
+                ValueError, f"finetune_part='{name}': the network has no entry 'head', only dense; give its"
+            ):
+                parts.part(name, {"dense": {}})
+        self.assertIsNone(parts.part("all", {"dense": {}}))
