@@ -1,7 +1,7 @@
 """The CIFAR-10 benchmark of pfl-research: FedAvg, 1,500 rounds of 50 of 1,000 users with 50 images each, IID.
 
 Command:  fedjax-core table pfl_research/cifar10 --variant=paper --workdir=runs/pfl_research --set=data.dir=DIR
-Expect:   paper: an hour and a half of two cores (3 s a round); not run yet, see configs/RESULTS.md.
+Expect:   paper: an hour and a half of two cores (3 s a round); see configs/RESULTS.md.
 Variants: paper: as its `benchmarks/image_classification/configs/baseline.yaml` has it; small (the default): 150 rounds; smoke: two
           rounds of digits.
 
