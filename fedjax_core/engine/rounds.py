@@ -9,6 +9,7 @@ from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine import faults, parallel, scores, slabs, states
 from fedjax_core.engine.federation import Federation, Held, State, key
+from fedjax_core.uplink import coordinates
 
 Drawn = list[tuple[Cohort, Array]]  # per group: the cohort in the order of the plan, and its clients' places in the group's store
 
@@ -115,7 +116,8 @@ def train(fed: Federation, held: Held, state: State, drawn: Drawn, rows, scored:
     algorithm = fed.algorithm(0, held, state.round)
     collected = collect(algorithm.collect, contributions)
     everyone = Cohort(*(jnp.concatenate(leaves) for leaves in zip(*(cohort for cohort, _ in drawn), strict=True)))
-    server, said = algorithm.server_update(state.server, collected, everyone, key(state.key, "server", state.round))
+    with coordinates.over(fed.mesh, parallel.AXIS):
+        server, said = algorithm.server_update(state.server, collected, everyone, key(state.key, "server", state.round))
     sums = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added[0] for added, _ in outputs])
     record = {
         "train": sums,

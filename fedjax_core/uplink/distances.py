@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array
+from fedjax_core.uplink.coordinates import lengths, total
 
 
 def squared(rows: Array, there: Array) -> Array:
@@ -12,10 +13,10 @@ def squared(rows: Array, there: Array) -> Array:
     By one product of matrices, of the rows less that of the median length: an honest one's if most are, so that no attacker's
     length decides over the rounding of the others' distances.
     """
-    sizes = jnp.where(there, jnp.linalg.norm(rows, axis=1), jnp.inf)
+    sizes = jnp.where(there, lengths(rows), jnp.inf)
     middle = jnp.argsort(sizes)[jnp.maximum(jnp.sum(there) - 1, 0) // 2]
     away = rows - rows[middle][None]
-    gram = jnp.matmul(away, away.T, precision=jax.lax.Precision.HIGHEST)
+    gram = total(jnp.matmul(away, away.T, precision=jax.lax.Precision.HIGHEST))
     own = jnp.diagonal(gram)
     apart = jnp.maximum(own[:, None] + own[None] - 2 * gram, 0)
     apart = jnp.where(jnp.eye(len(rows), dtype=bool), 0, apart)

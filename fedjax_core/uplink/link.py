@@ -74,11 +74,15 @@ class Reduction(NamedTuple):
         absent or left out, whose vector is zeros.
       join: "add": contributions are summed inside the client loop, or "stack": [C, ...] of them.
       combine: (joined, memory, key) -> (vector [D], memory, record of pairs), once a round. The memory is `()` for class means.
+      divides: whether `combine`, of (vectors [C, D], weights [C]), may have a part of the coordinates on each of several devices:
+        its sums over them are then `coordinates.total`, the arrays of its memory [D], and zeros behind the last coordinate change
+        nothing.
     """
 
     lift: Callable[[Array, Array, Sender], PyTree] = _weighed
     join: str = "add"
     combine: Callable[[PyTree, PyTree, Array], tuple[Array, PyTree, dict]] = _mean
+    divides: bool = False
 
 
 class Link(NamedTuple):

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from fedjax_core import by_name, values
 from fedjax_core.algorithm import Array
+from fedjax_core.uplink.coordinates import lengths
 from fedjax_core.uplink.distances import nearest, squared
 from fedjax_core.uplink.link import Link, Reduction
 from fedjax_core.uplink.ordering import columns
@@ -153,7 +154,7 @@ def geometric_median(iterations: AtLeastOne = 8, smoothing: Positive = 1e-6) -> 
 
     def rule(rows, there):
         def step(_, z):
-            w = jnp.where(there, 1 / jnp.maximum(jnp.linalg.norm(rows - z[None], axis=1), smoothing), 0)
+            w = jnp.where(there, 1 / jnp.maximum(lengths(rows - z[None]), smoothing), 0)
             total = jnp.matmul(w, rows, precision=jax.lax.Precision.HIGHEST)
             return total / jnp.maximum(jnp.sum(w), jnp.finfo(rows.dtype).tiny)
 
@@ -175,14 +176,14 @@ def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> Link
 
         def step(_, v):
             away = rows - v[None]
-            shrink = jnp.minimum(1, radius / jnp.maximum(jnp.linalg.norm(away, axis=1), 1e-30))
+            shrink = jnp.minimum(1, radius / jnp.maximum(lengths(away), 1e-30))
             return v + mean_of(away * shrink[:, None], there)
 
         begin = median()(rows, there) if isinstance(memory, tuple) else memory
         centre = jax.lax.fori_loop(0, iterations, step, begin)
         return jnp.where(jnp.any(there), centre, 0), memory if isinstance(memory, tuple) else centre, {}
 
-    reduction = Reduction(_together, "stack", combine)
+    reduction = Reduction(_together, "stack", combine, divides=True)
     return Link("rule", "centred_clipping", reduction=reduction, memory=lambda like: jnp.zeros(length(like.deltas)))
 
 
@@ -269,7 +270,7 @@ def parse(text: str) -> Link:
             f"aggregation.rule={values.short(text)}: {last.name} gives every client's vector; put a rule behind it, '| krum'"
         )
     made = last()
-    link = made if isinstance(made, Link) else Link("rule", last.name, reduction=of_rows(made))
+    link = made if isinstance(made, Link) else Link("rule", last.name, reduction=of_rows(made, last.origin == by_name.BUILT_IN))
     mixers = [one() for one in before]
     if not mixers:
         return link
@@ -278,26 +279,26 @@ def parse(text: str) -> Link:
         raise ValueError(f"aggregation.rule={values.short(text)}: {name} cannot stand before another rule; {', '.join(BEFORE)} can")
     if link.reduction is None or link.reduction.join != "stack":
         raise ValueError(f"aggregation.rule={values.short(text)}: {last.name} streams, so that nothing can stand before it")
-    return link._replace(reduction=after(mixers, link.reduction))
+    return link._replace(reduction=after(mixers, link.reduction, all(one.origin == by_name.BUILT_IN for one in before)))
 
 
-def of_rows(rule: Rule) -> Reduction:
-    """The reduction by a function of all rows."""
+def of_rows(rule: Rule, divides: bool = False) -> Reduction:
+    """The reduction by a function of all rows; `divides` as in `Reduction`."""
 
     def combine(joined, memory, key):
         del key
         rows, weights = joined
         return rule(rows, weights > 0), memory, {}
 
-    return Reduction(_together, "stack", combine)
+    return Reduction(_together, "stack", combine, divides)
 
 
-def after(before: list[Rule], reduction: Reduction) -> Reduction:
-    """A reduction by the rows that others have changed."""
+def after(before: list[Rule], reduction: Reduction, divides: bool = False) -> Reduction:
+    """A reduction by the rows that others have changed; `divides` where these may have parts of the coordinates."""
 
     def combine(joined, memory, key):
         rows, weights = joined
         rows = functools.reduce(lambda rows, change: change(rows, weights > 0), before, rows)
         return reduction.combine((rows, weights), memory, key)
 
-    return reduction._replace(combine=combine)
+    return reduction._replace(combine=combine, divides=divides and reduction.divides)

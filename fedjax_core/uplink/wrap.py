@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, PyTree, Reduce
 from fedjax_core.learning import aggregators
 from fedjax_core.task import Task
+from fedjax_core.uplink import coordinates
 from fedjax_core.uplink.link import Carried, Link, Reduction, Sender, order
 from fedjax_core.uplink.statistics import floored
 from fedjax_core.uplink.vectors import joined, of_vector, vector
@@ -200,7 +201,7 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
             draw = of_link(key, len(links))
             made, of_classes = None, []
             if parts.like.deltas:
-                made, new, said = reduction.combine(deltas, memory_of(server.memory), draw)
+                made, new, said = coordinates.combine(reduction, deltas, memory_of(server.memory), draw)
                 record |= said
                 if at is not None:
                     memory[at] = new

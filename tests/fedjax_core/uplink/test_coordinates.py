@@ -1,0 +1,114 @@
+"""Rules whose coordinates several devices divide: the same result, a part of the memory."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_core.engine import parallel
+from fedjax_core.engine.parallel import Plan
+from fedjax_core.uplink import bare, coordinates, rules
+from fedjax_core.uplink.link import Reduction
+from tests import toy
+
+C, D = 12, 101  # clients, a multiple of the devices; coordinates, none
+RULES = (
+    "median",
+    "trimmed_mean(attackers=0.25)",
+    "krum(attackers=0.25)",
+    "multi_krum(attackers=0.25)",
+    "bulyan(attackers=0.25)",
+    "geometric_median",
+    "centred_clipping(radius=3.0, iterations=2)",
+    "mixing(attackers=0.25) | trimmed_mean(attackers=0.25)",
+)
+
+
+@functools.cache
+def devices(number=4, axes=1):
+    shape, names = ((number,), ("clients",)) if axes == 1 else ((number // 2, 2), ("clients", "model"))
+    return Mesh(np.array(jax.devices()[:number]).reshape(shape), names)
+
+
+def cohort():
+    """Rows of which three are far away and one is not there."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(C, D)).astype(np.float32) + 5
+    rows[:3] *= 10
+    weights = rng.integers(1, 9, C).astype(np.float32)
+    rows[7], weights[7] = 0, 0
+    return rows, weights
+
+
+def of(reduction, mesh=None):
+    """Compiled for the devices of a mesh, each with its own clients' rows."""
+
+    def run(rows, weights, memory):
+        key = jax.random.key(0)
+        if mesh is None:
+            return coordinates.combine(reduction, (rows, weights), memory, key)
+        with coordinates.over(mesh, "clients"):
+            return coordinates.combine(reduction, (rows, weights), memory, key)
+
+    if mesh is None:
+        return jax.jit(run)
+    spread, whole = (NamedSharding(mesh, PartitionSpec(*axis)) for axis in (("clients",), ()))
+    return jax.jit(run, in_shardings=(spread, spread, whole), out_shardings=whole)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_divided_rule_gives_what_it_gives_whole(rule):
+    link, (rows, weights) = rules.parse(rule), cohort()
+    assert link.reduction.divides
+    memory = np.full(D, 4.0, np.float32) if rule.startswith("centred") else ()
+    wanted = of(link.reduction)(rows, weights, memory)
+    chex.assert_trees_all_close(of(link.reduction, devices())(rows, weights, memory), wanted, rtol=2e-6, atol=1e-6)
+
+
+def test_beside_an_axis_of_networks_and_in_lanes():
+    reduction, (rows, weights) = rules.parse("krum(attackers=0.25)").reduction, cohort()
+    wanted, _, _ = of(reduction)(rows, weights, ())
+    np.testing.assert_array_equal(of(reduction, devices(axes=2))(rows, weights, ())[0], wanted)
+    with coordinates.over(devices(), "clients"):
+        lanes = jax.jit(jax.vmap(lambda rows: coordinates.combine(reduction, (rows, weights), (), jax.random.key(0))[0]))
+        np.testing.assert_array_equal(lanes(np.stack([rows, 2 * rows])), np.stack([wanted, 2 * wanted]))
+
+
+def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_path):
+    """One that divides by the number of coordinates would else see others."""
+    file = tmp_path / "own.py"
+    file.write_text("def size():\n    return lambda rows, there: rows[0] * rows.shape[1]\n")
+    rows, weights = cohort()
+    for text in (f"{file}:size", f"mixing | {file}:size"):
+        link = rules.parse(text)
+        assert not link.reduction.divides
+        wanted = of(link.reduction)(rows, weights, ())
+        chex.assert_trees_all_close(of(link.reduction, devices())(rows, weights, ()), wanted, rtol=1e-6)
+    own = Reduction(join="stack", combine=lambda joined, memory, key: (joined[0][0], memory, {}), divides=True)
+    np.testing.assert_array_equal(of(own, devices())(rows, weights, ())[0], rows[0])
+
+
+def test_each_device_has_its_part_alone():
+    """Of 64 clients and 4,096 coordinates 1 MB: on one device all of it, on four a quarter, as it comes and as it goes."""
+    rows, weights = jnp.zeros((64, 4096)), jnp.ones(64)
+    reduction = rules.parse("krum").reduction
+    text = of(reduction, devices()).lower(rows, weights, ()).compile().as_text()
+    assert "all-to-all" in text
+    assert "f32[64,1024]" in text
+    assert "f32[64,4096]" not in text
+
+
+@pytest.mark.parametrize("rule", ["median", "centred_clipping"])
+def test_a_run_on_several_devices_is_that_on_one(rule):
+    """Where not all clients take part, and vectors do not divide evenly."""
+    found = []
+    for number in (1, 4):
+        sim = toy.simulate("scaffold", links=[rules.parse(rule)], leave_out=True, cohort=5, plan=Plan(1, number))
+        assert sim.mesh.shape[parallel.AXIS] == number
+        state, _ = sim.rounds(sim.init(0), 2)
+        found.append(jax.device_get((bare(state.server), state.server.memory)))
+    chex.assert_trees_all_close(*found, rtol=1e-5, atol=1e-6)
