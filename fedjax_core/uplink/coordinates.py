@@ -17,6 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.uplink.link import Reduction
 
+TILE = 1024  # a device's coordinates are a multiple: XLA compiles for TPUs some fifty times as long for other numbers
 _devices: contextvars.ContextVar[tuple[Mesh, str] | None] = contextvars.ContextVar("devices", default=None)
 _axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("axis", default=None)
 
@@ -55,7 +56,7 @@ def combine(reduction: Reduction, joined: PyTree, memory: PyTree, key: Array) ->
         return reduction.combine(joined, memory, key)
     mesh, axis = found
     number, length = mesh.shape[axis], joined[0].shape[1]
-    each = -(-length // number)
+    each = -(-length // (number * TILE)) * TILE
 
     def of_part(joined, memory, key):
         gathered = lambda x: jax.lax.all_gather(x, axis, tiled=True)
