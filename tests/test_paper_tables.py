@@ -72,7 +72,7 @@ def test_a_row_of_the_paper_that_is_too_short_is_refused():
 
 def test_pacs_is_a_domain_per_client(shared_data):
     """As the paper has it, 4 clients with 1000 + 500 images, of the file that we have."""
-    of_file = ["data.source=npz(path='pacs64.npz', test_fraction=0.32)", f"data.dir={shared_data}"]
+    of_file = ["/pacs:data.source=npz(path='pacs64.npz', test_fraction=0.32)", f"data.dir={shared_data}"]
     table = tables.changed(tables.read("configs/tables/fedpft/table10.py", "paper"), of_file)
     (cell,) = tables.choose(tables.cells(table, "paper", [0]), ["FedPFT/PACS"])
     data = experiment.dataset(cell.config)

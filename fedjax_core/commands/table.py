@@ -2,7 +2,7 @@
 
   fedjax-core table first --workdir=runs/first
   fedjax-core table first --workdir=runs/first --only=scaffold,local/iid --seeds=0
-  fedjax-core table fedskc/all_methods --workdir=runs/fedskc --set=data.source=tfds:cifar10
+  fedjax-core table fedskc/all_methods --workdir=runs/fedskc --set="/cifar-10-*:data.source=tfds:cifar10"
   fedjax-core table --table=mine/table.py --workdir=runs/mine
 
 A table is named by its bare name (`fedjax-core list tables`) or by a file of your own. The same command
@@ -25,9 +25,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--table", help="the same, such as a file like those in configs/tables/")
     parser.add_argument("--workdir", required=True, help="directory of the runs and of table.md, table.csv, table.tex")
     parser.add_argument("--variant", default="small", help="smoke (seconds), small (the default), paper")
-    parser.add_argument("--only", default="", help="rows, or ROW/COLUMN, with commas between; the table still shows all")
+    parser.add_argument("--only", default="", help="ROW, ROW/COLUMN or /COLUMN, with commas between, * for any characters; the table still shows all")
     parser.add_argument(
-        "--set", action="append", default=[], help="FIELD=VALUE of all runs, after the definition's changes; may be repeated"
+        "--set",
+        action="append",
+        default=[],
+        help="FIELD=VALUE of all runs, PLACE:FIELD=VALUE of those that PLACE means, as in --only; after the definition's changes; "
+        "may be repeated",
     )
     parser.add_argument("--seeds", help="with commas between, in place of the definition's")
     parser.add_argument("--compilation_cache", default=experiment.PROGRAMS, help="where compiled programs are kept; '' for nowhere")
@@ -51,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         if (given.table is None) == (given.name is None):
             raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
         definition = shipped.file("table", given.table if given.name is None else given.name)
-        table = tables.changed(tables.read(definition, given.variant), given.set)
+        table = tables.changed(tables.read(definition, given.variant), given.set, given.only)
         every = tables.cells(table, given.variant, seeds)
         only = tables.names(every, given.only)
         tables.choose(every, only)

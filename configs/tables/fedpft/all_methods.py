@@ -11,8 +11,8 @@ that they have in common. The published number is the best round's mean accuracy
 stands the last round's. ResNet-8 for CIFAR-10, ResNet-10 for CIFAR-100 and Tiny-ImageNet, both with the 7x7 stem; 4 + 1 local
 epochs, 3 + 2 of FedPFT+Con at alpha 0.1; all methods at a rate of 0.1 (the paper chooses each one's among 0.1, 0.01 and 0.001).
 
-CIFAR-10 as a prepared tfds set: --set=data.source=tfds:cifar10. Tiny-ImageNet: a folder tiny-imagenet-200 with train/CLASS/* and
-test/CLASS/*. For one data set of several: --only=ROW/COLUMN,... with --set. Every table gives the seconds per round;
+CIFAR-10 as a prepared tfds set: --set="/cifar-10-*:data.source=tfds:cifar10". Tiny-ImageNet: a folder tiny-imagenet-200 with
+train/CLASS/* and test/CLASS/*. Every table gives the seconds per round;
 Table 15 is `fedjax-core analyse RUN --what=communication`, Figures 4 and 5 are `--what=tsne` (--features=extractor, features
 or contrast; --centroids), Figure 8 `--what=partition`, Figure 10 `--what=attention`.
 """

@@ -8,7 +8,7 @@ Variants: small (the default): CIFAR-10 at 16 x 16 pixels, 10,000 of its trainin
 The paper's are `table1.py` to `table5.py` and `figure3*.py`; `readings.py` compares readings of GDA. In one --workdir they share
 the runs that they have in common. FedSKC stands there as it is by default and as printed; the other methods have their authors'
 coefficients. The paper does not name the member of FedOPT: it is FedAdam here. CIFAR-10 as a prepared tfds set:
---set=data.source=tfds:cifar10.
+--set="/cifar-10-*:data.source=tfds:cifar10".
 
 Figures 4a to 4c are `fedjax-core analyse RUN ... --what=knowledge` of runs of FedSKC, FedAvg, and FedSKC with M = 0 (without
 Eq. 1; `figure3ab.py`); Figure 1b is `--what=landscape`.

@@ -9,7 +9,7 @@ Variants: small (the default): 12,000 training images of each set, a CNN of 16 a
 is for validation: it chooses settings, with one number of trials for every row and column, and the round. Test rows choose
 nothing. All rows try rates between 0.01 and 0.5; rows with LCL its temperature too, over two magnitudes. A third of the trials
 goes on after a third of the rounds. Each seed divides the data anew. CIFAR-10 as a prepared tfds set:
---set=data.source=tfds:cifar10 with --only of its columns.
+--set="/cifar-10-*:data.source=tfds:cifar10".
 """
 
 from configs import fedavg, fedskc

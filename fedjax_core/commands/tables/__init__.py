@@ -11,6 +11,7 @@ the directories alone, and written after every cell.
   definition.py   read from a file, changed on the command line, checked      measures.py   what its numbers are
   cells.py        the runs, with resolved configs                             running.py    runs what is missing
   wanted.py       whether they can have the scores that are named
+  places.py       which of them a text means
   spaces.py       what a search tries                                         search.py     trials, and which is chosen
   trials.py       what their directories say                                  progress.py   how far runs are
   results.py      what finished runs put into cells                           texts.py      numbers as text

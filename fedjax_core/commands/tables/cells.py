@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedjax_core import by_name, experiment, outside
-from fedjax_core.commands.tables import wanted
-from fedjax_core.commands.tables.definition import Definition, check, slug, targets_of
+from fedjax_core.commands.tables import places, wanted
+from fedjax_core.commands.tables.definition import Definition, check, targets_of
 from fedjax_core.experiment.fields import MAY_LACK_GROUPS
 from fedjax_core.reporting import report
 from fedjax_core.run import MAY_DIFFER
@@ -89,7 +89,7 @@ def cell(
             wanted.check(measure, config, asked)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {report.one_line(error)}") from error
-    name = f"{slug(row.label)}--{slug(column.label)}--seed{seed}--{_hash(config, outside.own_files(named))}"
+    name = f"{places.slug(row.label)}--{places.slug(column.label)}--seed{seed}--{_hash(config, outside.own_files(named))}"
     return Cell(row.label, column.label, seed, config, name, trial)
 
 
@@ -151,40 +151,22 @@ def _hash(config: Any, files: Sequence[Path]) -> str:
 
 
 def choose(all_cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
-    """The cells that "ROW" and "ROW/COLUMN" name, by label or by the name that their directories have; all of them for none.
+    """The cells that texts mean (`places`); all of them for none.
 
     Raises:
-      ValueError: a name is not one of the table's.
+      ValueError: a text means none of the table's.
     """
     only = list(only)
     if not only:
         return list(all_cells)
-    chosen = set()
-    for text in only:
-        found = {c.name for c in all_cells if text in _named(c)}
-        if not found:
-            rows = [slug(row) for row in dict.fromkeys(c.row for c in all_cells)]
-            columns = [slug(column) for column in dict.fromkeys(c.column for c in all_cells)]
-            row, slash, column = text.partition("/")
-            by_name.choose("row", slug(row), rows)
-            by_name.choose("column", slug(column) if slash else "", columns)
-        chosen |= found
-    return [c for c in all_cells if c.name in chosen]
+    meant = {pair for text in only for pair in places.chosen(text, _pairs(all_cells))}
+    return [c for c in all_cells if (c.row, c.column) in meant]
 
 
 def names(all_cells: Sequence[Cell], text: str) -> list[str]:
-    """The names in "ROW,ROW/COLUMN,...", for `choose`; a label may hold commas of its own: the longest that there is counts."""
-    known = set().union(*(_named(c) for c in all_cells))
-    parts, found = [part.strip() for part in text.split(",")], []
-    while parts:
-        joined = [", ".join(parts[:n]) for n in range(len(parts), 0, -1)]
-        name = next((name for name in joined if name in known), parts[0])
-        parts = parts[name.count(",") + 1 :]
-        found += [name] if name else []
-    return found
+    """The texts in "ROW,ROW/COLUMN,...", for `choose`."""
+    return places.split(text, _pairs(all_cells))
 
 
-def _named(cell: Cell) -> set[str]:
-    """What `choose` knows a cell by."""
-    rows, columns = ({label, slug(label)} for label in (cell.row, cell.column))
-    return rows | {f"{row}/{column}" for row in rows for column in columns}
+def _pairs(all_cells: Sequence[Cell]) -> list[tuple[str, str]]:
+    return [(c.row, c.column) for c in all_cells]

@@ -5,12 +5,12 @@ import dataclasses
 import importlib.util
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_core import by_name
-from fedjax_core.commands.tables import measures, spread
+from fedjax_core.commands.tables import measures, places, spread
 from fedjax_core.reporting import report
 
 Definition = Any  # a Table of configs/tables/base.py; what a method is made of does not import configs
@@ -40,34 +40,58 @@ def read(file: str, variant: str) -> Definition:
     return table
 
 
-def changed(table: Definition, settings: Iterable[str]) -> Definition:
-    """The table with "FIELD=VALUE" in all of its runs, whatever the definition says; a value is a Python literal or else text.
+def changed(table: Definition, settings: Iterable[str], only: str = "") -> Definition:
+    """The table with "FIELD=VALUE" in all of its runs, or "PLACE:FIELD=VALUE" in some (`places`), whatever the definition says.
+
+    A value is a Python literal or else text. Of two for one field the later counts.
+
+    Args:
+      table: the definition.
+      settings: texts of that form.
+      only: which cells are to be run; one data source for columns that have several is refused, but among these.
 
     Raises:
-      ValueError: a setting has another form.
+      ValueError: a setting has another form, its place is none of the table's, a search chooses its field, or it would give columns
+        of different data the same data.
     """
-    given = {}
+    pairs = [(row.label, column.label) for row in table.rows for column in table.columns]
+    run = {pair for place in places.split(only, pairs) for pair in places.chosen(place, pairs)} or set(pairs)
+    spaces = {row.label: row.space for row in table.rows}
+    of_cells = dict(table.cells)
     for setting in settings:
-        field, equals, text = setting.partition("=")
-        if not (field and equals):
-            raise ValueError(f"--set={setting} is not of the form FIELD=VALUE, such as data.dir=DIR")
+        name, equals, text = setting.partition("=")
+        place, colon, field = name.rpartition(":")
+        if not (field and equals) or (colon and not place):
+            raise ValueError(f"--set={setting} is not of the form FIELD=VALUE or PLACE:FIELD=VALUE, such as data.dir=DIR")
         try:
-            given[field] = ast.literal_eval(text)
+            value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            given[field] = text
-    for row in table.rows:
-        for field in given.keys() & row.space.keys():
-            raise ValueError(
-                f"--set={field}={given[field]!r}: the search chooses it for row {row.label!r}; take it out of its space"
-            )
-    if not given:
-        return table
-    of_all = {
-        (row.label, column.label): {**table.cells.get((row.label, column.label), {}), **given}
-        for row in table.rows
-        for column in table.columns
-    }
-    return dataclasses.replace(table, cells=of_all)
+            value = text
+        try:
+            meant = places.chosen(place, pairs) if place else pairs
+            if field == "data.source":
+                _check_source(table, [column for row, column in meant if (row, column) in run])
+        except ValueError as error:
+            raise ValueError(f"--set={setting}: {error}") from None
+        for row, column in meant:
+            if field in spaces[row]:
+                raise ValueError(f"--set={setting}: the search chooses it for row {row!r}; take it out of its space")
+            of_cells[row, column] = {**of_cells.get((row, column), {}), field: value}
+    return dataclasses.replace(table, cells=of_cells)
+
+
+def _check_source(table: Definition, columns: Collection[str]) -> None:
+    """Raises ValueError if columns that are to have one source have several in the definition: they would keep their names."""
+    sources: dict[Any, str] = {}
+    for column in table.columns:
+        if column.label in columns:
+            sources.setdefault(column.changes.get("data.source"), column.label)
+    if len(sources) > 1:
+        (first, one), (second, other), *_ = sources.items()
+        raise ValueError(
+            f"the definition has {first!r} for column {one!r} and {second!r} for {other!r}; name the columns that are meant, such as "
+            f"--set=/{places.slug(one)}:data.source=..., or give --only"
+        )
 
 
 def check(table: Definition) -> None:
@@ -81,7 +105,7 @@ def check(table: Definition) -> None:
             raise ValueError(f"the table has no {what}s")
         seen: dict[str, str] = {}
         for one in found:
-            name = slug(one.label)
+            name = places.slug(one.label)
             if not name:
                 raise ValueError(f"{what} {one.label!r} has no letter or digit to name a directory by")
             if name in seen:
@@ -157,8 +181,3 @@ def targets_of(table: Definition, column: str) -> Sequence[float]:
 def all_targets(table: Definition) -> list[float]:
     """Those of all columns."""
     return sorted({target for column in table.columns for target in targets_of(table, column.label)})
-
-
-def slug(label: str) -> str:
-    """A label as a part of a directory's name."""
-    return re.sub(r"[^\w.]+", "-", label.lower()).strip("-.")

@@ -75,3 +75,25 @@ def test_a_setting_on_the_command_line_is_of_all_runs():
     assert tables.changed(definition(), []) == definition()
     with pytest.raises(ValueError, match="--set=rounds is not of the form FIELD=VALUE"):
         tables.changed(definition(), ["rounds"])
+
+
+def test_a_setting_may_be_of_a_part_of_the_table():
+    found = tables.changed(definition(), ["rounds=7", "/iid:rounds=8", "fedavg/IID:data.source=tfds:cifar10"])
+    for cell in tables.cells(found, "smoke", [0]):
+        assert cell.config.rounds == (8 if cell.column == "IID" else 7)
+        assert (cell.config.data.source == "tfds:cifar10") == ((cell.row, cell.column) == ("FedAvg", "IID"))
+    for setting, said in {"/idd:rounds=8": "unknown column 'idd'", ":rounds=8": "is not of the form", "a:=1": "is not of the form"}.items():
+        with pytest.raises(ValueError, match=f"--set={setting}.*{said}"):
+            tables.changed(definition(), [setting])
+
+
+def test_columns_of_several_sources_are_not_given_one():
+    """They would keep their names, and the paper's numbers beside them."""
+    two = definition(columns=tuple(Column(name, {"data.source": name.lower()}) for name in ("MNIST", "CIFAR10", "Digits")))
+    with pytest.raises(ValueError, match="'mnist' for column 'MNIST' and 'cifar10' for 'CIFAR10'.*--set=/mnist:data.source"):
+        tables.changed(two, ["data.source=tfds:cifar10"])
+    with pytest.raises(ValueError, match="for column 'MNIST' and"):
+        tables.changed(two, ["/*i*:data.source=tfds:cifar10"])
+    for settings, only in ((["/cifar10:data.source=tfds:cifar10"], ""), (["data.source=tfds:cifar10"], "/cifar10")):
+        found = {c.column: c.config.data.source for c in tables.cells(tables.changed(two, settings, only), "smoke", [0])}
+        assert found["CIFAR10"] == "tfds:cifar10"
