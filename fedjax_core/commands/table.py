@@ -25,7 +25,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--table", help="the same, such as a file like those in configs/tables/")
     parser.add_argument("--workdir", required=True, help="directory of the runs and of table.md, table.csv, table.tex")
     parser.add_argument("--variant", default="small", help="smoke (seconds), small (the default), paper")
-    parser.add_argument("--only", default="", help="ROW, ROW/COLUMN or /COLUMN, with commas between, * for any characters; the table still shows all")
+    places = "ROW, ROW/COLUMN or /COLUMN, with commas between, * for any characters; the table still shows all"
+    parser.add_argument("--only", default="", help=places)
     parser.add_argument(
         "--set",
         action="append",

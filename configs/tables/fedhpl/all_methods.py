@@ -20,8 +20,8 @@ at 32, with the stem that Table 7 counts (3x3 of FedGH, FedMD and FedHE, 7x7 of 
 FedProto and FedTGP predict by the closest prototype (`test/nearest/...`), as their authors do.
 FedMD's public set is not named: here 5,000 examples of SVHN for CIFAR-10, and of CIFAR-10 for the other two.
 
-CIFAR-10 as a prepared tfds set: --set="/cifar-10-*:data.source=tfds:cifar10". Figure 4 is `fedjax-core analyse RUN --what=partition`,
-Figures 5, 6 and 10 `--what=classes --scope=all` and 7 to 9 `--what=clients,classes` of several runs together.
+CIFAR-10 as a prepared tfds set: --set="/cifar-10-*:data.source=tfds:cifar10". Figure 4 is `fedjax-core analyse RUN
+--what=partition`, Figures 5, 6 and 10 `--what=classes --scope=all` and 7 to 9 `--what=clients,classes` of several runs together.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import importlib.util
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,8 +88,8 @@ def _check_source(table: Definition, columns: Collection[str]) -> None:
     if len(sources) > 1:
         (first, one), (second, other), *_ = sources.items()
         raise ValueError(
-            f"the definition has {first!r} for column {one!r} and {second!r} for {other!r}; name the columns that are meant, such as "
-            f"--set=/{places.slug(one)}:data.source=..., or give --only"
+            f"the definition has {first!r} for column {one!r} and {second!r} for {other!r}; name the columns that are meant, "
+            f"such as --set=/{places.slug(one)}:data.source=..., or give --only"
         )
 
 

@@ -82,7 +82,8 @@ def test_a_setting_may_be_of_a_part_of_the_table():
     for cell in tables.cells(found, "smoke", [0]):
         assert cell.config.rounds == (8 if cell.column == "IID" else 7)
         assert (cell.config.data.source == "tfds:cifar10") == ((cell.row, cell.column) == ("FedAvg", "IID"))
-    for setting, said in {"/idd:rounds=8": "unknown column 'idd'", ":rounds=8": "is not of the form", "a:=1": "is not of the form"}.items():
+    wrong = {"/idd:rounds=8": "unknown column 'idd'", ":rounds=8": "is not of the form", "a:=1": "is not of the form"}
+    for setting, said in wrong.items():
         with pytest.raises(ValueError, match=f"--set={setting}.*{said}"):
             tables.changed(definition(), [setting])
 
@@ -90,7 +91,7 @@ def test_a_setting_may_be_of_a_part_of_the_table():
 def test_columns_of_several_sources_are_not_given_one():
     """They would keep their names, and the paper's numbers beside them."""
     two = definition(columns=tuple(Column(name, {"data.source": name.lower()}) for name in ("MNIST", "CIFAR10", "Digits")))
-    with pytest.raises(ValueError, match="'mnist' for column 'MNIST' and 'cifar10' for 'CIFAR10'.*--set=/mnist:data.source"):
+    with pytest.raises(ValueError, match=r"'mnist' for column 'MNIST' and 'cifar10' for 'CIFAR10'.*--set=/mnist:data.source"):
         tables.changed(two, ["data.source=tfds:cifar10"])
     with pytest.raises(ValueError, match="for column 'MNIST' and"):
         tables.changed(two, ["/*i*:data.source=tfds:cifar10"])
