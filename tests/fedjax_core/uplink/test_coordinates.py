@@ -60,6 +60,12 @@ def of(reduction, mesh=None):
     return jax.jit(run, in_shardings=(spread, spread, whole), out_shardings=whole)
 
 
+def test_those_are_all_rules_that_want_rows():
+    reductions = {name: rules.parse(name).reduction for name in rules.RULES if name not in rules.BEFORE}
+    stacked = {name for name, reduction in reductions.items() if reduction is not None and reduction.join == "stack"}
+    assert {text.partition("(")[0] for text in RULES} == {*stacked, *rules.BEFORE}
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_divided_rule_gives_what_it_gives_whole(rule):
     link, (rows, weights) = rules.parse(rule), cohort()
