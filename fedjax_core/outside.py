@@ -11,12 +11,10 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
-import inspect
 import os
 import re
 import sys
-import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -36,7 +34,6 @@ GROUPS = {  # where packages announce what they bring, by what it is
     "attack": "fedjax_core.attacks",
     "compressor": "fedjax_core.compressors",
 }
-HOME = Path(__file__).parents[1]  # of this package, and of `methods`
 PLACE = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.\w+)*):(?P<name>[^\W\d]\w*)")
 
 
@@ -139,23 +136,6 @@ def _file(what: str, name: str, file: str) -> ModuleType:
         del sys.modules[known]
         raise ValueError(f"{what} {name!r}: importing {file} failed: {_said(error)}") from error
     return module
-
-
-def file_of(found: Callable) -> Path | None:
-    """The file that a function or class is written in; None of one that is in none, such as one built into Python."""
-    try:
-        file = inspect.getsourcefile(inspect.unwrap(getattr(found, "func", found)))
-    except TypeError:
-        return None
-    return Path(file) if file else None
-
-
-def own_files(several: Iterable[Callable]) -> list[Path]:
-    """The files of those that no installed package has brought, each once: the user's own, who may change them any day."""
-    ours = [Path(sysconfig.get_paths()["stdlib"]), *(HOME / name for name in ("fedjax_core", "methods"))]
-    files = {file.resolve() for file in map(file_of, several) if file is not None and file.is_file()}
-    files = {file for file in files if not {"site-packages", "dist-packages"} & set(file.parts)}
-    return sorted(file for file in files if not any(file.is_relative_to(folder) for folder in ours))
 
 
 def _said(error: Exception) -> str:

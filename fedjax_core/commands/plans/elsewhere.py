@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name, experiment, outside
+from fedjax_core import by_name, experiment, own_code
 from fedjax_core.commands import shipped
 from fedjax_core.commands.plans import targets
 from fedjax_core.data import memory
@@ -188,7 +188,7 @@ def sources(config: dict[str, Any]) -> Sequence[Path]:
 
     with by_name.noting() as named:
         asked = experiment.resolve(ConfigDict(tuples(config)))
-    found = {file for file in map(outside.file_of, named) if file is not None}
+    found = {file for file in map(own_code.file_of, named) if file is not None} | set(own_code.files(named))
     of_texts = [one.found() for one in asked.networks if one.found.function is language.Spec]
     found |= {file.resolve() for file in map(language.described_in, of_texts) if file.is_file()}
     for package in ("fedjax_core", "methods"):

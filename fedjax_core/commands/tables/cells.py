@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import by_name, experiment, outside
+from fedjax_core import by_name, experiment, own_code
 from fedjax_core.commands.tables import places, wanted
 from fedjax_core.commands.tables.definition import Definition, check, targets_of
 from fedjax_core.experiment.fields import MAY_LACK_GROUPS
@@ -89,7 +89,7 @@ def cell(
             wanted.check(measure, config, asked)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {report.one_line(error)}") from error
-    name = f"{places.slug(row.label)}--{places.slug(column.label)}--seed{seed}--{_hash(config, outside.own_files(named))}"
+    name = f"{places.slug(row.label)}--{places.slug(column.label)}--seed{seed}--{_hash(config, own_code.files(named))}"
     return Cell(row.label, column.label, seed, config, name, trial)
 
 
@@ -135,7 +135,7 @@ def _hash(config: Any, files: Sequence[Path]) -> str:
 
     Args:
       config: resolved.
-      files: the user's own that it names, without what these import.
+      files: the user's own that it names, and those that these import.
     """
 
     def given(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
