@@ -120,17 +120,17 @@ READING = "Reading comprehension"
 ANGLES = dict(zip(TASKS, ("0", "30", "60", "90"), strict=True))  # what is left out of the turned digits in smoke
 
 
-def questions(task: str, variant: str, more: str = "") -> Changes:
-    """FLAN's questions without a task; in smoke turned digits without an angle."""
+def questions(task: str, variant: str, more: str = "", tests: int = 50) -> Changes:
+    """FLAN's questions without a task, in small with few test rows of each set; in smoke turned digits without an angle."""
     if variant == "smoke":
         return {"data.source": f"""unseen_domain(of="rotated(of='digits')", domain={ANGLES[task]!r})""", "data.examples": 240}
-    fewer = ", examples=100, test_examples=50" if variant == "small" else ""
+    fewer = f", examples=100, test_examples={tests}" if variant == "small" else ""
     return {"data.source": f"instructions(folder='flan_ood', leave_out={TASKS[task]!r}{fewer}{more})", "data.examples": None}
 
 
-def columns(variant: str, tasks: Sequence[str] = tuple(TASKS)) -> tuple[Column, ...]:
+def columns(variant: str, tasks: Sequence[str] = tuple(TASKS), tests: int = 50) -> tuple[Column, ...]:
     """One task left out after the other."""
-    return tuple(Column(task, questions(task, variant)) for task in tasks)
+    return tuple(Column(task, questions(task, variant, tests=tests)) for task in tasks)
 
 
 # ---------------------------------------------------------------------------------------------------- tables
