@@ -78,27 +78,30 @@ def get_config(variant: str = "small") -> Any:
         raise ValueError(f"config variant {variant!r} is not one of {', '.join(VARIANTS)}")
     config: Any = ConfigDict()
     config.seed = 0  # initialisation, sampling, training; data have their own
-    config.rounds = 5 if variant == "smoke" else 50
+    config.rounds = 5 if variant == "smoke" else 50  # in all; a longer run goes on from a shorter one
     config.dropout = 0.0  # probability that a sampled client does not come back
 
     config.data = ConfigDict()
     config.data.source = "digits"  # or "tfds:NAME", "cifar10", "npz(path=...)", "folder(path=...)" ...: fedjax_core/data/sources/
-    config.data.dir = placeholder(str)  # where data sets lie
+    config.data.dir = placeholder(str)  # where data sets lie; None: $FEDJAX_DATA, else ~/fedjax_data
     config.data.size = placeholder(int)  # images are resized to size x size
     config.data.examples = placeholder(int)  # of training, in all, so many and no more
-    config.data.clients = 20
+    config.data.clients = 20  # over which the training rows are divided
     config.data.partition = "dirichlet(alpha=0.5)"  # small alpha: strong skew; fedjax_core/data/partition/
-    config.data.seed = 0
+    config.data.seed = 0  # of the division: methods that are compared have the same clients, whatever the training seed
     config.data.long_tail = placeholder(float)  # largest class over smallest, cut before partitioning
-    config.data.test_split = placeholder(str)  # each client's own test rows: "proportional", "matched", "all", "partition"
-    config.data.test_examples = placeholder(int)  # for "matched"
+    # Each client's own test rows: "proportional": each class's are dealt in proportion to the clients' training rows; "matched": so
+    # many with the labels' distribution of its training rows, which clients may share; "all" of them; "partition": those that the
+    # partition brings. None: "partition" where it brings some, else "proportional".
+    config.data.test_split = placeholder(str)
+    config.data.test_examples = placeholder(int)  # of each client, for "matched"
     config.data.validation = placeholder(object)  # of each client's training rows, a fraction or a number, held back to choose by
     config.data.unseen_clients = placeholder(object)  # a fraction or a number of the clients: they never train, and are scored
 
-    config.task = "classification"  # or "episodes(way=5, shot=5, query=15)", of unseen classes: fedjax_core/learning/episodes.py
+    config.task = "classification"  # or "episodes(way=5, shot=5, query=15)": fedjax_core/learning/episodes.py
 
     config.cohort = ConfigDict()
-    config.cohort.fraction = 0.4
+    config.cohort.fraction = 0.4  # of the clients, which take part in a round
     config.cohort.size = placeholder(int)  # a number of clients, instead of the fraction
 
     # "fixed" (None): that number, drawn; "poisson": each client by a draw of its own; "cyclic": in turn, none again before its own
@@ -119,18 +122,18 @@ def get_config(variant: str = "small") -> Any:
     config.loss = placeholder(str)
     config.optimizer = ConfigDict()
     config.optimizer.name = "sgd"  # or "adam"
-    config.optimizer.lr = 0.1
-    config.optimizer.momentum = placeholder(float)
-    config.optimizer.nesterov = placeholder(bool)
-    config.optimizer.weight_decay = placeholder(float)
-    config.optimizer.clip = placeholder(float)
+    config.optimizer.lr = 0.1  # learning rate of local training
+    config.optimizer.momentum = placeholder(float)  # of SGD
+    config.optimizer.nesterov = placeholder(bool)  # whether it is Nesterov's
+    config.optimizer.weight_decay = placeholder(float)  # times the weights, added to the gradient
+    config.optimizer.clip = placeholder(float)  # largest norm of a gradient
     config.optimizer.decay = placeholder(float)  # learning rate of round r: lr * decay ** r
     config.optimizer.anneal = placeholder(str)  # within each local training: "linear", "cosine", to 0
 
     config.evaluation = ConfigDict()
-    config.evaluation.every = 5  # rounds
+    config.evaluation.every = 5  # rounds; the last one is always scored
     config.evaluation.scopes = ("global", "own")  # also "post_local", "all", "unseen": fedjax_core/engine/federation.py
-    config.evaluation.batch = 256
+    config.evaluation.batch = 256  # rows that are scored at once
     config.evaluation.clients = placeholder(int)  # score at most so many
     config.evaluation.newcomer_updates = placeholder(int)  # local updates that make an unseen client's models; None: one
     config.evaluation.last_k = 10  # mean over the last k evaluations
@@ -142,8 +145,8 @@ def get_config(variant: str = "small") -> Any:
     config.evaluation.targets = (0.5, 0.8, 0.9)  # rounds until these accuracies are reached
 
     config.plan = ConfigDict()
-    config.plan.chunk = placeholder(int)  # clients at once on a device
-    config.plan.devices = placeholder(int)
+    config.plan.chunk = placeholder(int)  # clients at once on a device; None: one on CPUs, else all of a round, or as many as fit
+    config.plan.devices = placeholder(int)  # over which the clients are spread; None: all, but no more than a round has clients
     config.plan.model = placeholder(int)  # devices that hold a network together, each a part of it; None: each holds all
     config.plan.lanes = placeholder(int)  # of several runs (--seeds, tables), so many train at once, in one program; None: one
     config.plan.data = placeholder(str)  # rows of data: "device", "host", "disk"; None: where they fit, which is said
@@ -171,15 +174,14 @@ def get_config(variant: str = "small") -> Any:
     config.privacy.clip = placeholder(float)  # norm of a client's delta; of "adaptive" the first one
     config.privacy.noise = placeholder(float)  # multiplier: deviation of the noise over the clip (times the sensitivity)
     config.privacy.epsilon = placeholder(float)  # in its place: the noise that gives this after all rounds
-    config.privacy.delta = placeholder(float)
-    config.privacy.cohort = placeholder(
-        int
-    )  # clients a round of the deployment: noise and epsilon are of these; None: as simulated
+    config.privacy.delta = placeholder(float)  # of (epsilon, delta)
+    # Clients a round of the deployment: noise and epsilon are of these; None: as simulated.
+    config.privacy.cohort = placeholder(int)
     config.privacy.population = placeholder(int)  # and its clients in all, which needs its cohort; None: as simulated
-    # Where cohorts come in turn, what is accounted for: rounds until a client may come again, rounds that it takes part in at most;
-    # None: what the cohorts hold. A promise that they do not hold is refused.
+    # Where cohorts come in turn, what is accounted for: rounds until a client may come again; None: what the cohorts hold. More
+    # than they hold is refused.
     config.privacy.min_separation = placeholder(int)
-    config.privacy.participations = placeholder(int)
+    config.privacy.participations = placeholder(int)  # likewise the rounds that a client takes part in at most
     config.privacy.accountant = placeholder(str)  # "pld", "rdp"; None: the tighter that has the sampling
 
     config.callbacks = ()  # told what happens, may ask to stop: "wandb(project='x')", "my.module:Name(option=1)"
@@ -187,5 +189,5 @@ def get_config(variant: str = "small") -> Any:
 
     config.checkpoint = ConfigDict()
     config.checkpoint.seconds = 30.0  # at least so far apart; there is always one at the end
-    config.checkpoint.keep = 3
+    config.checkpoint.keep = 3  # the last so many; with 1 damage to it leaves nothing
     return config

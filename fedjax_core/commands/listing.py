@@ -1,8 +1,9 @@
-"""Shows what a config may name: methods, models, data sources and the rest, each with its options and their defaults.
+"""Shows the fields of a config, and what they may name: methods, models, data sources and the rest, with options and defaults.
 
 fedjax-core list                        the kinds there are
 fedjax-core list methods                one kind, a line each
 fedjax-core list partitions dirichlet   one of them: its options and what they mean
+fedjax-core list fields data            fields of a config, here config.data.*; all of them without a name
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from fedjax_core import by_name, experiment, nn, outside
-from fedjax_core.commands import ending, shipped
+from fedjax_core.commands import ending, fields, shipped
 from fedjax_core.data import partition, poison, sources
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, lora
@@ -78,6 +79,7 @@ KINDS = {
     "callbacks": Kind("callback", "callbacks", lambda: loggers.CALLBACKS),
 }
 FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`
+OF_CONFIGS = "fields"
 
 
 def options(kind: str, name: str, builder: Callable) -> dict[str, Any]:
@@ -123,7 +125,8 @@ def _made_up(of: Any) -> bool:
 
 def kinds() -> str:
     """The kinds that there are, with their number and the config's field."""
-    counts = {kind: (len(_all(kind)), f"config.{entry.field}") for kind, entry in KINDS.items()}
+    counts = {OF_CONFIGS: (len(fields.fields()), "config.*")}
+    counts |= {kind: (len(_all(kind)), f"config.{entry.field}") for kind, entry in KINDS.items()}
     counts |= {
         kind: (len(shipped.names(what)), f"fedjax-core {'run' if what == 'config' else what} NAME") for kind, what in FILES.items()
     }
@@ -144,6 +147,8 @@ def _all(kind: str) -> dict[str, Callable]:
 
 def listed(kind: str) -> str:
     """A line for each thing of a kind: how it is written, the first line of what is said of it, and which package brings it."""
+    if kind == OF_CONFIGS:
+        return fields.listed()
     if kind in FILES:
         return "\n".join(shipped.names(FILES[kind]))
     lines, brought = [], outside.announced(KINDS[kind].what)
@@ -163,6 +168,8 @@ def detailed(kind: str, name: str) -> str:
     Raises:
       ValueError: there is none of this name.
     """
+    if kind == OF_CONFIGS:
+        return fields.listed(name)
     if kind in FILES:
         return _head_of(shipped.file(FILES[kind], name))
     found = _all(kind)
@@ -187,7 +194,7 @@ def _head_of(file: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = report.Parser("fedjax-core list", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", nargs="?", help=f"one of {', '.join([*KINDS, *FILES])}")
+    parser.add_argument("kind", nargs="?", help=f"one of {', '.join([OF_CONFIGS, *KINDS, *FILES])}")
     parser.add_argument("name", nargs="?", help="one of the kind")
     return parser
 
@@ -199,7 +206,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.kind is None:
             text = kinds()
         else:
-            by_name.choose("kind", given.kind, [*KINDS, *FILES])
+            by_name.choose("kind", given.kind, [OF_CONFIGS, *KINDS, *FILES])
             text = listed(given.kind) if given.name is None else detailed(given.kind, given.name)
     except ValueError as error:
         return report.fail(error, 2)

@@ -1,0 +1,42 @@
+"""What `fedjax-core list fields` shows."""
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import base
+from fedjax_core.commands import fields, listing
+from fedjax_core.experiment.fields import FIELDS
+
+
+def names(config, above=""):
+    for name, value in config.items():
+        yield from names(value, f"{above}{name}.") if isinstance(value, ConfigDict) else [f"{above}{name}"]
+
+
+def test_every_field_stands_there_and_says_what_it_is_for():
+    found = {field.name: field for field in fields.fields()}
+    assert set(found) == set(names(base.get_config("small")))
+    assert set(FIELDS) - {"method.name"} <= set(found)
+    assert not [field.name for field in found.values() if len(field.said) < 5]
+    assert not [field for field in found.values() if "#" in field.said or "get_config" in field.said]
+
+
+def test_one_field_with_what_is_above_and_behind_it():
+    text = fields.listed("config.privacy.cohort")
+    assert text.startswith("privacy.cohort = None\n    Clients a round of the deployment: noise")
+    assert text.endswith("allowed: a whole number, at least 1; or None")
+    assert fields.listed("data.seed").startswith("data.seed = 0\n    of the division")
+
+
+def test_a_part_and_all_of_them(capsys):
+    assert listing.main(["fields", "checkpoint"]) == 0
+    assert [line.split(" = ")[0] for line in capsys.readouterr().out.splitlines() if " = " in line] == [
+        "checkpoint.seconds",
+        "checkpoint.keep",
+    ]
+    assert listing.main(["fields"]) == 0
+    assert "list methods NAME" in capsys.readouterr().out
+    assert listing.main(["fields", "checkpoit"]) == 2
+    assert "Did you mean 'checkpoint'?" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"unknown field 'data\.sed'"):
+        fields.listed("data.sed")
