@@ -7,6 +7,7 @@
   python -m methods.main --config=configs/fedavg.py --workdir=runs/fedavg
 
 A config is named by its bare name (`fedjax-core list configs`) or by a file of your own, a variant stands behind a colon.
+Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows them, and what they may hold.
 The same command again resumes an interrupted run. On several processes give each --distributed where a cluster has started them,
 else --coordinator, --processes and --process. With --seeds there is a run of each, in WORKDIR/seed0 and so on, that
 --config.seed resumes alone. config.plan.lanes of them train at once, in one program.
