@@ -1,6 +1,7 @@
 """The fields of a config: defaults, what they are for, what they may hold; read from `configs/base.py` and `experiment.fields`."""
 
 import ast
+import importlib
 import io
 import re
 import textwrap
@@ -33,9 +34,8 @@ class Field(NamedTuple):
 
 def fields() -> list[Field]:
     """Those that all configs have, in the order of `configs/base.py`. A method's options are fields `method.*` beside them."""
-    from configs import base
-
-    config, said = base.get_config("small"), _comments(Path(shipped.FOLDERS["config"] / "base.py").read_text(encoding="utf-8"))
+    config = importlib.import_module("configs.base").get_config("small")
+    said = _comments(Path(shipped.FOLDERS["config"] / "base.py").read_text(encoding="utf-8"))
     found = []
     for name, text in said.items():
         default: Any = config

@@ -105,11 +105,9 @@ def test_every_kind_that_packages_announce_is_listed(capsys):
 
 
 def test_what_is_not_there_is_one_line(capsys):
-    assert ended(capsys, "list", "method") == (
-        2,
-        "",
-        f"error: unknown kind 'method'; allowed: {', '.join([*listing.KINDS, *listing.FILES])}. Did you mean 'methods'?\n",
-    )
+    kinds = ", ".join([listing.OF_CONFIGS, *listing.KINDS, *listing.FILES])
+    said = f"error: unknown kind 'method'; allowed: {kinds}. Did you mean 'methods'?\n"
+    assert ended(capsys, "list", "method") == (2, "", said)
     status, _, err = ended(capsys, "list", "models", "resnet9")
     assert status == 2
     assert "resnet8" in err
