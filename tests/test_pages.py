@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from docs import gallery
+from docs import gallery, listed
 from fedjax_core import experiment
-from fedjax_core.commands import console, shipped
+from fedjax_core.commands import console, fields, listing, shipped
 from tests import quick
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +70,19 @@ def test_the_gallery_says_which_method_lacks_plain_words(tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "ROOT", tmp_path)
     with pytest.raises(ValueError, match=r"methods/mine\.py: .* lacks 'In plain words"):
         gallery.entry("mine", ["Mine", "nothing", "model", "no"])
+
+
+def test_the_pages_of_settings_have_everything_once():
+    page = listed.settings()
+    assert re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE) == [
+        field.name for field in sorted(fields.fields(), key=lambda field: "." in field.name)
+    ]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in page.splitlines() if line.startswith("|")} == {4}
+    page = listed.choices()
+    for kind, entry in listing.KINDS.items():
+        for name in entry.found():
+            assert page.count(f"\n### {name}\n\n~~~text\n{name}") == (kind != "methods"), name
+    assert page.count("\n~~~\n") == page.count("\n~~~text\n")
 
 
 def test_the_readme_is_a_front_page():

@@ -1,0 +1,69 @@
+"""Makes the pages "Settings" and "What settings may name" when the site is built: from what `fedjax-core list` shows."""
+
+import itertools
+import re
+from typing import Any
+
+from fedjax_core.commands import fields, listing
+
+FIELDS = """# Settings
+
+Fields of a config, with the default of the variant `small`. A config file assigns them: `config.data.clients = 100`. A command
+line sets them: `--config.data.clients=100`. So does a table's: `--set=data.clients=100`. A method's own options are fields
+`config.method.*`: `fedjax-core list methods NAME` shows them. `fedjax-core list fields` shows this page in a terminal.
+"""
+CHOICES = """# What settings may name
+
+What is built in, by the field that names it. Options stand in brackets behind a name: `config.models = "cnn(widths=(16, 32))"`.
+What is yours stands there as `package.module:name` or `path/to/file.py:name`. Methods have [a page of their own](../methods.md).
+`fedjax-core list KIND NAME` shows each in a terminal, also what installed packages add.
+"""
+
+
+def settings() -> str:
+    """The page of fields: a table for each part of a config."""
+    found = fields.fields()
+    parts = [("The run", [field for field in found if "." not in field.name])]
+    inner = itertools.groupby((field for field in found if "." in field.name), lambda field: field.name.partition(".")[0])
+    parts += [(f"config.{part}", list(group)) for part, group in inner]
+    lines = [FIELDS]
+    for title, group in parts:
+        lines += [f"## {title}", "", "| field | default | what it is for |", "|---|---|---|", *map(_row, group), ""]
+    return "\n".join(lines)
+
+
+def _row(field: fields.Field) -> str:
+    said = f"{field.said.rstrip('.')}. Allowed: {field.allowed}." if field.allowed else field.said
+    return f"| `{field.name}` | {_code(repr(field.default))} | {_cell(said)} |"
+
+
+def _code(text: str) -> str:
+    """As code in a table; a bar would end the cell."""
+    return f"`{text}`".replace("|", "\\|")
+
+
+def _cell(text: str) -> str:
+    """As it stands, whatever signs of Markdown and HTML it has."""
+    return re.sub(r"([\\`*_|\[])", r"\\\1", text).replace("<", "&lt;")
+
+
+def choices() -> str:
+    """The page of what fields may name: all kinds but methods, each thing with its options and its docstring."""
+    lines = [CHOICES]
+    for kind, entry in listing.KINDS.items():
+        names = list(entry.found())
+        if kind == "methods" or not names:
+            continue
+        lines += [f"## {kind.capitalize()}: config.{entry.field}", ""]
+        for name in names:
+            lines += [f"### {name}", "", "~~~text", listing.detailed(kind, name), "~~~", ""]
+    return "\n".join(lines)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by mkdocs: adds the pages."""
+    from mkdocs.structure.files import File
+
+    for name, content in (("settings", settings()), ("choices", choices())):
+        files.append(File.generated(config, f"reference/{name}.md", content=content))
+    return files
