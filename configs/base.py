@@ -164,7 +164,9 @@ def get_config(variant: str = "small") -> Any:
     config.aggregation = ConfigDict()
     # Instead of the mean of deltas, or of class means: "median", "mixing | krum(attackers=0.2)": fedjax_core/uplink/rules.py
     config.aggregation.rule = placeholder(str)
-    config.aggregation.not_finite = placeholder(str)  # who sends NaN: "leave_out", "end" the run; None: left out where a rule is on
+    config.aggregation.not_finite = placeholder(
+        str
+    )  # who sends NaN: "leave_out", "end" the run; None: with a rule or privacy left out
 
     config.privacy = ConfigDict()
     # Differential privacy of clients: "gaussian", "adaptive(quantile=0.5)" by the server, "local_gaussian", "local_laplace" by

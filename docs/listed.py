@@ -4,6 +4,7 @@ import itertools
 import re
 from typing import Any
 
+from fedjax_core import outside
 from fedjax_core.commands import fields, listing
 
 FIELDS = """# Settings
@@ -14,9 +15,9 @@ line sets them: `--config.data.clients=100`. So does a table's: `--set=data.clie
 """
 CHOICES = """# What settings may name
 
-What is built in, by the field that names it. Options stand in brackets behind a name: `config.models = "cnn(widths=(16, 32))"`.
-What is yours stands there as `package.module:name` or `path/to/file.py:name`. Methods have [a page of their own](../methods.md).
-`fedjax-core list KIND NAME` shows each in a terminal, also what installed packages add.
+What is built in, by the field that names it. Options stand in brackets behind a name: `data.partition` may be
+`"dirichlet(alpha=0.1)"`, `models` `("cnn(widths=(16, 32))",)`. Of an optimizer, options stand beside it: `optimizer.lr`. Methods
+have [a page of their own](../methods.md). `fedjax-core list KIND NAME` shows each in a terminal, also what installed packages add.
 """
 
 
@@ -54,7 +55,8 @@ def choices() -> str:
         names = list(entry.found())
         if kind == "methods" or not names:
             continue
-        lines += [f"## {kind.capitalize()}: config.{entry.field}", ""]
+        yours = "Yours: `package.module:name` or `path/to/file.py:name`." if entry.what in outside.GROUPS else ""
+        lines += [f"## {kind.capitalize()}: config.{entry.field}", "", *([yours, ""] if yours else ())]
         for name in names:
             lines += [f"### {name}", "", "~~~text", listing.detailed(kind, name), "~~~", ""]
     return "\n".join(lines)

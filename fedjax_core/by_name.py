@@ -27,7 +27,7 @@ T = TypeVar("T", bound=NamedTuple)
 BUILT_IN = "built in"
 LONGEST = 20_000  # signs of a spec
 _CALLED = re.compile(r"\s*[\w.:]+\s*\(\s*[^\W\d]\w*\s*=")  # how name(option=... begins
-_noting: list[list[Callable]] = []
+_noting: list[list[tuple[Callable, str]]] = []
 _READ: weakref.WeakKeyDictionary[Callable, tuple[dict[str, inspect.Parameter], bool]] = weakref.WeakKeyDictionary()
 
 
@@ -171,9 +171,9 @@ def lookup(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Cont
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[list[Callable]]:
-    """A list of what is found meanwhile that is not built in."""
-    found: list[Callable] = []
+def noting() -> Iterator[list[tuple[Callable, str]]]:
+    """A list of what is found meanwhile that is not built in, with its origin."""
+    found: list[tuple[Callable, str]] = []
     _noting.append(found)
     try:
         yield found
@@ -183,7 +183,7 @@ def noting() -> Iterator[list[Callable]]:
 
 def _noted(function: Callable, origin: str) -> tuple[Callable, str]:
     for found in _noting:
-        found.append(function)
+        found.append((function, origin))
     return function, origin
 
 

@@ -1,45 +1,82 @@
-"""The user's own files behind functions and classes: those that they are written in, and what these import.
+"""The user's own files behind functions and classes: those that they come from, and what these import.
 
 Own is what no installed package has brought: a user may change it any day, and results are then of other code.
 """
 
 import ast
 import functools
+import hashlib
+import importlib.machinery
 import importlib.util
-import inspect
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 HOME = Path(__file__).parents[1]  # of this package, of `methods` and of `configs`
+Named = tuple[Callable, str]  # a function or class, and its origin: a file, or a module with what may stand behind ":"
 
 
-def file_of(found: Callable) -> Path | None:
-    """The file that a function or class is written in; None of one that is in none, such as one built into Python."""
-    try:
-        file = inspect.getsourcefile(inspect.unwrap(getattr(found, "func", found)))
-    except TypeError:
-        return None
-    return Path(file) if file else None
+class Place(NamedTuple):
+    """A file, and the package that relative imports in it start from; "" outside of packages."""
+
+    file: Path
+    package: str
 
 
-def files(several: Iterable[Callable]) -> list[Path]:
+def behind(named: Iterable[Named]) -> set[Place]:
+    """Where functions and classes come from: the file that a config names, and those in which they are written, also below
+    decorators and `functools.partial`; none of what is built into Python."""
+    found = set()
+    for function, origin in named:
+        if origin.endswith(".py"):
+            found.add(Place(Path(origin).expanduser().resolve(), ""))
+        modules, below = [origin.partition(":")[0]], function
+        while below is not None:
+            modules += [getattr(below, "__module__", ""), type(below).__module__]
+            below = getattr(below, "func", None) or getattr(below, "__wrapped__", None)
+        for module in filter(None, map(sys.modules.get, modules)):
+            file = getattr(module, "__file__", None)
+            if file and file.endswith(".py"):
+                found.add(Place(Path(file).resolve(), getattr(module, "__package__", None) or ""))
+    return {place for place in found if place.file.is_file()}
+
+
+def files(named: Iterable[Named]) -> list[Path]:
     """The user's own files behind several, each once.
 
     Imports are read from the code, wherever they stand in it, and followed. A module whose name is put together while the code runs
     is not found.
     """
-    found: set[Path] = set()
-    todo = [file.resolve() for file in map(file_of, several) if file is not None and file.is_file()]
-    shipped = [HOME / name for name in ("fedjax_core", "methods")]
-    while todo:
-        file = todo.pop()
-        if file in found or not _own(file, shipped):
-            continue
-        found.add(file)
-        todo += [one for one in _imported(file) if _own(one, [*shipped, HOME / "configs"])]
-    return sorted(found)
+    shipped = tuple(HOME / name for name in ("fedjax_core", "methods"))
+    begin = frozenset(place for place in behind(named) if _own(place.file, shipped))
+    known = _known.get(begin)
+    if known is None or any(_stamp(file) != stamp for file, stamp in known.items()):
+        known = _known[begin] = {file: _stamp(file) for file in _followed(begin, (*shipped, HOME / "configs"))}
+    return sorted(known)
+
+
+_known: dict[frozenset[Place], dict[Path, Any]] = {}  # what `files` found, for as long as none of it changes
+
+
+def _stamp(file: Path) -> Any:
+    try:
+        return file.stat().st_mtime_ns, file.stat().st_size
+    except OSError:
+        return None
+
+
+def digests(several: Iterable[Path]) -> dict[Path, str]:
+    """Of each file what tells its content from any other."""
+    return {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in several}
+
+
+def check_same(before: Mapping[Path, str]) -> None:
+    """Raises ValueError if files have changed since their `digests` were taken."""
+    for file, digest in before.items():
+        if not file.is_file() or digests([file])[file] != digest:
+            raise ValueError(f"{file} has changed since this command began; the same command again runs its code as it is now")
 
 
 def _own(file: Path, shipped: Iterable[Path]) -> bool:
@@ -52,40 +89,62 @@ def _library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"]).resolve()
 
 
-def _imported(file: Path) -> Iterator[Path]:
-    """The files of the modules that a file's code imports, and of the packages that they are in."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        names = []
+def _followed(begin: Iterable[Place], shipped: tuple[Path, ...]) -> set[Path]:
+    """Files, and those of the user's own that they import, and so on."""
+    found, todo = set(), list(begin)
+    while todo:
+        place = todo.pop()
+        if place not in found:
+            found.add(place)
+            todo += _imported(place, shipped)
+    return {place.file for place in found}
+
+
+def _imported(place: Place, shipped: tuple[Path, ...]) -> Iterator[Place]:
+    """The modules of the user's own that a file's code imports, and the packages that they are in."""
+    try:
+        tree = ast.parse(place.file.read_bytes())
+    except (SyntaxError, ValueError):  # an import that never happens, or whose error the run reports
+        return
+    names = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and (above := _above(node, file)):
-            names = [above, *(f"{above}.{alias.name}" for alias in node.names)]
-        parts = {".".join(name.split(".")[:n]) for name in names for n in range(1, name.count(".") + 2)}
-        yield from (found for found in map(_place, sorted(parts)) if found is not None)
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (above := _above(node, place.package)):
+            names |= {above, *(f"{above}.{alias.name}" for alias in node.names)}
+    for name in sorted(names):
+        yield from _on_the_way(name, shipped)
 
 
-def _above(node: ast.ImportFrom, file: Path) -> str | None:
-    """The module from which is imported; None where nobody can tell."""
+def _above(node: ast.ImportFrom, package: str) -> str:
+    """The module from which is imported; "" where there is none."""
     if not node.level:
-        return node.module
-    for module in list(sys.modules.values()):
-        name, inside = getattr(module, "__file__", None), getattr(module, "__package__", None)
-        if name and inside and Path(name).name == file.name and Path(name).resolve() == file:
-            above = inside.split(".")[: inside.count(".") + 2 - node.level]
-            return ".".join([*above, *filter(None, [node.module])]) or None
-    return None
+        return node.module or ""
+    parts = package.split(".")
+    if not package or node.level > len(parts):
+        return ""
+    return ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
 
 
-def _place(name: str) -> Path | None:
-    """The file of a module that is imported, or that could be without importing others."""
-    if name in sys.modules:
-        file = getattr(sys.modules[name], "__file__", None)
-    elif "." in name:
-        return None
-    else:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            return None
-        file = spec.origin if spec is not None and spec.has_location else None
-    return Path(file).resolve() if file is not None and file.endswith(".py") and Path(file).is_file() else None
+def _on_the_way(name: str, shipped: tuple[Path, ...]) -> Iterator[Place]:
+    """The user's own files of a module and of the packages around it, found without importing any."""
+    top, *below = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return
+    known = top
+    for part in (*below, None):
+        if spec is None:
+            return
+        folders = spec.submodule_search_locations
+        if spec.has_location and spec.origin is not None:
+            file = Path(spec.origin).resolve()
+            if not _own(file, shipped):
+                return
+            if file.suffix == ".py" and file.is_file():
+                yield Place(file, known if folders is not None else known.rpartition(".")[0])
+        if part is None or folders is None:
+            return
+        known = f"{known}.{part}"
+        spec = importlib.machinery.PathFinder.find_spec(known, folders)

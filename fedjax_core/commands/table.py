@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         if (given.table is None) == (given.name is None):
             raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
         definition = shipped.file("table", given.table if given.name is None else given.name)
-        table = tables.changed(tables.read(definition, given.variant), given.set, given.only)
+        table = tables.changed(tables.read(definition, given.variant), given.set)
         every = tables.cells(table, given.variant, seeds)
         only = tables.names(every, given.only)
         tables.choose(every, only)

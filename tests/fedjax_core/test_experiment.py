@@ -124,7 +124,7 @@ class ErrorsTest(chex.TestCase):
             experiment.resolve(config(data__source="resplit(of='digit', test_fraction=0.2)"))
         with by_name.noting() as found:
             experiment.resolve(config(data__source=f"""resplit(of='{__file__}:rows(path="a")', test_fraction=0.2)"""))
-        self.assertEqual([function.__name__ for function in found], ["rows"])
+        self.assertEqual([(function.__name__, origin) for function, origin in found], [("rows", __file__)])
 
     def test_only_a_path_that_its_name_says_is_no_option(self):
         mine = f"{__file__}:rows"

@@ -44,18 +44,66 @@ def names(folder, found):
 
 
 def test_a_file_and_what_it_imports_wherever_it_does(folder):
-    loss, _ = outside.member("loss", f"{folder}/mine.py:loss")
-    assert names(folder, own_code.files([loss])) == set(CODE) - {"own_never.py"}
+    named = outside.member("loss", f"{folder}/mine.py:loss")
+    assert names(folder, own_code.files([named])) == set(CODE) - {"own_never.py"}
 
 
 def test_a_module_of_a_package(folder):
-    thing, _ = outside.member("loss", "own_package.deep:thing")
-    assert names(folder, own_code.files([thing])) == {name for name in CODE if name.startswith("own_package/")}
+    named = outside.member("loss", "own_package.deep:thing")
+    assert names(folder, own_code.files([named])) == {name for name in CODE if name.startswith("own_package/")}
 
 
 def test_what_is_installed_or_ships_with_us_is_not_the_users(folder):
     (folder / "alone.py").write_text(
         "from configs import fedavg\nfrom methods import fedavg as too\nimport jax, json\n\ndef f():\n    pass\n"
     )
-    alone, _ = outside.member("loss", f"{folder}/alone.py:f")
-    assert own_code.files([optax.sgd, math.exp, fedavg, alone]) == [Path(folder / "alone.py").resolve()]
+    alone = outside.member("loss", f"{folder}/alone.py:f")
+    built_in = [(optax.sgd, "optax"), (math.exp, "math"), (fedavg, "methods.fedavg")]
+    assert own_code.files([*built_in, alone]) == [Path(folder / "alone.py").resolve()]
+
+
+@pytest.mark.parametrize("made", ["make(2.0)", "Made()", "functools.partial(make, 2.0)", "functools.cache(make)"])
+def test_the_file_that_is_named_counts_whatever_made_what_it_holds(folder, made):
+    (folder / "own_never.py").write_text(
+        "def make(x):\n    return lambda y: x * y\n\nclass Made:\n    def __call__(self):\n        pass\n"
+    )
+    (folder / "mine.py").write_text(f"import functools\nfrom own_never import Made, make\n\nloss = {made}\n")
+    named = outside.member("loss", f"{folder}/mine.py:loss")
+    assert names(folder, own_code.files([named])) == {"mine.py", "own_never.py"}
+    assert {place.file.name for place in own_code.behind([named])} >= {"mine.py", "own_never.py"}
+
+
+def test_modules_of_a_package_are_found_before_they_are_imported(folder):
+    code = "def loss():\n    from own_package.below.inner import late\n    import own_package.nowhere\n    late()\n"
+    (folder / "mine.py").write_text(code)
+    named = outside.member("loss", f"{folder}/mine.py:loss")
+    expected = {"mine.py", *(name for name in CODE if name.startswith("own_package/"))} - {"own_package/deep.py"}
+    assert names(folder, own_code.files([named])) == expected
+    assert not [name for name in sys.modules if name.startswith("own_package")]
+    importlib.import_module("own_package.below.inner")
+    assert names(folder, own_code.files([named])) == expected
+
+
+def test_a_file_that_is_no_python_imports_nothing(folder):
+    (folder / "own_never.py").write_text("print 'two'\n")
+    (folder / "mine.py").write_text("if 0:\n    import own_never\n\ndef loss():\n    pass\n")
+    assert names(folder, own_code.files([outside.member("loss", f"{folder}/mine.py:loss")])) == {"mine.py", "own_never.py"}
+
+
+def test_what_changes_is_read_again(folder):
+    (folder / "mine.py").write_text("import own_late\n\ndef loss():\n    pass\n")
+    named = outside.member("loss", f"{folder}/mine.py:loss")
+    assert names(folder, own_code.files([named])) == {"mine.py", "own_late.py"}
+    (folder / "own_late.py").write_text("import own_never\n")
+    assert names(folder, own_code.files([named])) == {"mine.py", "own_late.py", "own_never.py"}
+
+
+def test_a_change_since_is_an_error(folder):
+    before = own_code.digests([folder / "own_late.py"])
+    own_code.check_same(before)
+    (folder / "own_late.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match=r"own_late\.py has changed since this command began"):
+        own_code.check_same(before)
+    (folder / "own_late.py").unlink()
+    with pytest.raises(ValueError, match=r"own_late\.py has changed"):
+        own_code.check_same(before)

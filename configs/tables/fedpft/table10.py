@@ -5,7 +5,7 @@ Variants: see `all_methods.py`; in small 200 + 100 images, in smoke digits, divi
           size: here ResNet-8 with the 7x7 stem and 64 x 64 pixels. Nor does it give DomainNet's classes: the folder's are taken
           (ten in public code). Both are folders DOMAIN/CLASS/*; a part of each domain that holds 500 images becomes the test set.
 
-PACS as one file: --only=/pacs --set=data.source="npz(path='pacs64.npz', test_fraction=0.32)".
+PACS as one file: --set="/pacs:data.source=npz(path='pacs64.npz', test_fraction=0.32)".
 """
 
 from configs.tables.base import Column

@@ -188,7 +188,7 @@ def sources(config: dict[str, Any]) -> Sequence[Path]:
 
     with by_name.noting() as named:
         asked = experiment.resolve(ConfigDict(tuples(config)))
-    found = {file for file in map(own_code.file_of, named) if file is not None} | set(own_code.files(named))
+    found = {place.file for place in own_code.behind(named)} | set(own_code.files(named))
     of_texts = [one.found() for one in asked.networks if one.found.function is language.Spec]
     found |= {file.resolve() for file in map(language.described_in, of_texts) if file.is_file()}
     for package in ("fedjax_core", "methods"):

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -16,6 +17,11 @@ from fedjax_core.reporting import report
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import plain
 
+OF_TABLES = {  # fields of configs that a table sets itself, and where it has them
+    "seed": "a table has seeds of its own: --seeds, or the definition's seeds",
+    "evaluation.targets": "a table has targets of its own, in its definition",
+}
+
 
 class Cell(NamedTuple):
     """One run of a table.
@@ -26,6 +32,7 @@ class Cell(NamedTuple):
       config: resolved.
       name: of its directory.
       trial: its number in a search; None: it is no trial.
+      own: of the user's own files behind it, what `own_code.digests` says.
     """
 
     row: str
@@ -34,6 +41,7 @@ class Cell(NamedTuple):
     config: Any
     name: str
     trial: int | None = None
+    own: Mapping[Path, str] = MappingProxyType({})
 
     def __str__(self) -> str:
         trial = "" if self.trial is None else f"trial {self.trial} / "
@@ -89,8 +97,9 @@ def cell(
             wanted.check(measure, config, asked)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {report.one_line(error)}") from error
-    name = f"{places.slug(row.label)}--{places.slug(column.label)}--seed{seed}--{_hash(config, own_code.files(named))}"
-    return Cell(row.label, column.label, seed, config, name, trial)
+    own = own_code.digests(own_code.files(named))
+    name = f"{places.slug(row.label)}--{places.slug(column.label)}--seed{seed}--{_hash(config, list(own.values()))}"
+    return Cell(row.label, column.label, seed, config, name, trial, own)
 
 
 def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:
@@ -98,6 +107,8 @@ def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str,
     of_cell = table.cells.get((row.label, column.label), {})
     for changes in (table.changes, column.changes, row.changes, of_cell, tuned):
         for field, value in changes.items():
+            if field in OF_TABLES:
+                raise ValueError(f"{field}={value!r} would have no effect; {OF_TABLES[field]}")
             _change(config, field, value)
     config.seed = seed
     if table.new_partitions:
@@ -129,13 +140,13 @@ def _fields(config: ConfigDict, prefix: str = "") -> list[str]:
     return found
 
 
-def _hash(config: Any, files: Sequence[Path]) -> str:
+def _hash(config: Any, files: Sequence[str]) -> str:
     """Of what makes a run what it is: not how it is spread over devices, saved or summarised, and no field that is not given, so
     that new fields of configs, and new groups of such, leave it as it was.
 
     Args:
       config: resolved.
-      files: the user's own that it names, and those that these import.
+      files: digests of the user's own that it names, and of those that these import.
     """
 
     def given(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -146,7 +157,7 @@ def _hash(config: Any, files: Sequence[Path]) -> str:
     fields = given(plain(config.to_dict()))
     fields = {key: value for key, value in fields.items() if value != {} or key not in MAY_LACK_GROUPS}
     if files:
-        fields["files"] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        fields["files"] = files
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
 
 

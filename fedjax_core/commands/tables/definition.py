@@ -39,7 +39,7 @@ def read(file: str, variant: str) -> Definition:
     return table
 
 
-def changed(table: Definition, settings: Iterable[str], only: str = "") -> Definition:
+def changed(table: Definition, settings: Iterable[str]) -> Definition:
     """The table with "FIELD=VALUE" in all of its runs, or "PLACE:FIELD=VALUE" in some (`places`), whatever the definition says.
 
     A value is a Python literal or else text. Of two for one field the later counts.
@@ -47,14 +47,12 @@ def changed(table: Definition, settings: Iterable[str], only: str = "") -> Defin
     Args:
       table: the definition.
       settings: texts of that form.
-      only: which cells are to be run; one data source for columns that have several is refused, but among these.
 
     Raises:
       ValueError: a setting has another form, its place is none of the table's, a search chooses its field, or it would give columns
         of different data the same data.
     """
     pairs = [(row.label, column.label) for row in table.rows for column in table.columns]
-    run = {pair for place in places.split(only, pairs) for pair in places.chosen(place, pairs)} or set(pairs)
     spaces = {row.label: row.space for row in table.rows}
     of_cells = dict(table.cells)
     for setting in settings:
@@ -69,7 +67,7 @@ def changed(table: Definition, settings: Iterable[str], only: str = "") -> Defin
         try:
             meant = places.chosen(place, pairs) if place else pairs
             if field == "data.source":
-                _check_source(table, [column for row, column in meant if (row, column) in run])
+                _check_source(table, [column for _, column in meant])
         except ValueError as error:
             raise ValueError(f"--set={setting}: {error}") from None
         for row, column in meant:
@@ -89,7 +87,7 @@ def _check_source(table: Definition, columns: Collection[str]) -> None:
         (first, one), (second, other), *_ = sources.items()
         raise ValueError(
             f"the definition has {first!r} for column {one!r} and {second!r} for {other!r}; name the columns that are meant, "
-            f"such as --set=/{places.slug(one)}:data.source=..., or give --only"
+            f"such as --set=/{places.slug(one)}:data.source=..."
         )
 
 

@@ -34,11 +34,11 @@ def chosen(place: str, pairs: Iterable[Pair]) -> list[Pair]:
     pairs = list(dict.fromkeys(pairs))
     found = [pair for pair in pairs if _matches(place, pair)]
     if not found:
-        row, slash, column = place.partition("/")
+        row, slash, column = _parts(place)
         rows, columns = (list(dict.fromkeys(slug(pair[i]) for pair in pairs)) for i in range(2))
         unknown = not (any(_like(row, pair[0]) for pair in pairs) or (slash and not row))
         what, name, there = ("row", row, rows) if unknown else ("column", column, columns)
-        by_name.choose(what, name.strip(), there)
+        by_name.choose(what, name, there)
     return found
 
 
@@ -54,12 +54,17 @@ def split(text: str, pairs: Collection[Pair]) -> list[str]:
 
 
 def _matches(place: str, pair: Pair) -> bool:
-    if place in (pair[0], "/".join(pair)):  # labels may hold slashes
+    if place.strip() in (pair[0], "/".join(pair)):  # labels may hold slashes
         return True
-    row, slash, column = place.partition("/")
+    row, slash, column = _parts(place)
     if not slash:
         return _like(row, pair[0])
     return (not row or _like(row, pair[0])) and _like(column, pair[1])
+
+
+def _parts(place: str) -> tuple[str, str, str]:
+    row, slash, column = place.partition("/")
+    return row.strip(), slash, column.strip()
 
 
 def _like(text: str, label: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from fedjax_core import experiment
+from fedjax_core import experiment, own_code
 from fedjax_core.commands.tables import measures
 from fedjax_core.commands.tables.cells import Cell, cell, cells, choose
 from fedjax_core.commands.tables.compared import Known
@@ -156,7 +156,8 @@ class _Going:
         tuned = standing.chosen.values if standing.chosen.number else {}
         for i, one in enumerate(self.every):
             if (one.row, one.column) == place:
-                self.every[i] = cell(self._table, row, column, one.seed, self._variant, tuned)
+                made = cell(self._table, row, column, one.seed, self._variant, tuned)
+                self.every[i] = made._replace(own=one.own)  # as the trials began
         self._take_up([one for one in self.every if (one.row, one.column) == place])
 
     def on(self, places: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> Outcome:
@@ -266,6 +267,7 @@ class _Going:
     def _alone(self, one: Cell) -> list[bool | Exception]:
         """Runs a cell or a trial: why it failed, or whether a signal came meanwhile."""
         try:
+            own_code.check_same(one.own)
             data = self._data_of(one)
             if self._counts:
                 self.results[one.name] = counted(self._table, one, data)
@@ -282,6 +284,8 @@ class _Going:
     def _in_lanes(self, some: Sequence[Cell]) -> list[bool | BaseException]:
         """Runs cells or trials in lanes: of each why it failed, or whether a signal came meanwhile."""
         try:
+            for one in some:
+                own_code.check_same(one.own)
             data, silent = self._data_of(some[0]), lambda text: None
             runs = [experiment.Run(one.config, str(self._folder / "runs" / one.name), silent) for one in some]
             ended = experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other

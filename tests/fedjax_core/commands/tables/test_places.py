@@ -10,7 +10,7 @@ PAIRS = [
 ROWS = ("FedAvg", "FedSKC (printed)", "LCL + GDA", "a/b")
 
 
-@pytest.mark.parametrize("place", ["FedAvg", "fedavg", "FEDAVG", "fedavg/*", "feda*", "fedavg*/*"])
+@pytest.mark.parametrize("place", ["FedAvg", " fedavg ", "FEDAVG", "fedavg/*", "feda* / *", "fedavg*/*"])
 def test_a_row(place):
     assert places.chosen(place, PAIRS) == [pair for pair in PAIRS if pair[0] == "FedAvg"]
 
@@ -26,6 +26,8 @@ def test_a_column(place):
         ("LCL + GDA/CIFAR-10, alpha 0.2", ("LCL + GDA", "CIFAR-10, alpha 0.2")),
         ("lcl-gda/cifar-10-alpha-0.2", ("LCL + GDA", "CIFAR-10, alpha 0.2")),
         ("fedskc*/cifar-100*", ("FedSKC (printed)", "CIFAR-100, alpha 0.2")),
+        ("fedavg / mnist", ("FedAvg", "MNIST")),
+        ("FEDSKC (PRINTED) / MNIST", ("FedSKC (printed)", "MNIST")),
         ("a/b/MNIST", ("a/b", "MNIST")),
         ("a-b/mnist", ("a/b", "MNIST")),
     ],

@@ -60,6 +60,24 @@ def test_a_failure_does_not_end_the_others_and_names_its_cell(tmp_path, fake):
     assert not list((tmp_path / "runs").glob("*.error.txt"))
 
 
+def test_code_that_changes_meanwhile_does_not_get_its_results_under_the_old_name(tmp_path, fake):
+    mine = tmp_path / "mine.py"
+    mine.write_text("def loss(logits, y, mask):\n    return 0.0\n")
+
+    def act(name):
+        mine.write_text("def loss(logits, y, mask):\n    return 1.0\n")
+
+    fake.act = act
+    rows = (definition().rows[0], dataclasses.replace(definition().rows[1], changes={"loss": f"{mine}:loss"}))
+    outcome, _ = run(tmp_path / "table", definition(rows=rows), seeds=[0])
+    assert fake.done == ["fedavg--iid--seed0", "fedavg--skewed--seed0"]
+    assert len(outcome.failures) == 2
+    assert all(f"{mine} has changed since this command began" in why for why in outcome.failures.values())
+    outcome, _ = run(tmp_path / "table", definition(rows=rows), seeds=[0])
+    assert not outcome.failures
+    assert len(fake.done) == 4
+
+
 def test_an_interruption_leaves_the_table_of_what_is_finished(tmp_path, fake):
     def act(name):
         if name == "fedavg--skewed--seed0":

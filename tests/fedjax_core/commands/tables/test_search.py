@@ -46,6 +46,27 @@ def test_trials_come_first_and_the_best_one_is_the_cells_run(tmp_path, fake_sear
     assert [done[:2] for done in fake_search.done[10:12]] == [("a", rate) for rate in rates(more)[4:]]
 
 
+def test_code_that_changes_in_the_last_trial_does_not_run_under_the_name_of_the_new(tmp_path, fake_search):
+    mine, edit = tmp_path / "mine.py", "x = 1\n"
+    (code := tmp_path / "own_search_helper.py").write_text("")
+    mine.write_text("def loss(logits, y, mask):\n    import own_search_helper\n")
+
+    def act(name, config):
+        if len(fake_search.done) == 4:
+            code.write_text(edit)
+
+    fake_search.act = act
+    table = definition(rows=definition().rows[:1], changes={"loss": f"{mine}:loss"}, seeds=(0, 7))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        outcome, _ = run(tmp_path / "table", table)
+        assert len(fake_search.done) == 4
+        assert [why.partition(" since")[0] for why in outcome.failures.values()] == [f"{code} has changed"] * 2
+        outcome, _ = run(tmp_path / "table", table)
+    assert not outcome.failures
+    assert len(fake_search.done) == 4 + 4 + 1
+
+
 def test_shorter_trials_are_other_runs_and_other_tables_find_them(tmp_path, fake_search):
     short = definition({"rounds": 2, "seeds": (5, 6)})
     run(tmp_path, short)
