@@ -174,6 +174,7 @@ class _Going:
         todo = self._left((), wanted)
         while jobs := [job for job in self._left((), wanted) if job.cell.name not in self.failures]:
             self._do(jobs)
+        self._catch_up()
         from fedjax_core.commands.tables.drawn import draw  # with matplotlib, for the end
 
         with Beat("drawing the figures", self._say):
@@ -183,6 +184,19 @@ class _Going:
         self._say(f"{len(failures)} of {len(todo)} runs failed" if failures else f"all {len(mine)} runs are finished")
         self._say(f"tables   {self._folder / 'table.md'}")
         return Outcome(self.results, failures, self._files)
+
+    def _catch_up(self) -> None:
+        """Takes up what other processes have finished in this directory meanwhile, so that the last one writes the whole table."""
+        before = len(self.results)
+        for place in self._searches.studies:
+            if place not in self._settled:
+                self._searches.look(place)
+                self._settle(place)
+        known = {*self.results, *self.failures}
+        settled = lambda one: (one.row, one.column) in self._settled or (one.row, one.column) not in self._searches.studies
+        self._take_up([one for one in self.every if one.name not in known and settled(one)])
+        if len(self.results) > before:
+            self._write()
 
     def _left(self, places: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> list[Job]:
         """What is to be done of the searches of some (row, column) and of the cells of some (row, column, seed), in order."""

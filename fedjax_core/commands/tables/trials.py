@@ -27,11 +27,12 @@ class Searches:
         self._folder = folder
         self._scores: dict[tuple[str, int], float] = {}
         self._standings: dict[tuple[str, str], Standing] = {}
-        for study in studies.values():
-            self._read(study)
+        for place in studies:
+            self.look(place)
 
-    def _read(self, study: Study) -> None:
-        """The scores of all trials that are done to some rung."""
+    def look(self, place: tuple[str, str]) -> None:
+        """Takes up the scores of all trials of a (row, column) that are done to some rung."""
+        study = self.studies[place]
         for trial in study.trials:
             for rung in study.rungs:
                 for run in trial.after(rung.rounds):

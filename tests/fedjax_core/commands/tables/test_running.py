@@ -103,6 +103,17 @@ def test_only_and_seeds(tmp_path, fake):
             tables.choose(every, [only])
 
 
+def test_the_last_of_two_processes_writes_the_whole_table(tmp_path, fake):
+    def act(name):
+        fake.act = lambda name: False
+        run(tmp_path, seeds=[0], only=["uniform-co"])  # another process, meanwhile
+
+    fake.act = act
+    outcome, _ = run(tmp_path, seeds=[0], only=["fedavg"])
+    assert len(fake.done) == len(outcome.results) == 4
+    assert "| Uniform & co. | 80.00 | 80.00 |" in (tmp_path / "table.md").read_text().replace("**", "")
+
+
 def test_labels_may_hold_commas():
     cell = tables.cells(definition(), "smoke")[0]
     every = [cell._replace(row=row, column=column) for row in ("A", "A, b", "C") for column in ("IID, x", "y")]

@@ -67,6 +67,18 @@ def test_code_that_changes_in_the_last_trial_does_not_run_under_the_name_of_the_
     assert len(fake_search.done) == 4 + 4 + 1
 
 
+def test_the_last_of_two_processes_takes_up_the_others_search(tmp_path, fake_search):
+    def act(name, config):
+        fake_search.act = lambda name, config: None
+        run(tmp_path, only=["B"])  # another process, meanwhile
+
+    fake_search.act = act
+    outcome, _ = run(tmp_path, only=["A"])
+    assert len(outcome.results) == 2
+    assert line(tmp_path, "B", "## global").count("|") == 3
+    assert "0 of" not in line(tmp_path, "B")
+
+
 def test_shorter_trials_are_other_runs_and_other_tables_find_them(tmp_path, fake_search):
     short = definition({"rounds": 2, "seeds": (5, 6)})
     run(tmp_path, short)
