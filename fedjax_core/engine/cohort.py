@@ -108,18 +108,17 @@ def stays(key: Array, ids: Array, dropout: float) -> Array:
     return draw >= dropout
 
 
-def members(ids: Array, group: np.ndarray, population: int, places: int) -> Array:
+def members(ids: Array, belongs: Array, population: int, places: int) -> Array:
     """The cohort's clients of one group.
 
     Args:
       ids: [C] the cohort.
-      group: [n] the clients of the group.
+      belongs: [C] bool, which of them are of the group.
       population: N.
-      places: at least min(C, n).
+      places: at least min(C, the group's clients).
 
     Returns:
       [places] ids, those of the group first, then N for empty places.
     """
-    belongs = jnp.zeros(population, bool).at[group].set(True)[ids]
     first = jnp.where(belongs, ids, population)[jnp.argsort(~belongs, stable=True)]
     return jnp.pad(first, (0, max(0, places - len(ids))), constant_values=population)[:places]

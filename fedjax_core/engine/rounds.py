@@ -88,7 +88,8 @@ def draw(fed: Federation, held: Held, of_run: Array, round: Array) -> Drawn:  # 
     for g, group in enumerate(fed.groups):
         places = parallel.slots(min(fed.cohort, len(group.clients)), fed.plan_of(g))
         if len(fed.groups) > 1:
-            chosen = cohorts.members(ids, group.clients, fed.population, places)
+            belongs = held.places[g][ids] < len(group.clients)
+            chosen = cohorts.members(ids, belongs, fed.population, places)
         else:
             chosen = jnp.pad(ids, (0, places - len(ids)), constant_values=fed.population)
         examples = jnp.where(chosen < fed.population, held.size[jnp.minimum(chosen, fed.population - 1)], 0)

@@ -89,6 +89,6 @@ class MembersTest(chex.TestCase):
         group = np.sort(rng.permutation(population)[: rng.integers(1, population)])
         ids = rng.permutation(population)[:size].astype(np.int32)
         places = min(size, len(group)) + more
-        found = np.asarray(cohort.members(jnp.asarray(ids), group, population, places)).tolist()
+        found = np.asarray(cohort.members(jnp.asarray(ids), jnp.isin(ids, group), population, places)).tolist()
         expected = [int(i) for i in ids if i in group]
         self.assertEqual(found, expected + [population] * (places - len(expected)))

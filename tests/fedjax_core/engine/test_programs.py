@@ -14,7 +14,7 @@ from fedjax_core.engine import parallel, simulation
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 from tests import toy
-from tests.fedjax_core.engine.tallied import SGD, N, simulate
+from tests.fedjax_core.engine.tallied import SGD, N, simulate, tally, two_groups
 
 
 class StartTest(chex.TestCase):
@@ -89,3 +89,8 @@ class ConstantsTest(chex.TestCase):
         rows = len(toy.data().train.y)
         self.assertIsNone(re.search(rf"constant dense<\S*> : tensor<{rows}x", text))
         self.assertIn(f"tensor<{rows}x{toy.INPUTS}xf32>", text)
+
+    def test_nor_is_who_has_which_network(self):
+        sim = simulate(None, two_groups(tally))
+        text = sim.programs.many.lower(sim.held, sim.init(0), sim.put(np.int32(1))).as_text()
+        self.assertIsNone(re.search(r"constant dense<\[[0-7, ]+\]> : tensor<\d+xi32>", text))
