@@ -85,7 +85,7 @@ class FederatedData:
 
 def federate(
     dataset: Dataset,
-    partition: Mapping[str, Any] | by_name.Found,
+    partition: str | Mapping[str, Any] | by_name.Found,
     clients: int,
     seed: int,
     *,
@@ -97,8 +97,8 @@ def federate(
 
     Args:
       dataset: what `sources.load` or `sources.from_arrays` gives. Its test set is never mixed into the training rows.
-      partition: name and options of one of `partition.SCHEMES`, such as `{"name": "dirichlet", "alpha": 0.5}`; or one that
-        is found already.
+      partition: one of `partition.SCHEMES` with its options, as configs write it, `"dirichlet(alpha=0.5)"`, or as
+        `{"name": "dirichlet", "alpha": 0.5}`; or one that is found already.
       clients: N.
       seed: data seed, apart from the training seed: methods compared at one data seed see the same rows.
       long_tail: imbalance factor rho of `partition.long_tail`, applied to the training rows before they are divided. The
@@ -117,7 +117,7 @@ def federate(
       ValueError: what was asked for is impossible with these data; the message says why and what is possible.
       TypeError: an option that the partition does not have.
     """
-    scheme = partition if isinstance(partition, by_name.Found) else _scheme(dict(partition))
+    scheme = _scheme(partition)
     _check_labels(dataset)
     if test_split is not None:
         by_name.choose("test split", test_split, TEST_SPLITS)
@@ -255,11 +255,15 @@ def _check_labels(dataset: Dataset) -> None:
             raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
 
 
-def _scheme(options: dict[str, Any]) -> by_name.Found:
+def _scheme(asked: str | Mapping[str, Any] | by_name.Found) -> by_name.Found:
     """A partition by its name and options."""
+    if isinstance(asked, by_name.Found):
+        return asked
+    options: dict[str, Any] = dict(asked) if isinstance(asked, Mapping) else {"name": asked}
     if "name" not in options:
         raise ValueError(f"partition {options}: needs a name, such as {{'name': 'dirichlet', 'alpha': 0.5}}.")
-    return by_name.find("partition", options.pop("name"), partition.SCHEMES, given=partition.GIVEN, options=options)
+    name = options.pop("name")
+    return by_name.find("partition", name, partition.SCHEMES, given=partition.GIVEN, options=options, field="partition")
 
 
 def _divide(dataset: Dataset, scheme: by_name.Found, clients: int, seed: int, long_tail: float | None):

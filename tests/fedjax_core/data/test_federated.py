@@ -50,6 +50,15 @@ def test_the_lists_are_those_of_the_partition():
         np.testing.assert_array_equal(got, wanted)
 
 
+def test_a_partition_may_be_written_as_in_a_config():
+    assert divide("dirichlet(alpha=0.5)").partition_hash == divide(DIRICHLET).partition_hash
+    assert divide("iid").partition_hash == divide({"name": "iid"}).partition_hash
+    with pytest.raises(ValueError, match="unknown partition 'dirichelt'"):
+        divide("dirichelt(alpha=0.5)")
+    with pytest.raises(ValueError, match="needs a name"):
+        divide({"alpha": 0.5})
+
+
 # -- the hash
 
 
