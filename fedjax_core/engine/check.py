@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import TARGETS, Array, Examples, PyTree, targets_of
+from fedjax_core.engine import promises
 from fedjax_core.engine.federation import SCOPES, Evaluation, Federation, Group, Held
 from fedjax_core.engine.placement import PLACES
 from fedjax_core.learning import metrics
@@ -78,10 +79,7 @@ def targets(groups: Sequence[Group], examples: Examples) -> None:
         if kind in (may := group.build(group.task).targets):
             _gives(group, kind, examples)
             continue
-        build: Any = group.build
-        while isinstance(build, functools.partial) or hasattr(build, "__wrapped__"):
-            build = build.func if isinstance(build, functools.partial) else build.__wrapped__
-        needs = f"{getattr(build, '__name__', 'the method')} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
+        needs = f"{promises.name_of(group.build)} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
         raise ValueError(f"{needs}; fedavg, fedprox, scaffold, fedopt, fedper, ditto and others that read no class can")
 
 
@@ -115,6 +113,7 @@ def shapes(fed: Federation, held: Held) -> Shapes:
     """Traces every group's functions once, abstractly.
 
     Raises:
+      TypeError, ValueError: a function of a method returns something else than it must (`promises`).
       ValueError: the groups disagree about the server's state; a client update does not keep its state's structure, shapes and
         dtypes; a method cannot work with episodes.
     """
@@ -126,7 +125,14 @@ def shapes(fed: Federation, held: Held) -> Shapes:
         server = algorithm.server_init(key)
         sent = algorithm.broadcast(server, i)
         client = algorithm.client_init(key, server, i)
-        return server, sent, client, algorithm.client_update(sent, client, fed.rows_of(held, 0, held.size[0]), key)
+        out = algorithm.client_update(sent, client, fed.rows_of(held, 0, held.size[0]), key)
+        out = promises.output(out, algorithm.collect)
+        if fed.episodes is None:
+            task, first = fed.groups[g].task, jax.tree.map(lambda rows: rows[:1], held.train)
+            for name, predict in algorithm.predict.items():
+                outputs = predict(*((sent, out.state) if out.local is None else out.local), first.x)
+                promises.predicted(outputs, name, task.classes, first.y, task.model.name)
+        return server, sent, client, out
 
     found = []
     for g, group in enumerate(fed.groups):
@@ -139,9 +145,11 @@ def shapes(fed: Federation, held: Held) -> Shapes:
                 f"group {group.name!r}: the method reads logits of plain examples, which a prototypical network does not have; "
                 "with episodes choose a method, or an option of it, that reads features"
             ) from None
-        same(client, out.state, f"group {group.name!r}: client_update must return the client's state as client_init made it")
+        promises.same(
+            client, out.state, f"group {group.name!r}: client_update must return the client's state as client_init made it"
+        )
         if found:
-            same(
+            promises.same(
                 found[0].server,
                 server,
                 f"groups {fed.groups[0].name!r} and {group.name!r} would give the server different states; a method that "
@@ -170,20 +178,3 @@ def parted(groups: Sequence[Group]) -> Iterator[None]:
         raise ValueError(
             f"the method needs features or the head of network {without[0]!r}, which has no such parts: {TO_ADD}"
         ) from None
-
-
-def same(wanted: PyTree, found: PyTree, why: str) -> None:
-    """Raises ValueError unless two pytrees of shapes agree, naming the first leaf that does not."""
-
-    def described(tree):
-        return {
-            jax.tree_util.keystr(path) or "the whole": f"{leaf.dtype}{list(leaf.shape)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
-
-    a, b = described(wanted), described(found)
-    for path in [*a, *b]:
-        if a.get(path) != b.get(path):
-            raise ValueError(f"{why}: at {path}, {a.get(path, 'nothing')} against {b.get(path, 'nothing')}")
-    if jax.tree.structure(wanted) != jax.tree.structure(found):
-        raise ValueError(f"{why}: {jax.tree.structure(wanted)} against {jax.tree.structure(found)}")

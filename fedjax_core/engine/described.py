@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.data.federated import FederatedData, pooled
 from fedjax_core.data.readers import Reader
-from fedjax_core.engine import check, parallel, placement, unseen
+from fedjax_core.engine import check, parallel, placement, promises, unseen
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine.federation import Evaluation, Federation, Group, Held, acquainted, held_arrays, known_by_shape
 from fedjax_core.learning.episodes import Episodes
@@ -63,11 +63,11 @@ def described(
     """What the arguments of `Simulation` describe.
 
     Raises:
-      ValueError: as `Simulation`.
+      ValueError, TypeError: as `Simulation`.
     """
     tasks = tuple(group.task.held for group in groups)
     groups = acquainted(known_by_shape(groups))
-    if any(group.build(group.task).pooled for group in groups):
+    if any(promises.algorithm(group.build(group.task), group.build).pooled for group in groups):
         if len(groups) > 1:
             raise ValueError("a pooled method trains one network; it cannot have groups")
         data, cohort, dropout = pooled(data), None, 0.0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
 from fedjax_core.engine import cohort as cohorts
-from fedjax_core.engine import faults, parallel, scores, slabs, states
+from fedjax_core.engine import faults, parallel, promises, scores, slabs, states
 from fedjax_core.engine.federation import Federation, Held, State, key
 from fedjax_core.uplink import coordinates
 
@@ -33,7 +33,9 @@ def prepare(fed: Federation, g: int, held: Held, server: PyTree, of_run: Array, 
         i = jnp.minimum(i, fed.population - 1)
         data = fed.rows_of(held, i, jnp.where(there, held.size[i], 0))
         sent = algorithm.broadcast(server, i)
-        return (), algorithm.prepare(sent, client, data, jax.random.fold_in(key(of_run, "prepare", 0), i))
+        ready = algorithm.prepare(sent, client, data, jax.random.fold_in(key(of_run, "prepare", 0), i))
+        promises.same(client, ready, "prepare must return the client's state as client_init made it")
+        return (), ready
 
     if fed.on_host:
         rows = states.begun(fed, g, held, server, of_run, ids, rows, jnp.zeros(len(ids), bool))
@@ -48,7 +50,7 @@ def many(fed: Federation, held: Held, state: State, n: Array, scored: bool):
         drawn = draw(fed, held, state.key, state.round)
         rows = [states.gather(store, places) for store, (_, places) in zip(state.clients, drawn, strict=True)]
         server, rows, record = train(fed, held, state, drawn, rows, scored)
-        record["turned"] = faults.turned(server, state.server)
+        record["turned"] = _turned(server, state.server)
         clients = tuple(
             states.scatter(store, places, new) for store, (_, places), new in zip(state.clients, drawn, rows, strict=True)
         )
@@ -71,8 +73,14 @@ def many(fed: Federation, held: Held, state: State, n: Array, scored: bool):
 def on_host(fed: Federation, held: Held, state: State, initial: PyTree, drawn: Drawn, rows, touched, scored: bool):
     """One round on states that came from the host."""
     server, rows, record = train(fed, held, state, drawn, rows, scored, initial, touched)
-    record["turned"] = faults.turned(server, state.server)
+    record["turned"] = _turned(server, state.server)
     return State(server, state.clients, state.round + 1, state.key), rows, record
+
+
+def _turned(server: PyTree, before: PyTree) -> Array:
+    """[] whether a number of the server's state, which is as `before` in all but its numbers, is not finite any more."""
+    promises.same(before, server, "server_update must return the server's state as server_init made it")
+    return faults.turned(server, before)
 
 
 def draw(fed: Federation, held: Held, of_run: Array, round: Array) -> Drawn:  # noqa: A002
@@ -118,11 +126,12 @@ def train(fed: Federation, held: Held, state: State, drawn: Drawn, rows, scored:
     collected = collect(algorithm.collect, contributions)
     everyone = Cohort(*(jnp.concatenate(leaves) for leaves in zip(*(cohort for cohort, _ in drawn), strict=True)))
     with coordinates.over(fed.mesh, parallel.AXIS):
-        server, said = algorithm.server_update(state.server, collected, everyone, key(state.key, "server", state.round))
+        result = algorithm.server_update(state.server, collected, everyone, key(state.key, "server", state.round))
+    server, said = promises.updated(result)
     sums = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added[0] for added, _ in outputs])
     record = {
         "train": sums,
-        "server": said or {},
+        "server": said,
         "cohort": jnp.sum(everyone.examples > 0),
         "ids": jnp.where(everyone.examples > 0, everyone.ids, -1),
         "seen": jax.tree.map(lambda *x: jnp.concatenate(x), *(stacked[1] for _, stacked in outputs)),

@@ -109,6 +109,7 @@ class Simulation:
         Raises:
           ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
             state; a client update does not keep its state's structure, shapes and dtypes.
+          TypeError: a function of the method returns something else than it must (`promises.py`).
         """
         with check.parted(groups):
             self._of = of = described(

@@ -1,0 +1,139 @@
+"""What the functions of a method must return. Shapes alone tell it: nothing here enters a program."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, PyTree, Reduce, targets_of
+
+
+def name_of(build: Any) -> str:
+    """The name of the function behind what builds a method."""
+    while isinstance(build, functools.partial) or hasattr(build, "__wrapped__"):
+        build = build.func if isinstance(build, functools.partial) else build.__wrapped__
+    return getattr(build, "__name__", "the method")
+
+
+def algorithm(made: Any, build: Any) -> Algorithm:
+    """What a method's builder returned.
+
+    Raises:
+      TypeError: it is no Algorithm.
+    """
+    if not isinstance(made, Algorithm):
+        raise TypeError(f"{name_of(build)} must return a fedjax_core.algorithm.Algorithm, it returned {_type(made)}")
+    return made
+
+
+def output(out: Any, collect: PyTree) -> ClientOutput:
+    """What `client_update` returned.
+
+    Args:
+      out: it.
+      collect: the method's, a tree prefix of the uplink.
+
+    Raises:
+      TypeError: it is no ClientOutput; its metrics are no pairs of numbers by name; `collect` has something else than a Reduce.
+      ValueError: `collect` has not the uplink's structure.
+    """
+    if not isinstance(out, ClientOutput):
+        raise TypeError(f"client_update must return a fedjax_core.algorithm.ClientOutput, it returned {_type(out)}")
+    pairs(out.metrics, "client_update", "the metrics of a ClientOutput")
+    parts, structure = jax.tree.flatten(collect, is_leaf=lambda x: isinstance(x, Reduce))
+    if other := [part for part in parts if not isinstance(part, Reduce)]:
+        raise TypeError(f"collect must have a fedjax_core.algorithm.Reduce for each part of the uplink, it has {_type(other[0])}")
+    try:
+        structure.flatten_up_to(out.uplink)
+    except (ValueError, TypeError):
+        raise ValueError(
+            "collect must have the uplink's structure, with a Reduce for an array or for a whole branch of it: "
+            f"{structure} against {jax.tree.structure(out.uplink)}"
+        ) from None
+    return out
+
+
+def pairs(metrics: Any, function: str, what: str) -> None:
+    """Raises TypeError unless metrics are pairs of numbers by name."""
+    wants = f"{function}: {what} must be {{name: (sum, weight)}}, each of the two one number"
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"{wants}; found {_type(metrics)}")
+    for name, pair in metrics.items():
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise TypeError(f"{wants}; {name!r} is {_type(pair)}")
+        if shapes := [shape for part in pair if (shape := _shape(part)) != ()]:
+            found = "no number" if shapes[0] is None else f"an array of shape {list(shapes[0])}"
+            raise TypeError(f"{wants}; {name!r} has {found}")
+
+
+def updated(result: Any) -> tuple[PyTree, dict[str, Any]]:
+    """What `server_update` returned, with metrics, if only `{}`.
+
+    Raises:
+      TypeError: it is no pair of a state and metrics.
+    """
+    if not isinstance(result, tuple) or len(result) != 2 or hasattr(result, "_fields"):
+        found = f"a tuple of {len(result)}" if type(result) is tuple else _type(result)
+        raise TypeError(f"server_update must return (state, metrics), metrics being {{name: (sum, weight)}}; it returned {found}")
+    server, said = result
+    pairs(said or {}, "server_update", "the metrics")
+    return server, said or {}
+
+
+def predicted(outputs: Any, name: str, classes: int, y: Array, network: str) -> None:
+    """Raises unless a predictor gives logits that can be scored.
+
+    Args:
+      outputs: what it returned for a few rows.
+      name: the predictor's.
+      classes: K.
+      y: these rows' targets.
+      network: the network's name.
+
+    Raises:
+      TypeError: they are no mapping that has "logits".
+      ValueError: the logits have another shape than [rows, K].
+    """
+    if not isinstance(outputs, Mapping):
+        raise TypeError(f'predict[{name!r}] must return {{"logits": [B, K], ...}}, it returned {_type(outputs)}')
+    if "logits" not in outputs:
+        raise TypeError(
+            f'predict[{name!r}] must return {{"logits": [B, K], ...}}, it returned only {", ".join(map(repr, outputs))}'
+        )
+    if "targets" in outputs or (kind := targets_of(y)) not in PER_ROW:
+        return
+    wanted = (*y.shape, classes) if kind == "classes" else y.shape
+    if (found := _shape(outputs["logits"])) != wanted:
+        what = f"the data's {classes} classes" if kind == "classes" else kind
+        begin = f"predict[{name!r}] with network {network!r} gives logits of shape {list(found or ())}"
+        raise ValueError(f"{begin}, {what} need {list(wanted)}, {len(y)} being the number of rows")
+
+
+def same(wanted: PyTree, found: PyTree, why: str) -> None:
+    """Raises ValueError unless two pytrees agree in structure, shapes and dtypes, naming the first leaf that does not."""
+
+    def described(tree):
+        return {
+            jax.tree_util.keystr(path) or "the whole": f"{leaf.dtype}{list(leaf.shape)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+
+    wanted, found = jax.eval_shape(lambda: (wanted, found))
+    a, b = described(wanted), described(found)
+    for path in [*a, *b]:
+        if a.get(path) != b.get(path):
+            raise ValueError(f"{why}: at {path}, {a.get(path, 'nothing')} against {b.get(path, 'nothing')}")
+    if jax.tree.structure(wanted) != jax.tree.structure(found):
+        raise ValueError(f"{why}: {jax.tree.structure(wanted)} against {jax.tree.structure(found)}")
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Of an array or a number; None of anything else."""
+    if isinstance(value, bool | int | float | complex):
+        return ()
+    return getattr(value, "shape", None)
+
+
+def _type(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
