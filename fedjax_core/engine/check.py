@@ -128,10 +128,11 @@ def shapes(fed: Federation, held: Held) -> Shapes:
         out = algorithm.client_update(sent, client, fed.rows_of(held, 0, held.size[0]), key)
         out = promises.output(out, algorithm.collect)
         if fed.episodes is None:
-            task, first = fed.groups[g].task, jax.tree.map(lambda rows: rows[:1], held.train)
+            group, few = fed.groups[g], jax.tree.map(lambda rows: rows[:2], held.train)
+            local = (sent, out.state) if out.local is None else out.local
             for name, predict in algorithm.predict.items():
-                outputs = predict(*((sent, out.state) if out.local is None else out.local), first.x)
-                promises.predicted(outputs, name, task.classes, first.y, task.model.name)
+                outputs, more = predict(*local, few.x), group.task.public != ()
+                promises.predicted(outputs, name, group.name, few.y, group.task.classes, more=more)
         return server, sent, client, out
 
     found = []

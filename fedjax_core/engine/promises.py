@@ -81,33 +81,33 @@ def updated(result: Any) -> tuple[PyTree, dict[str, Any]]:
     return server, said or {}
 
 
-def predicted(outputs: Any, name: str, classes: int, y: Array, network: str) -> None:
+def predicted(outputs: Any, name: str, group: str, y: Array, classes: int, *, more: bool = False) -> None:
     """Raises unless a predictor gives logits that can be scored.
 
     Args:
-      outputs: what it returned for a few rows.
+      outputs: what it returned for some rows.
       name: the predictor's.
-      classes: K.
+      group: the name of the clients' group, which says what network they have.
       y: these rows' targets.
-      network: the network's name.
+      classes: K.
+      more: whether there may be more logits than classes, as where the public examples have classes of their own.
 
     Raises:
       TypeError: they are no mapping that has "logits".
       ValueError: the logits have another shape than [rows, K].
     """
-    if not isinstance(outputs, Mapping):
-        raise TypeError(f'predict[{name!r}] must return {{"logits": [B, K], ...}}, it returned {_type(outputs)}')
-    if "logits" not in outputs:
-        raise TypeError(
-            f'predict[{name!r}] must return {{"logits": [B, K], ...}}, it returned only {", ".join(map(repr, outputs))}'
-        )
+    if not isinstance(outputs, Mapping) or "logits" not in outputs:
+        found = f"only {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else _type(outputs)
+        raise TypeError(f'group {group!r}: predict[{name!r}] must return {{"logits": [B, K], ...}}, it returned {found}')
     if "targets" in outputs or (kind := targets_of(y)) not in PER_ROW:
         return
     wanted = (*y.shape, classes) if kind == "classes" else y.shape
-    if (found := _shape(outputs["logits"])) != wanted:
-        what = f"the data's {classes} classes" if kind == "classes" else kind
-        begin = f"predict[{name!r}] with network {network!r} gives logits of shape {list(found or ())}"
-        raise ValueError(f"{begin}, {what} need {list(wanted)}, {len(y)} being the number of rows")
+    found = _shape(outputs["logits"]) or ()
+    wider = more and found[:-1] == wanted[:-1] and found[-1:] > wanted[-1:]
+    if found != wanted and not wider:
+        need = f"the data's {classes} classes need" if kind == "classes" else f"{kind} need"
+        gives = f"group {group!r}: predict[{name!r}] gives logits of shape {list(found)} for {len(y)} rows"
+        raise ValueError(f"{gives}, {need} {list(wanted)}")
 
 
 def same(wanted: PyTree, found: PyTree, why: str) -> None:
