@@ -17,7 +17,7 @@ import re
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from fedjax_core import outside, values
@@ -122,6 +122,7 @@ def find(
     builtin: Mapping[str, Callable],
     *,
     given: Iterable[str] = (),
+    placed: Sequence[str] = (),
     prefixes: Container[str] = (),
     field: str = "",
     options: Mapping[str, Any] | None = None,
@@ -132,20 +133,22 @@ def find(
       what: it is, one of `outside.GROUPS`, or of another kind, of which there are only those built in.
       spec: "name(option=value, ...)", see the module.
       builtin: by name.
-      given: names of the arguments that the caller passes.
+      given: names of the arguments that the caller passes by name.
+      placed: what the caller passes by place, before all else; the function may call these as it likes.
       prefixes: names of `builtin` that may be followed by a colon and more, such as "tfds:mnist".
       field: of the config, with which messages about a spec that cannot be read begin.
       options: given beside the spec's own.
 
     Raises:
       ValueError: there is no such name, or an option has a value that it may not have.
-      TypeError: there is no such option, or one is missing.
+      TypeError: there is no such option, or one is missing; the function does not take what is `placed`.
     """
     name, own = parse(spec, field)
     if twice := own.keys() & (options or {}).keys():
         raise ValueError(f"{what} {values.short(spec)} has the option {min(twice)!r}, which is also given beside it")
     function, origin = lookup(what, name, builtin, prefixes)
     found = Found(what, spec, name, own | dict(options or {}), function, origin)
+    given = (*given, *by_place(f"{what} {name!r}", function, placed))
     check(f"{what} {name!r}", function, given, found.options, f"{what}." if options else None)
     return found
 
@@ -214,6 +217,28 @@ def check(what: str, function: Callable, given: Iterable[str], options: Mapping[
             raise TypeError(f"{what} needs the option {name!r}; it takes: {', '.join(settable)}.")
 
 
+def by_place(what: str, function: Callable, placed: Sequence[str]) -> tuple[str, ...]:
+    """What a function that is called with `placed` by place calls them itself.
+
+    Args:
+      what: what the error message calls the function.
+      function: it.
+      placed: what its caller means by the arguments, in their order.
+
+    Raises:
+      TypeError: it does not take so many; or one of them would land on an option, which has a default and another name.
+    """
+    every = _signature(function) if placed else None
+    if every is None or any(p.kind is p.VAR_POSITIONAL for p in every):
+        return tuple(placed)
+    takes = [p for p in every if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    here = [p for p, name in zip(takes, placed, strict=False) if p.name == name or p.default is p.empty]
+    if len(here) < len(placed):
+        listed = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in takes) or "none"
+        raise TypeError(f"{what} is called with ({', '.join(placed)}) by place; what it takes by place: {listed}.")
+    return tuple(p.name for p in here)
+
+
 def parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
     """(those that have names, whether others are taken as well); of a class those of its making. A function's are read once."""
     if not isinstance(function, types.FunctionType | type):
@@ -224,14 +249,20 @@ def parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
     return dict(named), others
 
 
-def _parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
+def _signature(function: Callable) -> list[inspect.Parameter] | None:
+    """What a function takes; None of one that is built into Python without a signature."""
     if isinstance(function, type) and not hasattr(function, "_fields"):
         function = functools.partial(function.__init__, None)  # self; flax's classes hide the signature behind a metaclass
     try:
-        found = inspect.signature(function, eval_str=True).parameters.values()
+        return list(inspect.signature(function, eval_str=True).parameters.values())
     except (NameError, TypeError, AttributeError, SyntaxError):  # annotations for type checkers alone
-        found = inspect.signature(function).parameters.values()
-    except ValueError:  # built into Python, without a signature
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return None
+
+
+def _parameters(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
+    if (found := _signature(function)) is None:
         return {}, True
     named = {p.name: p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, any(p.kind is p.VAR_KEYWORD for p in found)

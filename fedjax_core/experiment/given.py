@@ -12,12 +12,18 @@ from typing import Any
 
 from flax import linen, nnx
 
-from fedjax_core import by_name, outside
+from fedjax_core import by_name, outside, values
 from fedjax_core.experiment.methods import Config, switch
 from fedjax_core.task import Model
 
 log = logging.getLogger("fedjax_core")
-Scores = Sequence[Callable] | Mapping[str, Callable]
+Scores = Callable | Sequence[Callable] | Mapping[str, Callable]
+FIELDS = {
+    "method": "method.name",
+    "model": "models",
+    "loss": "loss",
+    "score": "evaluation.scores",
+}  # where their names stand in a config
 
 
 def into(
@@ -36,10 +42,11 @@ def into(
       model: a network, or a sequence of them for client i mod their number: what builds a module of Flax NNX or Linen
         (`nn/outside.py`), a Linen module, or a `Model`.
       loss: of labels, (logits [B, K], y [B], mask [B]) -> the mean over the rows in `mask`.
-      scores: (outputs, x, y, mask [B]) -> (sum, weight); a sequence, or by name.
+      scores: (outputs, x, y, mask [B]) -> (sum, weight); one, a sequence, or by name.
 
     Raises:
-      TypeError: a network is a module of NNX that is made already: its initial values could not be drawn by the run's seed.
+      TypeError: a method, loss or score is no function, such as a name, which stands in the config; a network is a module of NNX
+        that is made already: its initial values could not be drawn by the run's seed.
       ValueError: two different networks, or scores, would have one name.
     """
     if method is None and model is None and loss is None and scores is None:
@@ -58,7 +65,8 @@ def into(
         if loss is not None:
             config.loss = named("loss", loss)
         if scores is not None:
-            several = scores.items() if isinstance(scores, Mapping) else ((None, score) for score in scores)
+            several = scores if isinstance(scores, Sequence | Mapping) and not isinstance(scores, str) else (scores,)
+            several = several.items() if isinstance(several, Mapping) else ((None, score) for score in several)
             config.evaluation.scores = _several("score", [(name, score, score) for name, score in several])
     return config
 
@@ -94,7 +102,13 @@ def named(what: str, given: Callable, name: str | None = None) -> str:
       what: it is, one of `outside.GROUPS`.
       given: it, or a `functools.partial` of it with named options.
       name: that it must have; None: its own.
+
+    Raises:
+      TypeError: it cannot be called.
     """
+    if not callable(given):
+        where = f"; names stand in config.{FIELDS[what]}" if isinstance(given, str) else ""
+        raise TypeError(f"{what}{'' if name is None else f' {name!r}'}={values.short(given)} must be a function or a class{where}")
     function, options = given, {}
     while isinstance(function, functools.partial) and not function.args:
         function, options = function.func, function.keywords | options

@@ -29,7 +29,7 @@ NORMALISATIONS = {  # mean and deviation by channel, where the data's own are no
     "unit": ((0.0,), (1.0,)),
 }
 MODELS: dict[str, Callable] = nn.MODULES | {language.MODEL: language.Spec}
-OF_METHODS, OF_MODELS = ("task", "optimizer"), ("classes", "input_shape", "rngs", "dtype", "blocks", "block")
+OF_MODELS = ("classes", "input_shape", "rngs", "dtype", "blocks", "block")
 
 
 class Data(NamedTuple):
@@ -74,9 +74,19 @@ class Network(NamedTuple):
 
 
 def method(config: Config) -> Found:
-    """The method's builder, with its options."""
+    """The method's builder, with its options.
+
+    Raises:
+      TypeError: it does not take a task by place and `optimizer` by name, or has no such option.
+    """
     options = without_none(config.method.to_dict())
-    return by_name.find("method", options.pop("name"), METHODS, given=OF_METHODS, field="method.name", options=options)
+    spec, of_method = options.pop("name"), {"given": ("optimizer",), "placed": ("task",)}
+    found = by_name.find("method", spec, METHODS, field="method.name", options=options, **of_method)
+    takes, others = by_name.parameters(found.function)
+    if "optimizer" not in takes and not others:
+        called = "a method is called as method(task, optimizer=..., ...), with config.optimizer as it is made"
+        raise TypeError(f"method {found.name!r} must take optimizer=: {called}; it takes: {', '.join(takes)}.")
+    return found
 
 
 def optimizer(config: Config, numbers: Mapping[str, Any] | None = None) -> training.Optimizer:
@@ -173,7 +183,7 @@ def scores(specs: Sequence[str]) -> dict[str, Callable]:
     """What is scored beside, by its name in the records."""
     scored, spec_of = {}, {}
     for spec in specs:
-        found = by_name.find("score", spec, {}, given=("outputs", "x", "y", "mask"), field="evaluation.scores")
+        found = by_name.find("score", spec, {}, placed=("outputs", "x", "y", "mask"), field="evaluation.scores")
         name = found.name.rpartition(":")[2]
         if name in spec_of:
             both = " and ".join(map(values.short, (spec_of[name], spec)))
@@ -191,7 +201,7 @@ def _score(found: Found) -> Callable:
 
 def loss(spec: str | None) -> Found | None:
     """The loss of labels; None: the one that fits the targets."""
-    return None if spec is None else by_name.find("loss", spec, LOSSES, given=("logits", "y", "mask"), field="loss")
+    return None if spec is None else by_name.find("loss", spec, LOSSES, placed=("logits", "y", "mask"), field="loss")
 
 
 def trained(found: Found | None) -> Callable | None:

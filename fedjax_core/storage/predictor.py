@@ -131,7 +131,8 @@ def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Meth
         else:
             task = lora.adapted(network, untrained, lora.parse(adapter), entries, **settings)
     builder, options = methods(description["method"]), _tuples(description["options"])
-    by_name.check(f"method {description['method']!r}", builder, ("task", "optimizer"), options)
+    what = f"method {description['method']!r}"
+    by_name.check(what, builder, ("optimizer", *by_name.by_place(what, builder, ("task",))), options)
     build = functools.partial(builder, optimizer=training.sgd(1.0), **options)
     build = local_statistics(build) if description["statistics"] == "local" else build
     at = functools.partial(_algorithm, build, task, description["round"])

@@ -207,3 +207,36 @@ def test_a_signature_is_read_once_and_keeps_nothing_alive(monkeypatch):
     del dye
     gc.collect()
     assert alive() is None
+
+
+def test_what_is_passed_by_place_has_any_names():
+    def any_names(z, targets, real, *, gamma: float = 2.0):
+        return z, targets, real, gamma
+
+    def with_defaults(logits, y=None, mask=None, gamma=2.0):
+        return logits, y, mask, gamma
+
+    names = ("logits", "y", "mask")
+    assert by_name.by_place("loss", any_names, names) == ("z", "targets", "real")
+    assert by_name.by_place("loss", with_defaults, names) == names
+    assert by_name.by_place("loss", lambda *rows: rows, names) == names
+    assert by_name.by_place("loss", lambda a, b, c, /: a, names) == ("a", "b", "c")
+    found = by_name.find("loss", "any(gamma=1.0)", {"any": any_names}, placed=names)
+    assert found.options == {"gamma": 1.0}
+    with pytest.raises(TypeError, match="loss 'any' has no option 'real'; it takes: gamma"):
+        by_name.find("loss", "any(real=1)", {"any": any_names}, placed=names)
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (lambda logits, y: 0, "logits, y"),
+        (lambda: 0, "none"),
+        (lambda logits, y, *, mask: 0, "logits, y"),
+        (lambda logits, y, gamma=2.0: 0, "logits, y, gamma=2.0"),  # the mask would land on gamma
+    ],
+)
+def test_what_does_not_take_what_is_passed_by_place(function, takes):
+    message = rf"loss 'mine' is called with \(logits, y, mask\) by place; what it takes by place: {takes}\.$"
+    with pytest.raises(TypeError, match=message):
+        by_name.find("loss", "mine", {"mine": function}, placed=("logits", "y", "mask"))

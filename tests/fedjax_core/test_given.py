@@ -176,3 +176,40 @@ def test_the_loss_of_labels_is_the_tasks():
     assert {name: number for name, number in found.items() if number} == own, (
         "use training.of_labels(task) or training.supervised(task)"
     )
+
+
+def test_what_is_brought_may_call_its_arguments_as_it_likes():
+    def loss(z, targets, real):
+        return twice(z, targets, real)
+
+    def score(out, images, labels, real):
+        return certain(out, images, labels, real)
+
+    def method(work, *, optimizer, epochs=1):
+        return scaffold(work, optimizer=optimizer, epochs=epochs)
+
+    simulation = experiment.build(config(), method=method, loss=loss, scores=score)
+    assert "test/global/score" in simulation.evaluate(simulation.init(0))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"loss": "focal"}, "loss='focal' must be a function or a class; names stand in config.loss"),
+        ({"scores": ["sure"]}, "score='sure' must be a function or a class; names stand in config.evaluation.scores"),
+        ({"scores": "sure"}, "score='sure' must be a function"),
+        ({"scores": {"mine": 3}}, "score 'mine'=3 must be a function or a class$"),
+        ({"model": "mlp"}, "model='mlp' must be a function or a class; names stand in config.models"),
+        ({"method": 1.5}, "method=1.5 must be a function or a class$"),
+        (
+            {"method": lambda task: None},
+            r"method 'given:lambda' must take optimizer=: a method is called as method\(task, optimizer=",
+        ),
+        ({"method": lambda *, optimizer: None}, r"method 'given:lambda' is called with \(task\) by place"),
+        ({"loss": lambda logits, y: 0}, r"loss 'given:lambda' is called with \(logits, y, mask\) by place"),
+        ({"scores": lambda outputs: 0}, r"score 'given:lambda' is called with \(outputs, x, y, mask\) by place"),
+    ],
+)
+def test_what_cannot_be_given(what, message):
+    with pytest.raises(TypeError, match=message):
+        experiment.build(config(), **what)
