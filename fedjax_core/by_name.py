@@ -149,7 +149,7 @@ def find(
     function, origin = lookup(what, name, builtin, prefixes)
     found = Found(what, spec, name, own | dict(options or {}), function, origin)
     given = (*given, *by_place(f"{what} {name!r}", function, placed))
-    check(f"{what} {name!r}", function, given, found.options, f"{what}." if options else None)
+    check(f"{what} {name!r}", function, given, found.options, f"{what}." if options else None, brought=origin != BUILT_IN)
     return found
 
 
@@ -190,7 +190,15 @@ def _noted(function: Callable, origin: str) -> tuple[Callable, str]:
     return function, origin
 
 
-def check(what: str, function: Callable, given: Iterable[str], options: Mapping[str, Any], prefix: str | None = None) -> None:
+def check(
+    what: str,
+    function: Callable,
+    given: Iterable[str],
+    options: Mapping[str, Any],
+    prefix: str | None = None,
+    *,
+    brought: bool = False,
+) -> None:
     """Raises what `call` would, without calling.
 
     Args:
@@ -199,12 +207,14 @@ def check(what: str, function: Callable, given: Iterable[str], options: Mapping[
       given: names of arguments that the caller passes itself.
       options: what the user wrote, by name.
       prefix: what stands before an option's name where its value is refused; None: "`what`: ".
+      brought: whether it is from outside: an argument that is missing may then be one of `given` under another name.
 
     Raises:
       TypeError: an option that `function` does not take, one that it needs and that is missing, or one of `given`.
       ValueError: an option whose value its annotation does not allow.
     """
     named, others = parameters(function)
+    given = tuple(given)
     settable = [name for name in named if name not in given]
     for name, value in options.items():
         if name in settable:
@@ -214,7 +224,8 @@ def check(what: str, function: Callable, given: Iterable[str], options: Mapping[
             raise TypeError(f"{what} has no option {name!r}; it takes: {listed}.{did_you_mean(name, settable)}")
     for name in settable:
         if name not in options and named[name].default is inspect.Parameter.empty:
-            raise TypeError(f"{what} needs the option {name!r}; it takes: {', '.join(settable)}.")
+            may = f" It is given those that it names of: {', '.join(given)}." if brought and given else ""
+            raise TypeError(f"{what} needs the option {name!r}; it takes: {', '.join(settable)}.{may}")
 
 
 def by_place(what: str, function: Callable, placed: Sequence[str]) -> tuple[str, ...]:

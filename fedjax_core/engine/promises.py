@@ -40,7 +40,7 @@ def output(out: Any, collect: PyTree) -> ClientOutput:
     """
     if not isinstance(out, ClientOutput):
         raise TypeError(f"client_update must return a fedjax_core.algorithm.ClientOutput, it returned {_type(out)}")
-    pairs(out.metrics, "client_update", "the metrics of a ClientOutput")
+    pairs(out.metrics, "client_update: the metrics of a ClientOutput must be {name: (sum, weight)}")
     parts, structure = jax.tree.flatten(collect, is_leaf=lambda x: isinstance(x, Reduce))
     if other := [part for part in parts if not isinstance(part, Reduce)]:
         raise TypeError(f"collect must have a fedjax_core.algorithm.Reduce for each part of the uplink, it has {_type(other[0])}")
@@ -54,17 +54,17 @@ def output(out: Any, collect: PyTree) -> ClientOutput:
     return out
 
 
-def pairs(metrics: Any, function: str, what: str) -> None:
-    """Raises TypeError unless metrics are pairs of numbers by name."""
-    wants = f"{function}: {what} must be {{name: (sum, weight)}}, each of the two one number"
-    if not isinstance(metrics, Mapping):
-        raise TypeError(f"{wants}; found {_type(metrics)}")
-    for name, pair in metrics.items():
+def pairs(found: Any, wants: str) -> None:
+    """Raises TypeError with what it `wants` unless there are pairs of numbers by name."""
+    wants += ", each of the two one number"
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{wants}; found {_type(found)}")
+    for name, pair in found.items():
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise TypeError(f"{wants}; {name!r} is {_type(pair)}")
         if shapes := [shape for part in pair if (shape := _shape(part)) != ()]:
-            found = "no number" if shapes[0] is None else f"an array of shape {list(shapes[0])}"
-            raise TypeError(f"{wants}; {name!r} has {found}")
+            has = "no number" if shapes[0] is None else f"an array of shape {list(shapes[0])}"
+            raise TypeError(f"{wants}; {name!r} has {has}")
 
 
 def updated(result: Any) -> tuple[PyTree, dict[str, Any]]:
@@ -77,7 +77,7 @@ def updated(result: Any) -> tuple[PyTree, dict[str, Any]]:
         found = f"a tuple of {len(result)}" if type(result) is tuple else _type(result)
         raise TypeError(f"server_update must return (state, metrics), metrics being {{name: (sum, weight)}}; it returned {found}")
     server, said = result
-    pairs(said or {}, "server_update", "the metrics")
+    pairs(said or {}, "server_update: the metrics must be {name: (sum, weight)}")
     return server, said or {}
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree, targets_of
-from fedjax_core.engine import parallel, slabs, states
+from fedjax_core.engine import parallel, promises, slabs, states
 from fedjax_core.engine.federation import Federation, Held, State, key
 from fedjax_core.learning import metrics, scored, training
 from fedjax_core.learning.episodes import assemble
@@ -230,4 +230,5 @@ def _pairs(
 ) -> dict[str, metrics.Pair]:
     """The scores of the targets' kind, such as accuracy and loss, and a task's own."""
     more = {name: score(outputs, x, y, mask) for name, score in own.items()}
+    promises.pairs(more, "a score of evaluation.scores must return (sum, weight)")
     return scored.sums(outputs["logits"], outputs.get("targets", y), mask, center) | more

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import optax
 
@@ -102,8 +102,13 @@ def optimizer(config: Config, numbers: Mapping[str, Any] | None = None) -> train
     rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"
     renamed = lambda given: {rate if option == "lr" else option: value for option, value in given.items()}
     found = by_name.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=renamed(options))
-    made = found() if numbers is None else found.function(**found.options | renamed(numbers))
-    return (lambda round: made) if isinstance(made, optax.GradientTransformation) else made  # noqa: A006
+    made: Any = found() if numbers is None else found.function(**found.options | renamed(numbers))
+    if isinstance(made, optax.GradientTransformation):
+        return lambda round: made  # noqa: A006
+    if callable(made):
+        return cast(training.Optimizer, made)
+    wants = "an optax.GradientTransformation, or a function of the round that gives one"
+    raise TypeError(f"optimizer {found.name!r} must return {wants}, it returned {values.short(made)}")
 
 
 def _reader(spec: str, field: str) -> Found:

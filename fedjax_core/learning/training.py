@@ -9,6 +9,7 @@ loop is found here too: which leaves are trained (`parts.py`), minibatches and p
 (`optimizers.py`).
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -83,8 +84,19 @@ Loss = Callable[..., tuple[Array, Aux]]  # net, batch, key -> value, Aux; a four
 
 def of_labels(task: Task) -> losses.OfLabels:
     """The loss of targets that a task is trained by: the one that fits them (`losses.of_targets`), of classes cross-entropy, or the
-    user's own (`config.loss`)."""
-    return losses.of_targets if task.loss is None else task.loss
+    user's own (`config.loss`).
+
+    The latter raises TypeError where it gives something else than one real number."""
+    return losses.of_targets if task.loss is None else functools.partial(_one_number, task.loss)
+
+
+def _one_number(loss: losses.OfLabels, logits: Array, y: Array, mask: Array) -> Array:
+    value = loss(logits, y, mask)
+    if getattr(value, "shape", None) == () and jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    name = getattr(getattr(loss, "func", loss), "__name__", "of the config")
+    shown = f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+    raise TypeError(f"loss {name!r} must return the mean over the rows in the mask, a float32[], it returned {shown}")
 
 
 def supervised(task: Task) -> Loss:

@@ -111,6 +111,9 @@ def _model(name: str, init: Callable, run: Callable, head: Callable | None, prep
 
     def found(net, x, key=None, train=False, mask=None):
         out, stats = run(net, masked(x, mask), key, train, mask)
+        if not hasattr(out, "astype"):
+            what = "logits [B, K]" if head is None else "features [B, D]"
+            raise TypeError(f"model {name!r} must return {what}, an array, it returned a {type(out).__name__}")
         return out.astype(jnp.float32), stats
 
     def apply(net, x, key=None, train=False, mask=None, intermediates=False):

@@ -226,7 +226,10 @@ def parse(text: str) -> Link:
       ValueError, TypeError: an unknown name, option or value.
     """
     found = by_name.find("compressor", text, COMPRESSORS, field="compression.uplink")
-    return link(found.name, found())
+    if not isinstance(made := found(), Compressor):
+        wants = "a fedjax_core.uplink.compression.Compressor"
+        raise TypeError(f"compressor {found.name!r} must return {wants}, it returned {values.short(made)}")
+    return link(found.name, made)
 
 
 def down(name: str) -> Link:

@@ -50,6 +50,15 @@ def rows(path: str):
     """A data set of somebody's own."""
 
 
+def three(lr: float = 0.1):
+    """What is no optimiser, attack or compressor."""
+    return 3
+
+
+def halves(rows, clients):
+    """A partition that calls the labels as no scheme does."""
+
+
 class ErrorsTest(chex.TestCase):
     @parameterized.parameters(
         (ValueError, dict(method=dict(name="fedavgg")), r"unknown method 'fedavgg'; allowed: .*scaffold.* Did you mean 'fedavg'\?"),
@@ -72,6 +81,18 @@ class ErrorsTest(chex.TestCase):
             "optimizer 'adam' has no option 'momentum'; it takes: lr",
         ),
         (ValueError, dict(optimizer__lr=-1.0), "optimizer.lr=-1.0 must be positive"),
+        (TypeError, dict(optimizer__name=f"{__name__}:three"), "three' must return an optax.GradientTransformation.*returned 3$"),
+        (
+            TypeError,
+            dict(adversary__attack=f"{__name__}:three", adversary__fraction=0.25),
+            "three' must return a function .*returned 3$",
+        ),
+        (TypeError, dict(compression__uplink=f"{__name__}:three"), "three' must return a .*Compressor, it returned 3$"),
+        (
+            TypeError,
+            dict(data__partition=f"{__name__}:halves"),
+            "halves' needs the option 'rows'; it takes: rows. It is given those that it names of: labels,.* clients",
+        ),
         (ValueError, dict(models=("mpl",)), r"unknown model 'mpl'.*Did you mean 'mlp'\?"),
         (TypeError, dict(models=("mlp(width=(6,))",)), r"model 'mlp' has no option 'width'.*Did you mean 'widths'\?"),
         (ValueError, dict(models=("mlp(6)",)), r"'mlp\(6\)' is not of the form name\(key=value, ...\)"),

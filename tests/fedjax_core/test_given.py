@@ -39,6 +39,14 @@ class Plain(linen.Module):
         return linen.Dense(self.classes)(x.reshape(len(x), -1))
 
 
+class Listed(Plain):
+    """Returns what it should not."""
+
+    @linen.compact
+    def __call__(self, x):
+        return {"logits": linen.Dense(self.classes)(x.reshape(len(x), -1))}
+
+
 def twice(logits, y, mask, times: float = 2.0):
     return times * losses.cross_entropy(logits, y, mask)
 
@@ -213,3 +221,36 @@ def test_what_is_brought_may_call_its_arguments_as_it_likes():
 def test_what_cannot_be_given(what, message):
     with pytest.raises(TypeError, match=message):
         experiment.build(config(), **what)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"loss": lambda z, y, mask: -jnp.mean(z, 1)}, r"loss '<lambda>' must return .*, a float32\[\], it returned float32\[30\]"),
+        ({"loss": lambda z, y, mask: (jnp.mean(z), 1)}, "it returned a tuple"),
+        ({"loss": lambda z, y, mask: jnp.argmax(z)}, r"it returned int32\[\]"),
+        (
+            {"model": lambda classes: Listed(classes)},
+            r"model 'given:lambda' must return logits \[B, K\], an array, it returned a dict",
+        ),
+    ],
+)
+def test_what_is_given_returns_something_else(what, message):
+    with pytest.raises(TypeError, match=message):
+        experiment.build(config(), **what)
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (
+            lambda out, x, y, mask: jnp.mean(out["logits"]),
+            r"must return \(sum, weight\), each of the two one number; 'lambda' is a ",
+        ),
+        (lambda out, x, y, mask: (out["logits"][:, 0], 1), r"'lambda' has an array of shape \[\d+\]"),
+    ],
+)
+def test_a_score_returns_a_sum_and_a_weight(score, message):
+    simulation = experiment.build(config(), scores=score)
+    with pytest.raises(TypeError, match=message):
+        simulation.evaluate(simulation.init(0))
