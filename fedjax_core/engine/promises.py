@@ -77,8 +77,9 @@ def updated(result: Any) -> tuple[PyTree, dict[str, Any]]:
         found = f"a tuple of {len(result)}" if type(result) is tuple else _type(result)
         raise TypeError(f"server_update must return (state, metrics), metrics being {{name: (sum, weight)}}; it returned {found}")
     server, said = result
-    pairs(said or {}, "server_update: the metrics must be {name: (sum, weight)}")
-    return server, said or {}
+    said = {} if said is None else said
+    pairs(said, "server_update: the metrics must be {name: (sum, weight)}")
+    return server, said
 
 
 def predicted(outputs: Any, name: str, group: str, y: Array, classes: int, *, more: bool = False) -> None:
@@ -136,4 +137,6 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 
 def _type(value: Any) -> str:
+    if hasattr(value, "dtype"):  # of a tracer the type's name tells nothing
+        return f"an array {value.dtype}{list(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"

@@ -245,7 +245,7 @@ def test_what_is_given_returns_something_else(what, message):
     [
         (
             lambda out, x, y, mask: jnp.mean(out["logits"]),
-            r"must return \(sum, weight\), each of the two one number; 'lambda' is a ",
+            r"must return \(sum, weight\), each of the two one number; 'lambda' is an array float32",
         ),
         (lambda out, x, y, mask: (out["logits"][:, 0], 1), r"'lambda' has an array of shape \[\d+\]"),
     ],
