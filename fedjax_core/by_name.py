@@ -246,7 +246,8 @@ def by_place(what: str, function: Callable, placed: Sequence[str]) -> tuple[str,
     here = [p for p, name in zip(takes, placed, strict=False) if p.name == name or p.default is p.empty]
     if len(here) < len(placed):
         listed = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in takes) or "none"
-        raise TypeError(f"{what} is called with ({', '.join(placed)}) by place; what it takes by place: {listed}.")
+        own = " One with a default must have the name that stands here." if len(takes) >= len(placed) else ""
+        raise TypeError(f"{what} is called with ({', '.join(placed)}) by place; what it takes by place: {listed}.{own}")
     return tuple(p.name for p in here)
 
 
