@@ -31,6 +31,7 @@ _HERE += ("XLA_PYTHON_CLIENT_MEM_FRACTION", "NVIDIA_TF32_OVERRIDE")  # and of wh
 _ASKED = """import json, jax
 first = jax.local_devices()[0]
 print(json.dumps([first.platform, first.device_kind, jax.device_count(), (first.memory_stats() or {}).get("bytes_limit")]))"""
+_FORM = {"about": dict, "there": [str], "programs": {str: {"fits": (bool, type(None)), "limit_s?": int}}}
 _OVERHEAD = 120  # seconds that a process may take beside compiling, to import and to end
 
 
@@ -76,10 +77,18 @@ def compiled(job: Job, folder: str | os.PathLike | None, fresh: bool = False) ->
             root = Path(folder).expanduser()
             root.mkdir(parents=True, exist_ok=True)
             place = root / f"{key(job)}.json"
-        found = {} if fresh or not place.is_file() else _worth(read_json(place), job.seconds)
+        found = {} if fresh or not place.is_file() else _worth(_kept(place), job.seconds)
         while found.get("there") is None or set(found["there"]) - set(found["programs"]):
             found = _further(job, found, place)
         return found
+
+
+def _kept(place: Path) -> dict[str, Any]:
+    """What an earlier process found; nothing, so that it is compiled anew, where the file is damaged."""
+    try:
+        return read_json(place, _FORM)
+    except ValueError:
+        return {}
 
 
 def _worth(found: dict[str, Any], seconds: int) -> dict[str, Any]:

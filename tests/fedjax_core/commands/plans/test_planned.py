@@ -30,6 +30,17 @@ def test_a_plan_finds_the_chunk_and_is_kept(monkeypatch, tmp_path):
     assert len(compiler.calls) == 2 * calls
 
 
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"about": {}, "there": ["round"], "programs": {"round": 3}}'])
+def test_what_is_kept_and_damaged_is_compiled_anew(monkeypatch, tmp_path, damage):
+    compiler = Compiler()
+    plan = made(monkeypatch, tmp_path, compiler, tries=0)
+    calls = len(compiler.calls)
+    for file in (tmp_path / "kept").iterdir():
+        file.write_text(damage)
+    assert made(monkeypatch, tmp_path, compiler, tries=0) == plan
+    assert len(compiler.calls) == 2 * calls
+
+
 def test_what_does_not_fit_says_what_to_change(monkeypatch, tmp_path):
     monkeypatch.setitem(ABOUT, "limit", 500)
     plan = made(monkeypatch, tmp_path, Compiler(), tries=8)
