@@ -239,12 +239,11 @@ def by_place(what: str, function: Callable, placed: Sequence[str]) -> tuple[str,
     Raises:
       TypeError: it does not take so many; or one of them would land on an option, which has a default and another name.
     """
-    every = _signature(function) if placed else None
-    if every is None or any(p.kind is p.VAR_POSITIONAL for p in every):
+    if not placed or (every := _signature(function)) is None:
         return tuple(placed)
     takes = [p for p in every if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     here = [p for p, name in zip(takes, placed, strict=False) if p.name == name or p.default is p.empty]
-    if len(here) < len(placed):
+    if len(here) < len(placed) and not any(p.kind is p.VAR_POSITIONAL for p in every):
         listed = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in takes) or "none"
         own = " One with a default must have the name that stands here." if len(takes) >= len(placed) else ""
         raise TypeError(f"{what} is called with ({', '.join(placed)}) by place; what it takes by place: {listed}.{own}")

@@ -18,12 +18,12 @@ from fedjax_core.task import Model
 
 log = logging.getLogger("fedjax_core")
 Scores = Callable | Sequence[Callable] | Mapping[str, Callable]
-FIELDS = {
+_FIELDS = {
     "method": "method.name",
     "model": "models",
     "loss": "loss",
     "score": "evaluation.scores",
-}  # where their names stand in a config
+}  # where names stand in a config
 
 
 def into(
@@ -65,7 +65,7 @@ def into(
         if loss is not None:
             config.loss = named("loss", loss)
         if scores is not None:
-            several = scores if isinstance(scores, Sequence | Mapping) and not isinstance(scores, str) else (scores,)
+            several = (scores,) if callable(scores) or isinstance(scores, str) else scores
             several = several.items() if isinstance(several, Mapping) else ((None, score) for score in several)
             config.evaluation.scores = _several("score", [(name, score, score) for name, score in several])
     return config
@@ -107,7 +107,7 @@ def named(what: str, given: Callable, name: str | None = None) -> str:
       TypeError: it cannot be called.
     """
     if not callable(given):
-        where = f"; names stand in config.{FIELDS[what]}" if isinstance(given, str) else ""
+        where = f"; names stand in config.{_FIELDS[what]}" if isinstance(given, str) else ""
         raise TypeError(f"{what}{'' if name is None else f' {name!r}'}={values.short(given)} must be a function or a class{where}")
     function, options = given, {}
     while isinstance(function, functools.partial) and not function.args:

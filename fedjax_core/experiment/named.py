@@ -80,8 +80,8 @@ def method(config: Config) -> Found:
       TypeError: it does not take a task by place and `optimizer` by name, or has no such option.
     """
     options = without_none(config.method.to_dict())
-    spec, of_method = options.pop("name"), {"given": ("optimizer",), "placed": ("task",)}
-    found = by_name.find("method", spec, METHODS, field="method.name", options=options, **of_method)
+    spec, given, placed = options.pop("name"), ("optimizer",), ("task",)
+    found = by_name.find("method", spec, METHODS, given=given, placed=placed, field="method.name", options=options)
     takes, others = by_name.parameters(found.function)
     if "optimizer" not in takes and not others:
         called = "a method is called as method(task, optimizer=..., ...), with config.optimizer as it is made"

@@ -219,7 +219,9 @@ def test_what_is_passed_by_place_has_any_names():
     names = ("logits", "y", "mask")
     assert by_name.by_place("loss", any_names, names) == ("z", "targets", "real")
     assert by_name.by_place("loss", with_defaults, names) == names
-    assert by_name.by_place("loss", lambda *rows: rows, names) == names
+    assert by_name.by_place("loss", lambda *rows: rows, names) == ()
+    assert by_name.by_place("loss", lambda z, *rest: rest, names) == ("z",)
+    assert by_name.by_place("loss", max, names) == names  # has no signature
     assert by_name.by_place("loss", lambda a, b, c, /: a, names) == ("a", "b", "c")
     found = by_name.find("loss", "any(gamma=1.0)", {"any": any_names}, placed=names)
     assert found.options == {"gamma": 1.0}

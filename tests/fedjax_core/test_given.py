@@ -206,6 +206,7 @@ def test_what_is_brought_may_call_its_arguments_as_it_likes():
         ({"loss": "focal"}, "loss='focal' must be a function or a class; names stand in config.loss"),
         ({"scores": ["sure"]}, "score='sure' must be a function or a class; names stand in config.evaluation.scores"),
         ({"scores": "sure"}, "score='sure' must be a function"),
+        ({"scores": (name for name in ["sure"])}, "score='sure' must be a function"),
         ({"scores": {"mine": 3}}, "score 'mine'=3 must be a function or a class$"),
         ({"model": "mlp"}, "model='mlp' must be a function or a class; names stand in config.models"),
         ({"method": 1.5}, "method=1.5 must be a function or a class$"),
