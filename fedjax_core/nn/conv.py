@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_core.nn import winograd
+from fedjax_core.nn import tiny, winograd
 
 Array = jax.Array
 Around = tuple[tuple[int, int], tuple[int, int]]
@@ -77,8 +77,8 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       stride: step of the window, both ways.
       padding: see `pads`.
       form: how it is computed. "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical": `lax`
-        forward, gradients from canonical convolutions and matrix products; on a CPU `winograd` where it is faster. "auto": see
-        `describe`. The last two have first derivatives in reverse mode only; for others take one of the first two.
+        forward, gradients from canonical convolutions and matrix products; on a CPU `winograd` and `tiny` where they are faster.
+        "auto": see `describe`. The last two have first derivatives in reverse mode only; for others take one of the first two.
 
     Returns:
       [B, H', W', O].
@@ -175,8 +175,10 @@ def _patches(x: Array, kernel: Array, stride: int, around: Around) -> Array:
 
 
 def _canonical(x: Array, kernel: Array, stride: int, around: Around) -> Array:
-    """As `lax` does it, but by Winograd's products where they pay, and patches for images smaller than the kernel both ways,
-    30 to 100 times faster there on XLA:CPU."""
+    """As `lax` does it, but by Winograd's products or those inside of a tiny image where they pay, and patches for other images
+    smaller than the kernel both ways, 30 to 100 times faster there on XLA:CPU."""
+    if _tiny(x.shape[1:3], kernel.shape[:2], stride, around):
+        return tiny.forward(x, kernel, stride, around)
     if stride == 1 and _fewer_products(x, kernel.shape):
         return winograd.forward(x, kernel, around)
     smaller = x.shape[1] < kernel.shape[0] and x.shape[2] < kernel.shape[1]
@@ -190,9 +192,13 @@ def _canonical_x(dy: Array, kernel: Array, size: Size, stride: int, around: Arou
     is mostly zeros: one matrix product for each entry of the kernel, each added where it came from.
     """
     kh, kw, c, _ = kernel.shape
+    if _tiny(size, (kh, kw), stride, around):
+        return tiny.image_gradient(dy, kernel, size, stride, around)
     if stride > 1:
         parts = [dy @ kernel[i, j].T for i in range(kh) for j in range(kw)]
         return spread(parts, (len(dy), *size, c), (kh, kw), stride, around)
+    if _fewer_products(dy, kernel.shape):
+        return winograd.image_gradient(dy, kernel, around)
     (top, bottom), (left, right) = around
     back = ((kh - 1 - top, kh - 1 - bottom), (kw - 1 - left, kw - 1 - right))
     return _canonical(dy, kernel[::-1, ::-1].swapaxes(2, 3), 1, back)
@@ -205,12 +211,19 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
     cores with AVX-512, else by matrix products.
     """
     (kh, kw), c, o = size, x.shape[-1], dy.shape[-1]
+    if _tiny(x.shape[1:3], size, stride, around):
+        return tiny.kernel_gradient(x, dy, size, stride, around)
     if stride == 1 and _fewer_products(dy, (*size, c, o)):
         return winograd.kernel_gradient(x, dy, around)
     large = kh * kw > 1 and min(dy.shape[1:3]) >= 4 and o >= 32 and kh * kw * c * o >= 1600
     if large and _current_backend() == "cpu":
         return _kernel_of_blocks(x, dy, size, stride, around)
     return _kernel_of_windows(x, dy, size, stride, around)
+
+
+def _tiny(image: Size, kernel: Size, stride: int, around: Around) -> bool:
+    """Whether `tiny` is faster, on a CPU."""
+    return tiny.pays(image, kernel, stride, around) and _current_backend() == "cpu"
 
 
 def _fewer_products(image: Array, kernel: Size) -> bool:

@@ -18,7 +18,8 @@ TILE, STEP, KERNEL = 4, 2, 3
 BLOCK = 96 * 1024  # numbers of one entry of all tiles in a block of images
 # Equation 10: Y = A' [(G g G') * (B' d B)] A for a tile d and a kernel g.
 _B = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))  # B'
-_G = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
+_G = ((1, 0, 0), (1, 1, 1), (1, -1, 1), (0, 0, 1))  # its rows times `_HALVES`: G
+_HALVES = (1, 0.5, 0.5, 1)
 _A = ((1, 1, 1, 0), (0, 1, -1, -1))  # A'
 
 
@@ -33,21 +34,32 @@ def forward(x: Array, kernel: Array, around: Around) -> Array:
     Returns:
       [B, H', W', O].
     """
+    return _filtered(x, _halved(_both_ways(_G, [list(row) for row in kernel])), around)
+
+
+def image_gradient(dy: Array, kernel: Array, around: Around) -> Array:
+    """The gradient of `forward` for x: [B, H', W', O], [3, 3, C, O] -> [B, H, W, C]. `around` is that of `forward`."""
+    back = tuple((KERNEL - 1 - low, KERNEL - 1 - high) for low, high in around)
+    factors = _halved(_both_ways(_G, [list(row) for row in kernel[::-1, ::-1]]))
+    return _filtered(dy, [[factor.T for factor in row] for row in factors], back)
+
+
+def _filtered(x: Array, factors: Grid, around: Around) -> Array:
+    """Of images and a kernel's factors G g G', [C, O] each: the convolution."""
     high, wide = (size + sum(ends) - KERNEL + 1 for size, ends in zip(x.shape[1:3], around, strict=True))
-    g = jnp.asarray(_G, kernel.dtype)
-    factors = jnp.einsum("ka,abco,lb->klco", g, kernel, g, precision="highest")
+    channels = factors[0][0].shape
 
     def block(x: Array) -> Array:
         tiles = _tiles(x, around, high, wide)
-        products = [[tile @ factors[k, l] for l, tile in enumerate(row)] for k, row in enumerate(tiles)]
+        products = [[tile @ factor for tile, factor in zip(*rows, strict=True)] for rows in zip(tiles, factors, strict=True)]
         parts = _both_ways(_A, products)
-        shape = (len(x), -(-high // STEP), -(-wide // STEP), kernel.shape[-1])
+        shape = (len(x), -(-high // STEP), -(-wide // STEP), channels[1])
         parts = [jnp.stack([part.reshape(shape) for part in row], 3) for row in parts]
         y = jnp.stack(parts, 2).reshape(len(x), shape[1] * STEP, shape[2] * STEP, -1)
         return y[:, :high, :wide]
 
-    images = _images(len(x), high, wide, max(kernel.shape[2:]))
-    return lax.map(block, _blocks(x, images)).reshape(-1, high, wide, kernel.shape[-1])[: len(x)]
+    images = _images(len(x), high, wide, max(channels))
+    return lax.map(block, _blocks(x, images)).reshape(-1, high, wide, channels[1])[: len(x)]
 
 
 def kernel_gradient(x: Array, dy: Array, around: Around) -> Array:
@@ -55,20 +67,18 @@ def kernel_gradient(x: Array, dy: Array, around: Around) -> Array:
     high, wide = dy.shape[1:3]
     ends = tuple((0, -size % STEP) for size in (high, wide))
 
-    def add(total: Array, both: tuple[Array, Array]) -> tuple[Array, None]:
+    def add(total: Grid, both: tuple[Array, Array]) -> tuple[Grid, None]:
         x, dy = both
         tiles = _tiles(x, around, high, wide)
         dy = jnp.pad(dy, ((0, 0), *ends, (0, 0)))
         parts = [[dy[:, i::STEP, j::STEP].reshape(-1, dy.shape[-1]) for j in range(STEP)] for i in range(STEP)]
         spread = _both_ways(tuple(zip(*_A, strict=True)), parts)
-        sums = [[tiles[k][l].T @ spread[k][l] for l in range(TILE)] for k in range(TILE)]
-        return total + jnp.stack([jnp.stack(row) for row in sums]), None
+        return [[total[k][l] + tiles[k][l].T @ spread[k][l] for l in range(TILE)] for k in range(TILE)], None
 
     images = _images(len(x), high, wide, max(x.shape[-1], dy.shape[-1]))
-    total = jnp.zeros((TILE, TILE, x.shape[-1], dy.shape[-1]), x.dtype)
-    total = lax.scan(add, total, (_blocks(x, images), _blocks(dy, images)))[0]
-    g = jnp.asarray(_G, x.dtype)
-    return jnp.einsum("ka,klco,lb->abco", g, total, g, precision="highest")
+    nothing = [[jnp.zeros((x.shape[-1], dy.shape[-1]), x.dtype) for _ in range(TILE)] for _ in range(TILE)]
+    total = lax.scan(add, nothing, (_blocks(x, images), _blocks(dy, images)))[0]
+    return jnp.stack([jnp.stack(row) for row in _both_ways(tuple(zip(*_G, strict=True)), _halved(total))])
 
 
 def _images(count: int, high: int, wide: int, channels: int) -> int:
@@ -92,6 +102,11 @@ def _tiles(x: Array, around: Around, high: int, wide: int) -> Grid:
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *ends, (0, 0, 0)))
     corners = [[x[:, i:, j:][:, : 2 * down : STEP, : 2 * across : STEP] for j in range(TILE)] for i in range(TILE)]
     return [[entry.reshape(-1, x.shape[-1]) for entry in row] for row in _both_ways(_B, corners)]
+
+
+def _halved(entries: Grid) -> Grid:
+    """Entry (k, l) times `_HALVES` k and l."""
+    return [[high * wide * x for wide, x in zip(_HALVES, row, strict=True)] for high, row in zip(_HALVES, entries, strict=True)]
 
 
 def _both_ways(matrix: Matrix, entries: Grid) -> Grid:

@@ -22,15 +22,18 @@ def padded(x, around):
 
 
 def naive(x, kernel, dy, around):
-    """The convolution and the kernel's gradient, window by window."""
-    x = padded(x.astype(np.float64), around)
-    y, gradient = np.zeros(dy.shape), np.zeros(kernel.shape)
+    """The convolution, and its gradients for the kernel and for x, window by window."""
+    whole, x, kernel = x.shape, padded(x.astype(np.float64), around), kernel.astype(np.float64)
+    y, dx, gradient = np.zeros(dy.shape), np.zeros(x.shape), np.zeros(kernel.shape)
     for i in range(dy.shape[1]):
         for j in range(dy.shape[2]):
-            window = x[:, i : i + 3, j : j + 3]
-            y[:, i, j] = np.einsum("bijc,ijco->bo", window, kernel.astype(np.float64))
-            gradient += np.einsum("bijc,bo->ijco", window, dy[:, i, j].astype(np.float64))
-    return y, gradient
+            here = np.s_[:, i : i + 3, j : j + 3]
+            y[:, i, j] = np.einsum("bijc,ijco->bo", x[here], kernel)
+            dx[here] += np.einsum("bo,ijco->bijc", dy[:, i, j].astype(np.float64), kernel)
+            gradient += np.einsum("bijc,bo->ijco", x[here], dy[:, i, j].astype(np.float64))
+    dx = padded(dx, [(-low, -high) for low, high in around])
+    assert dx.shape == whole
+    return y, gradient, dx
 
 
 @pytest.mark.parametrize("block", [1, 200, 10**6])  # one image after another, blocks with a rest, all
@@ -40,8 +43,13 @@ def test_equals_loops_over_windows(size, around, block, monkeypatch):
     rng = np.random.default_rng(0)
     high, wide = (n + sum(ends) - 2 for n, ends in zip(size, around, strict=True))
     x, kernel, dy = (rng.normal(size=shape).astype(np.float32) for shape in ((7, *size, 5), (3, 3, 5, 4), (7, high, wide, 4)))
-    found = jax.jit(lambda *a: (winograd.forward(a[0], a[1], around), winograd.kernel_gradient(a[0], a[2], around)))(x, kernel, dy)
-    for a, b in zip(found, naive(x, kernel, dy, around), strict=True):
+
+    @jax.jit
+    def found(x, kernel, dy):
+        gradients = winograd.kernel_gradient(x, dy, around), winograd.image_gradient(dy, kernel, around)
+        return winograd.forward(x, kernel, around), *gradients
+
+    for a, b in zip(found(x, kernel, dy), naive(x, kernel, dy, around), strict=True):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
 

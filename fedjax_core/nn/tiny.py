@@ -1,0 +1,94 @@
+"""Convolutions of images of a few entries, where most of what a kernel meets is padding: products with the others alone.
+
+A 3x3 kernel on a padded image of 2x2 needs 16 products of channels in place of 36, on one of 1x1 a single one in place of 9. Each
+is a matrix product over the batch.
+"""
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Size = tuple[int, ...]
+Around = tuple[tuple[int, int], tuple[int, int]]
+Place = tuple[int, int]
+
+MOST = 36  # products: each is an operation of the compiled program
+SHARE = 0.75  # of the products of a plain convolution
+
+
+def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
+    """Whether so few products are left, of few enough, that the other forms are slower on a CPU.
+
+    Args:
+      size: height and width of an image.
+      kernel: height and width.
+      stride: step of the window.
+      around: rows and columns of zeros around an image.
+    """
+    high, wide = _results(size, kernel, stride, around)
+    plain = high * wide * kernel[0] * kernel[1]
+    return plain <= MOST / SHARE and len(_meetings(size, kernel, stride, around)) <= min(MOST, SHARE * plain)
+
+
+def forward(x: Array, kernel: Array, stride: int, around: Around) -> Array:
+    """Convolution (cross-correlation).
+
+    Args:
+      x: [B, H, W, C].
+      kernel: [kh, kw, C, O].
+      stride: step of the window.
+      around: rows and columns of zeros around an image.
+
+    Returns:
+      [B, H', W', O].
+    """
+    size, window = x.shape[1:3], kernel.shape[:2]
+    products = [(to, x[:, *at] @ kernel[tap]) for at, tap, to in _meetings(size, window, stride, around)]
+    nothing = jnp.zeros((len(x), kernel.shape[3]), x.dtype)
+    return _image(_sums(products), _results(size, window, stride, around), nothing)
+
+
+def image_gradient(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
+    """The gradient of `forward` for images of this size: [B, H', W', O], [kh, kw, C, O] -> [B, H, W, C]."""
+    products = [(at, dy[:, *to] @ kernel[tap].T) for at, tap, to in _meetings(size, kernel.shape[:2], stride, around)]
+    return _image(_sums(products), size, jnp.zeros((len(dy), kernel.shape[2]), dy.dtype))
+
+
+def kernel_gradient(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
+    """The gradient of `forward` for a kernel of this size: [B, H, W, C], [B, H', W', O] -> [kh, kw, C, O]."""
+    products = [(tap, x[:, *at].T @ dy[:, *to]) for at, tap, to in _meetings(x.shape[1:3], size, stride, around)]
+    sums, nothing = _sums(products), jnp.zeros((x.shape[3], dy.shape[3]), x.dtype)
+    return jnp.stack([jnp.stack([sums.get((a, b), nothing) for b in range(size[1])]) for a in range(size[0])])
+
+
+def _results(size: Size, kernel: Size, stride: int, around: Around) -> Size:
+    """Height and width of what comes out."""
+    return tuple((n + sum(ends) - k) // stride + 1 for n, k, ends in zip(size, kernel, around, strict=True))
+
+
+def _meetings(size: Size, kernel: Size, stride: int, around: Around) -> list[tuple[Place, Place, Place]]:
+    """Which entry of an image meets which of a kernel, for which entry of the result; none of the padding."""
+    high, wide = _results(size, kernel, stride, around)
+    found = []
+    for to in ((p, q) for p in range(high) for q in range(wide)):
+        for tap in ((a, b) for a in range(kernel[0]) for b in range(kernel[1])):
+            at = (to[0] * stride + tap[0] - around[0][0], to[1] * stride + tap[1] - around[1][0])
+            if 0 <= at[0] < size[0] and 0 <= at[1] < size[1]:
+                found.append((at, tap, to))
+    return found
+
+
+def _sums(products: Iterable[tuple[Place, Array]]) -> dict[Place, Array]:
+    """Of what belongs to one place."""
+    sums: dict[Place, Array] = {}
+    for place, product in products:
+        sums[place] = sums[place] + product if place in sums else product
+    return sums
+
+
+def _image(entries: dict[Place, Array], size: Size, nothing: Array) -> Array:
+    """[B, H, W, C] of entries [B, C]; `nothing` where there is none."""
+    rows = [jnp.stack([entries.get((i, j), nothing) for j in range(size[1])], 1) for i in range(size[0])]
+    return jnp.stack(rows, 1)
