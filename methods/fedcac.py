@@ -13,10 +13,11 @@ Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
   S_i          sensitivity     |(v - v_0) v|, entry by entry
   M_i, tau     mask, tau       [N, ...] critical entries: the share tau of each tensor with the largest sensitivity; sent as bits
   O_ij         overlap         1 - |M_i - M_j|_1 / (2 |M_i|_1)
-  beta         beta            round from which on nobody is similar enough
+  beta         beta            round after which nobody is similar enough
   w_i^c        custom          [N, ...] uniform mean over C_i, client i and those with O_ij >= O_avg + t / beta (O_max - O_avg)
 
-Client i gets M_i w_i^c + (1 - M_i) w. From round beta on critical entries are its own alone.
+Client i gets M_i w_i^c + (1 - M_i) w. After round beta critical entries are its own alone, unless all overlaps are equal, as between
+two clients.
 
 A newcomer cannot be served, since the server makes each client's model of the critical parameters that it sends.
 
@@ -135,7 +136,7 @@ def critical(sensitivity: Array, tau: float) -> Array:
 
 
 def overlaps(mask: PyTree, like: PyTree, there: Array) -> Array:
-    """O_ij of packed masks, leaves [C, bytes]: [C, C]; 1 for a client without critical entries."""
+    """O_ij of packed masks, leaves [C, bytes]: [C, C]; 0 in the row of a client without critical entries."""
 
     def both(packed, tensor):
         m = jnp.where(there[:, None], unpack(packed, tensor.size), False).astype(jnp.float32)
@@ -143,7 +144,8 @@ def overlaps(mask: PyTree, like: PyTree, there: Array) -> Array:
 
     shared = sum(jax.tree.leaves(jax.tree.map(both, mask, like)), np.float32(0))  # |M_i and M_j|; on the diagonal |M_i|
     size = jnp.diag(shared)
-    return 1 - (size[:, None] + size[None] - 2 * shared) / jnp.maximum(2 * size[:, None], 1)
+    overlap = 1 - (size[:, None] + size[None] - 2 * shared) / jnp.maximum(2 * size[:, None], 1)
+    return jnp.where(size[:, None] > 0, overlap, 0)
 
 
 def collaborators(overlap: Array, there: Array, progress: Array | float) -> Array:

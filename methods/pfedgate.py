@@ -23,7 +23,8 @@ A newcomer gets the shared network behind a gate of its own, after a local train
 
 Departures: batch normalisation before the gate, not the switchable one; one head gives importance and weight, as in the authors'
 code; no diversity term, whose weight is 0 there. A client's model is fixed by the gate's mean over its training rows, in evaluation
-mode, not anew by every test batch: a score does not depend on how test rows are batched. The mean is taken over the cohort.
+mode, not anew by every test batch: a score does not depend on how test rows are batched. A client without rows has the mean of a gate
+that knows nothing, a half. Where training augments, the gate reads a batch as it is. The mean is taken over the cohort.
 """
 
 from typing import NamedTuple
@@ -110,7 +111,8 @@ def pfedgate(
         total, rows = training.accumulate(
             lambda b: (jnp.sum(opened(mine, b.x, b.mask, False)[0] * b.mask[:, None], 0), jnp.sum(b.mask)), data, batch=batch
         )
-        return theta._replace(params=gated(theta.params, total / jnp.maximum(rows, 1))), mine
+        t = jnp.where(rows > 0, total / jnp.maximum(rows, 1), 0.5)
+        return theta._replace(params=gated(theta.params, t)), mine
 
     def client_update(theta, mine, data, key):
         start = Net({"network": theta.params, "gate": mine.params}, {"network": theta.stats, "gate": mine.stats})

@@ -111,6 +111,15 @@ class FedCACTest(chex.TestCase):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
         self.assertEqual(float(found[0, 3]), 1.0)
 
+    def test_a_client_without_critical_entries_does_not_choose_for_others(self):
+        masks = np.zeros((4, 40), bool)
+        masks[0, :20], masks[1, 2:22], masks[2, 16:36] = True, True, True  # 0 and 1 share 18 entries, 2 has 4 and 6 of theirs
+        there = jnp.ones(4, bool)
+        found = overlaps({"a": jnp.packbits(masks, axis=1)}, {"a": masks[0]}, there)
+        np.testing.assert_array_equal(found[3], 0)
+        similar = np.asarray(collaborators(found, there, 0.5))
+        np.testing.assert_array_equal(similar[:3, :3], [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
+
     @parameterized.parameters(0.0, 0.3, 0.5, 1.0)
     def test_critical_entries(self, tau):
         rng = np.random.default_rng(2)

@@ -119,6 +119,13 @@ class PFedGateTest(chex.TestCase):
             zeros = sum(int(np.sum(leaf == 0)) for leaf in jax.tree.leaves(theta.params))
             self.assertGreaterEqual(zeros, 57 - 0.44 * 57 - 6)
 
+    def test_a_client_without_rows_has_half_open_gates(self):
+        sim, _, state = toy.reference("pfedgate")
+        data = ClientData(jax.tree.map(jnp.asarray, sim.host.train), jnp.zeros(4, jnp.int32), jnp.int32(0))
+        personalise = sim.federation.algorithm(0, sim.host, 2).personalise
+        theta, _ = personalise(state.server, one(state.clients[0], 0), data, jax.random.key(0))
+        chex.assert_trees_all_close(theta.params, multiplied(state.server.params, jnp.full(L, 0.5)), atol=1e-6)
+
     def test_open_gates_without_sparsity_are_fedavg(self):
         sim = simulate(made(pfedgate, epochs=2, sparsity=1.0, clip=1e9))
         state = sim.init(0)
