@@ -16,8 +16,8 @@ Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
   beta         beta            round after which nobody is similar enough
   w_i^c        custom          [N, ...] uniform mean over C_i, client i and those with O_ij >= O_avg + t / beta (O_max - O_avg)
 
-Client i gets M_i w_i^c + (1 - M_i) w. After round beta critical entries are its own alone, unless all overlaps are equal, as between
-two clients.
+Client i gets M_i w_i^c + (1 - M_i) w. After round beta critical entries are its own alone, unless all overlaps are equal, as
+between two clients.
 
 A newcomer cannot be served, since the server makes each client's model of the critical parameters that it sends.
 

@@ -23,8 +23,8 @@ A newcomer gets the shared network behind a gate of its own, after a local train
 
 Departures: batch normalisation before the gate, not the switchable one; one head gives importance and weight, as in the authors'
 code; no diversity term, whose weight is 0 there. A client's model is fixed by the gate's mean over its training rows, in evaluation
-mode, not anew by every test batch: a score does not depend on how test rows are batched. A client without rows has the mean of a gate
-that knows nothing, a half. Where training augments, the gate reads a batch as it is. The mean is taken over the cohort.
+mode, not anew by every test batch: a score does not depend on how test rows are batched. A client without rows has a half in place
+of that mean. Where training augments, the gate reads a batch as it is. The mean is taken over the cohort.
 """
 
 from typing import NamedTuple
