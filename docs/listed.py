@@ -16,7 +16,7 @@ line sets them: `--config.data.clients=100`. So does a table's: `--set=data.clie
 CHOICES = """# What settings may name
 
 What is built in, by the field that names it. Options stand in brackets behind a name: `data.partition` may be
-`"dirichlet(alpha=0.1)"`, `models` `("cnn(widths=(16, 32))",)`. Of an optimizer, options stand beside it: `optimizer.lr`. Methods
+`"dirichlet(alpha=0.1)"`, `models` `("cnn(widths=(16, 32))",)`. An optimizer's options may also be fields: `optimizer.lr`. Methods
 have [a page of their own](../methods.md). `fedjax-core list KIND NAME` shows each in a terminal, also what installed packages add.
 """
 

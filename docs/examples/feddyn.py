@@ -44,7 +44,7 @@ def feddyn(task: Task, *, optimizer: training.Optimizer, alpha: float = 0.01, ep
     if not alpha > 0:
         raise ValueError(f"alpha={alpha} must be positive")
     model = task.model
-    loss = training.cross_entropy(model)
+    loss = training.supervised(task)
 
     def server_init(key):
         net = model.init(key)
