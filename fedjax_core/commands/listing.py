@@ -93,8 +93,8 @@ def options(kind: str, name: str, builder: Callable) -> dict[str, Any]:
     Returns:
       Default by option; `inspect.Parameter.empty` for one that must be given.
     """
-    hidden = {*KINDS[kind].hidden, *FIXED.get(name, ())}
     network = isinstance(builder, type) and kind == "models" and not hasattr(builder, "_fields")
+    hidden = {*FIXED.get(name, ()), *(() if kind == "models" and not network else KINDS[kind].hidden)}
     parameters = inspect.signature(builder.__init__ if network else builder).parameters.values()
     named = [p for p in parameters if p.kind is p.KEYWORD_ONLY or (not network and p.kind is p.POSITIONAL_OR_KEYWORD)]
     return {p.name: p.default for p in named if p.name not in hidden} | (OF_A_MODEL if network else {})

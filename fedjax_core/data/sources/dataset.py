@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_core import by_name
 from fedjax_core.algorithm import TARGETS, Examples
 
+CHANNELS = (1, 3, 4)  # of images
 UNNAMED = 1000  # classes that there may be without names, however many of them are missing
 
 
@@ -68,8 +69,8 @@ def from_arrays(
     Args:
       train_x: [rows, ...], one array of numbers. Images are [rows, H, W, C], uint8 or floats; features [rows, D], series
         [rows, T, D], volumes and others have any shape. Floats become float32, truth values 0.0 and 1.0. uint8 is 0..255, which
-        networks divide by 255. All other integers become int32, are never normalised, and reach the network as they are: token
-        ids [rows, T], for a network that embeds them.
+        networks divide by 255. All other integers, but not of images, become int32, are never normalised, and reach the network
+        as they are: token ids [rows, T], for a network that embeds them.
       train_y: the targets, see `targets`; None of "tokens": those of x shifted by one place.
       test_x: as `train_x`, with the same shape of a row.
       test_y: [test rows].
@@ -165,6 +166,9 @@ def _inputs(what: str, values: Any) -> np.ndarray:
         return values
     if not np.issubdtype(values.dtype, np.integer):
         raise ValueError(f"{what} has type {values.dtype}: must be uint8 (0..255), floats or integers.")
+    if values.ndim == 4 and values.shape[3] in CHANNELS:
+        told = f"{what} has shape {values.shape} and type {values.dtype}"
+        raise ValueError(f"{told}: images must be uint8 (0..255) or floats; pass {what}.astype(np.uint8).")
     limits = np.iinfo(np.int32)
     if values.size and (values.min() < limits.min or values.max() > limits.max):
         raise ValueError(f"{what} has values from {values.min()} to {values.max()}: integers must fit 32 bits.")

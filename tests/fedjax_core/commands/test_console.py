@@ -76,7 +76,9 @@ def test_all_of_a_kind_are_listed(capsys, kind):
 
 def test_options_stand_with_their_defaults(capsys):
     assert "\ndirichlet(alpha, min_size=1, " in ended(capsys, "list", "partitions")[1]
-    assert "resnet8(stem='cifar', width=64, " in ended(capsys, "list", "models")[1]
+    models = ended(capsys, "list", "models")[1]
+    assert "resnet8(stem='cifar', width=64, " in models
+    assert [line.partition("(")[0] for line in models.splitlines() if "dtype=" in line] == ["pretrained"]
     status, out, _ = ended(capsys, "list", "methods", "fedprox")
     assert status == 0
     assert out.startswith("fedprox(mu")
