@@ -4,8 +4,9 @@ Command:  fedjax-core table --table=configs/tables/digits.py --workdir=runs/digi
 Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (two rounds); paper: as small.
 
-A method with one model for all should come within 3 points of FedAvg, one with a model per client to at least Local less one point,
-on the clients' own test rows. Settings are the configs': published coefficients where there are any, none of them tuned here.
+A method with one model for all should come within 3 points of FedAvg, one with a model per client to at least Local less one
+point, on the clients' own test rows. Settings are the configs': published coefficients where there are any, but for FedSDR,
+PerAda and pFedMe, whose configs say so; none of them tuned here.
 """
 
 import importlib
