@@ -69,7 +69,7 @@ def get_config(variant: str = "small") -> Any:
     """Digits on 20 clients; without a method, which each config brings.
 
     Args:
-      variant: "paper" (the published setting), "small" (minutes), "smoke" (seconds, for tests).
+      variant: "paper" (a published setting), "small" (minutes), "smoke" (seconds, for tests).
 
     Raises:
       ValueError: another variant.
