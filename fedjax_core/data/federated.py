@@ -47,8 +47,8 @@ class FederatedData:
       class_names: K names, of classes, labels, numbers or tokens.
       train_index: N sorted int32 arrays of row numbers into `train`, by offsets (`RowLists`).
       test_index: N arrays into `test`: each client's own test rows. May be empty for a client.
-      validation_index: N arrays into `train`: rows kept out of `train_index`, to choose rounds and settings by (`validation.py`);
-        empty unless asked for.
+      validation_index: N arrays into `train`: rows kept out of everybody's `train_index`, to choose rounds and settings by
+        (`validation.py`); empty unless asked for.
       partition_hash: sha256 of the index lists; two runs with the same hash train and test on the same rows.
       label_table: [N, K] training rows of each class, or with each label; [N, 1] training rows where targets are neither.
       test_label_table: the same of test rows.

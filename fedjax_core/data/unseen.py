@@ -49,12 +49,7 @@ def seen_rows(data: FederatedData) -> np.ndarray | None:
 
 
 def _united(one: RowLists, other: RowLists) -> RowLists:
-    """The rows that each client has in either list, each once, ascending."""
+    """The rows that each client has in either list, as often as they are there, ascending."""
     rows = np.concatenate([one.joined(), other.joined()])
     whose = np.concatenate([np.repeat(np.arange(len(of)), of.size) for of in (one, other)])
-    order = np.lexsort((rows, whose))
-    rows, whose = rows[order], whose[order]
-    new = np.ones(len(rows), bool)
-    new[1:] = (np.diff(rows) != 0) | (np.diff(whose) != 0)
-    size = np.bincount(whose[new], minlength=len(one))
-    return RowLists(rows[new], np.cumsum(size) - size, size)
+    return RowLists.dealt(rows, whose, len(one))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedjax_core import experiment
 from fedjax_core.data import federated, unseen, validation
-from tests.fedjax_core.data.test_federated import LIGHT, divide
+from tests.fedjax_core.data.test_federated import DATA, LIGHT, divide
 
 
 def apart(data, part, seed):
@@ -56,6 +56,18 @@ def test_validation_rows_and_a_pool_are_of_the_population():
     for mine, other in zip(late.train_index, new.train_index, strict=True):
         np.testing.assert_array_equal(mine, other)
     assert "unseen: 2 more clients" in federated.summary(data)
+
+
+def test_rows_that_a_client_has_several_times_stay_so():
+    lists = [[3, 3, 5], [7, 7, 7, 2, 1], [9, 8], [4, 4, 4, 4, 6]]
+    whole = federated.from_index(DATA, lists, [[0]] * 4)
+    for seed in range(4):
+        _, new = apart(whole, 2, seed)
+        assert [rows.tolist() for rows in new.train_index] == [sorted(lists[i]) for i in new.ids]
+        assert new.label_table.tolist() == whole.label_table[new.ids].tolist()
+        held = validation.hold_out(whole, 1, seed)
+        for rows, i in zip(apart(held, 2, seed)[1].train_index, new.ids, strict=True):
+            assert rows.tolist() == sorted([*held.train_index[i], *held.validation_index[i]])
 
 
 def test_inputs_are_scaled_by_rows_that_somebody_seen_has():
