@@ -56,11 +56,11 @@ def evaluated(at: Planned, fitting: Fitting, state: State, data: FederatedData) 
 
 
 def _of_server(at: Planned, state: State, number: int) -> dict[str, float]:
-    """The server's model on the test set, and on all validation rows."""
+    """The server's model on the test set, and on all validation rows; what has no weight there is left out."""
     found, targets = {}, targets_of(at.arrays.host.train.y)
     for rows in ("test", *(["validation"] if validated(at.arrays.host) else [])):
         for name, pair in scored.finished(targets, of_server(at, state, rows)).items():
-            if targets == "classes" or pair[1] > 0:
+            if pair[1] > 0:
                 found[f"{rows}/global/{name}"] = float(pair[0] / pair[1])
     if not math.isfinite(found.get("test/global/loss", 0.0)):
         raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {faults.ADVICE}")

@@ -9,7 +9,7 @@ from fedjax_core.learning import scored
 
 
 def flat(record: PyTree, round: int, targets: str = "classes") -> dict[str, float]:  # noqa: A002
-    """What one round says of itself.
+    """What one round says of itself; what has no weight, as where no client came, is left out.
 
     Args:
       record: as the round's program gives it.
@@ -24,7 +24,8 @@ def flat(record: PyTree, round: int, targets: str = "classes") -> dict[str, floa
     said: dict[str, float] = {"round": round, "cohort": int(record["cohort"])}
     for part in ("train", "server"):
         for name, pair in record[part].items():
-            said[f"{part}/{name}"] = float(pair[0]) / max(float(pair[1]), 1e-30)
+            if weight := float(pair[1]):
+                said[f"{part}/{name}"] = float(pair[0]) / weight
     if "loss" in record["train"]:
         said["train/examples"] = float(record["train"]["loss"][1])
     joined: dict[str, list] = {}

@@ -14,26 +14,28 @@ def of_validation(at: Planned) -> list[str]:
         return []
     models, names = _models_and_scores(at)
     own = [f"validation/{m}/own/{name}/{s}" for m in models for name in names for s in scores.STATISTICS]
-    return _of_server(at, "validation", models, names) + (own if {"own", "all"} & set(at.fed.evaluation.scopes) else [])
+    return _of_server(at, "validation", names) + (own if {"own", "all"} & set(at.fed.evaluation.scopes) else [])
 
 
 def of_test(at: Planned) -> list[str]:
     """Of the scores on test rows; those of unseen clients if the method has models for them."""
     models, names = _models_and_scores(at)
     scopes = [scope for scope in ("own", "all", "unseen") if scope in at.fed.evaluation.scopes]
-    each = [f"test/{m}/{scope}/{name}/{s}" for m in models for scope in scopes for name in names for s in scores.STATISTICS]
-    gaps = [f"test/{m}/gap/{names[0]}" for m in models] if "unseen" in scopes else []
-    return _of_server(at, "test", models, names) + each + gaps
+    pairs = [(m, scope) for m in models for scope in scopes if (m, scope) != ("global", "all")]  # which scope "global" has
+    each = [f"test/{m}/{scope}/{name}/{s}" for m, scope in pairs for name in names for s in scores.STATISTICS]
+    gaps = [f"test/{m}/gap/{names[0]}" for m in models] if {"own", "unseen"} <= set(scopes) else []
+    return _of_server(at, "test", names) + each + gaps
 
 
 def _models_and_scores(at: Planned) -> tuple[list[str], list[str]]:
-    """The models that clients may be scored with, and the scores that all groups have."""
+    """The models that clients are scored with, and the scores: those that all groups have."""
     targets = targets_of(at.arrays.host.train.y)
     of_all = [(*scored.NAMES[targets], *group.task.scores) for group in at.fed.groups]
     names = [name for name in of_all[0] if all(name in names for names in of_all)]
-    return list(at.method(0).predict), names
+    models = [at.method(g).predict for g in range(len(at.fed.groups))]
+    return [model for model in models[0] if all(model in others for others in models)], names
 
 
-def _of_server(at: Planned, rows: str, models: Sequence[str], names: Sequence[str]) -> list[str]:
-    there = "global" in models and "global" in at.fed.evaluation.scopes
+def _of_server(at: Planned, rows: str, names: Sequence[str]) -> list[str]:
+    there = "global" in at.method(0).predict and "global" in at.fed.evaluation.scopes
     return [f"{rows}/global/{name}" for name in names] if there else []

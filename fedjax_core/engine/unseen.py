@@ -7,6 +7,7 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, Array, ClientData, PyTree
 from fedjax_core.engine import parallel, scores, slabs
 from fedjax_core.engine.federation import Evaluation, Federation, Group, Held, key
+from fedjax_core.uplink.wrap import Sent
 
 
 def reason(groups: tuple[Group, ...]) -> str:
@@ -71,10 +72,12 @@ def holdings(
     """(sent, client state) of a newcomer as it arrives, and after the method's own steps: local updates that send nothing, where
     clients keep something that a model of theirs reads; then `personalise`.
 
-    Its id is beyond the population's, for draws of its own. It is sent what a client with its network is.
+    Its id is beyond the population's, for draws of its own. It is sent what a client with its network is, as itself: no attacker.
     """
     i = fed.population + place
     sent = algorithm.broadcast(server, jnp.int32(fed.groups[g].clients[0]))
+    if isinstance(sent, Sent):
+        sent = sent._replace(id=i)
     client = algorithm.client_init(key(of_run, "init", 0), server, i)
     plain = sent, client
     if callable(algorithm.newcomer):

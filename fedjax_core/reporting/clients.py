@@ -103,12 +103,14 @@ def decile(number: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda values: np.quantile(values, number / 10, axis=-1)
 
 
-def spread(folder: Path, rounds: int) -> dict[str, Any]:
+def spread(folder: Path, rounds: int, selected: int | None = None) -> dict[str, Any]:
     """How accuracies, or R2, spread over clients, for the summary; empty if there are no such files.
 
     Args:
       folder: of the run.
-      rounds: done; a file of a later one is left from before the run went back to a checkpoint, and counts for nothing.
+      rounds: done.
+      selected: the round that is. A file of another one, or a last one of a round that was not done, is left from before the run
+        went back to a checkpoint, and counts for nothing.
 
     Returns:
       {"clients": {"last" and "selected": {"round", "scored" (how many clients), "scores": by name {"mean", "worst_tenth", "deciles"
@@ -120,7 +122,7 @@ def spread(folder: Path, rounds: int) -> dict[str, Any]:
             continue
         done, these = read(folder / name)
         of = {name: values[np.isfinite(values)] for name, values in these.scores.items() if is_headline(name)}
-        if done <= rounds:
+        if done <= rounds if moment == "last" else done == selected:
             entries = {name: _entry(values) for name, values in of.items() if len(values)}
             found[moment] = {"round": done, "scored": len(these.ids), "scores": entries}
     return {"clients": found} if found else {}

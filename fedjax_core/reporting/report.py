@@ -97,6 +97,7 @@ class Reporter:
         wants_bar = progress if progress is not None else console is None and (sys.stderr.isatty() or _in_notebook())
         self._wants_bar, self._wants_lines = wants_bar and self._writer, progress is None and not wants_bar and self._writer
         self._wants_events = tensorboard
+        self._opened = False
         self._lines: JsonLines | None = None
         self._events: Events | None = None
         self._bar: Any = None
@@ -124,6 +125,7 @@ class Reporter:
         self._round = from_round
         self._started = time.monotonic(), from_round
         self._lines = JsonLines(self.path / METRICS)
+        self._opened = True
         if self._wants_bar:
             self._bar = tqdm(total=self.total_rounds, initial=from_round, unit="round", dynamic_ncols=True)
 
@@ -210,7 +212,8 @@ class Reporter:
         metrics = self.path / METRICS
         found = read(metrics) if metrics.exists() else []
         summary = summarise(found, self.targets, self.last_k, self.select)
-        summary |= {"total_rounds": self.total_rounds, "facts": self._facts} | clients.spread(self.path, summary["rounds"])
+        summary |= {"total_rounds": self.total_rounds, "facts": self._facts}
+        summary |= clients.spread(self.path, summary["rounds"], summary.get("selected", {}).get("round"))
         write_csv(self.path / CSV, found, ["round"])
         write_json(self.path / SUMMARY, summary)
         return summary
@@ -227,6 +230,8 @@ class Reporter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
+            return
+        if not self._opened:  # it did not begin: what an earlier start has written stays
             return
         try:
             self.close()

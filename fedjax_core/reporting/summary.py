@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.words import is_accuracy, is_gap, is_headline, is_loss, is_r2
+from fedjax_core.reporting.words import is_accuracy, is_gap, is_headline, is_loss, is_r2, merit
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
@@ -59,7 +59,7 @@ def summarise(
             "k": len(tail),
         }
         if is_headline(name):
-            best = max(range(len(values)), key=lambda i: -math.inf if math.isnan(values[i]) else values[i])
+            best = max(range(len(values)), key=lambda i: merit(name, values[i]))
             entry["best"], entry["best_round"] = values[best], rounds[best]
             entry["best_is"] = "best over rounds" + (", selected on test data" if name.startswith("test/") else "")
         if is_accuracy(name):
@@ -74,7 +74,7 @@ def summarise(
 def _report_at(records: Sequence[Mapping[str, Any]], select: str, summary: dict[str, Any]) -> None:
     """Adds the selected round, and every score there."""
     there = [record for record in records if is_score(record.get(select))]
-    best = (min if is_loss(select) else max)(there, key=lambda record: record[select])
+    best = max(there, key=lambda record: merit(select, record[select]))
     summary["selected"] = {"by": select, "round": best["round"], "value": float(best[select])}
     for name, entry in summary["metrics"].items():
         if is_score(best.get(name)):

@@ -1,5 +1,7 @@
 """Scores in words, as legends, axes and help have them."""
 
+import math
+
 STATISTICS = {"mean": "", "weighted": ", weighted by examples", "lowest": ", lowest client", "highest": ", highest client"}
 ROWS = {  # by scope: what a model is tested on, and of which moment it is
     "own": "own test rows",
@@ -46,6 +48,15 @@ def better(name: str) -> str:
     if is_headline(name) or any(part.startswith("rouge") for part in name.split("/")):
         return "larger"
     return "smaller" if is_loss(name) else "neither"
+
+
+def merit(name: str, value: float) -> float:
+    """What a score's best value is the largest of: of a loss the opposite, else the value. NaN is the worst of all.
+
+    >>> merit("test/global/accuracy", 0.5), merit("test/global/loss", 0.5), merit("test/global/loss", math.nan)
+    (0.5, -0.5, -inf)
+    """
+    return -math.inf if math.isnan(value) else -value if is_loss(name) else value
 
 
 def spoken(name: str) -> str:

@@ -159,10 +159,14 @@ def steps(
                 reporter.say(private.words(going.done))
             reporter.resume(going.done)
             before_this = read_jsonl(workdir.path / METRICS) if workdir.writer and going.done else []
-            selection.take_up(before_this)
+            selection.take_up(before_this, going.done)
             goal.take_up(before_this)
-            if together.said(selection.missing and selection.best == going.done):  # it was killed between its checkpoint and this
-                selection.keep(state)
+            if together.said(selection.missing):
+                if selection.best == going.done:  # it was killed between its checkpoint and this, or has gone back to here
+                    selection.keep(state)
+                else:
+                    what = f"round {selection.best} is the best one so far, and its state is gone"
+                    reporter.say(f"{what}: that of a later round, given up since, had taken its place")
             try:
                 hooks.start(Started(workdir.path, dict(config), rounds, going.done))
                 stopped = yield from going.on(asked_for, rounds, every, checkpoint_seconds, going.done + 1 if profile else None)

@@ -8,7 +8,7 @@ from typing import Any
 from fedjax_core import by_name
 from fedjax_core.engine import together
 from fedjax_core.engine.simulation import Simulation, State
-from fedjax_core.reporting.words import is_loss
+from fedjax_core.reporting.words import merit
 from fedjax_core.run import directory as directories
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.workdir import CHECKPOINTS
@@ -20,7 +20,8 @@ class Selection:
     """Which evaluation was the best one.
 
     Attributes:
-      by: the score; the highest is the best, of a loss the lowest, of equal ones the first. None: nothing is selected.
+      by: the score; the highest is the best, of a loss the lowest, of equal ones the first; NaN is the worst. None: nothing is
+        selected.
       best: the round; 0 before the first evaluation.
       since: evaluations after it.
     """
@@ -56,8 +57,10 @@ class Selection:
         """Whether the best round has no snapshot."""
         return self.by is not None and self.best > 0 and self._kept.latest() != self.best
 
-    def take_up(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on after the records of earlier starts, which process 0 has."""
+    def take_up(self, records: Sequence[Mapping[str, Any]], done: int) -> None:
+        """Goes on after the records of earlier starts, which process 0 has, of `done` rounds. If the run has gone back, a snapshot
+        of a later round is deleted: nothing would replace it, and it would be taken for the best one."""
+        self._kept.cut(done)
         self.see(records)
         self.best, self._value, self.since = together.said([self.best, self._value, self.since])
 
@@ -66,7 +69,7 @@ class Selection:
         for record in records:
             if self.by is None or self.by not in record:
                 continue
-            value = float(record[self.by]) * (-1 if is_loss(self.by) else 1)
+            value = merit(self.by, float(record[self.by]))
             if value > self._value or not self.best:
                 self.best, self._value, self.since = record["round"], value, 0
             else:

@@ -135,6 +135,23 @@ class Checkpoints:
                 raise
         return first
 
+    def cut(self, after: int) -> None:
+        """Deletes the checkpoints of rounds that come after one, to which the run has gone back.
+
+        Args:
+          after: that round.
+
+        Raises:
+          OSError: what killed processes left behind cannot be deleted.
+        """
+        if not self.writer or (self.latest() or 0) <= after:
+            return
+        with explained("write", self.directory):
+            self._sweep()  # a checkpoint that was replaced must not take the place of the one that is deleted
+        for done, place in self._complete().items():
+            if done > after:
+                self._delete(place)
+
     def _begin(
         self,
         round: int,  # noqa: A002

@@ -29,10 +29,10 @@ def published(summary: Summary, form: str) -> str:
 
 
 def speedup(summary: Summary, other: Summary) -> str:
-    """How many times fewer rounds than another row, where every seed of both is there, and in brackets the paper's number; empty if
-    neither is known."""
-    all_there = all(map(math.isfinite, [*summary.by_seed.values(), *other.by_seed.values()]))
-    ours = other.mean / summary.mean if all_there else math.nan
+    """How many times fewer rounds than another row, where both have the same seeds and all of these reach the target, and in
+    brackets the paper's number; empty if neither is known."""
+    reach = all(map(math.isfinite, [*summary.by_seed.values(), *other.by_seed.values()]))
+    ours = other.mean / summary.mean if reach and summary.by_seed.keys() == other.by_seed.keys() else math.nan
     theirs = other.paper[0] / summary.paper[0] if other.paper and summary.paper else math.nan
     shown = [f"{value:.3g}x" if math.isfinite(value) and value > 0 else "" for value in (ours, theirs)]
     return (shown[0] + (f" [{shown[1]}]" if shown[1] else "")).strip()

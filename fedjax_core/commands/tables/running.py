@@ -24,10 +24,13 @@ from fedjax_core.commands.tables.written import write
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine.simulation import Diverged
 from fedjax_core.reporting import report
+from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.files import write_text
 from fedjax_core.storage.json_files import plain
 
 T = TypeVar("T")
+LOOK = 5.0  # seconds between two looks at a trial that another process runs
+AGAIN = 120.0  # seconds after which it is tried again: that process may have died
 
 
 class Outcome(NamedTuple):
@@ -35,7 +38,7 @@ class Outcome(NamedTuple):
 
     Attributes:
       results: of finished cells, by their names.
-      failures: why cells of those asked for failed, by their names.
+      failures: why cells of those asked for have no result, by their names.
       files: the tables.
     """
 
@@ -57,7 +60,8 @@ def run(
     """Runs what is missing of a table, and writes it.
 
     Stopped or killed at any moment and called again, it goes on: finished runs are kept, an interrupted one is resumed. With a
-    search the trials of all rows come first, then the cells with the settings that were chosen.
+    search the trials of all rows come first, then the cells with the settings that were chosen. Trials that another process runs
+    are left to it and waited for.
 
     Args:
       table: the definition.
@@ -110,6 +114,8 @@ class _Going:
         self._searches, self._pace = searches, Pace()
         self._data: tuple[str, FederatedData] | None = None
         self._settled: set[tuple[str, str]] = set()
+        self._held: set[str] = set()  # trials that another process runs, by their names
+        self._broken: set[str] = set()  # cells whose callbacks failed: such a run may be complete, and has failed all the same
         self._over = 0  # runs of this call
         self._files: list[Path] = []
         self._known: Known = {}
@@ -134,6 +140,8 @@ class _Going:
                 result = self._read(one, lambda one: result_of(self._table, self._folder, one))
             if result is not None:
                 self.results[one.name] = result
+                if self.failures.pop(one.name, None) is not None:
+                    self._log(one).unlink(missing_ok=True)
                 self._pace.took(Job(one, one.config.rounds), result.seconds)
 
     def _read(self, one: Cell, read: Callable[[Cell], T]) -> T | None:
@@ -141,14 +149,24 @@ class _Going:
         try:
             return read(one)
         except (ValueError, TypeError, OSError) as error:
-            self.failures[one.name] = report.one_line(error)
-            self._say(f"failed: {one}: {self.failures[one.name]}")
+            self._fail([one], str(one), report.one_line(error))
             return None
 
+    def _fail(self, some: Sequence[Cell], which: str, why: str) -> None:
+        """Notes why cells failed, and says it, but not twice."""
+        if any(self.failures.get(one.name) != why for one in some):
+            self.failures |= {one.name: why for one in some}
+            self._say(f"failed: {which}: {why}")
+
     def _settle(self, place: tuple[str, str]) -> None:
-        """Gives the cells of a (row, column) the settings that its search has chosen, if it is over."""
+        """Gives the cells of a (row, column) the settings that its search has chosen, if it is over, and forgets why they failed
+        before; they fail where a trial cannot be read."""
         standing = self._searches.standing(place)
-        if standing.chosen is None or place in self._settled:
+        if place in self._settled:
+            return
+        if standing.chosen is None:
+            if place in self._searches.failures:
+                self._fail_all(place, self._searches.failures[place])
             return
         self._settled.add(place)
         row = next(row for row in self._table.rows if row.label == place[0])
@@ -156,6 +174,7 @@ class _Going:
         tuned = standing.chosen.values if standing.chosen.number else {}
         for i, one in enumerate(self.every):
             if (one.row, one.column) == place:
+                self.failures.pop(one.name, None)
                 made = cell(self._table, row, column, one.seed, self._variant, tuned)
                 self.every[i] = made._replace(own=one.own)  # as the trials began
         self._take_up([one for one in self.every if (one.row, one.column) == place])
@@ -172,30 +191,33 @@ class _Going:
         for i, place in enumerate(places):
             self._search(place, lambda i=i: self._left(places[i:], wanted))
         todo = self._left((), wanted)
-        while jobs := [job for job in self._left((), wanted) if job.cell.name not in self.failures]:
-            self._do(jobs)
-        self._catch_up()
+        ready = lambda: [job for job in self._left((), wanted) if job.cell.name not in self.failures]
+        while True:
+            while jobs := ready():
+                self._do(jobs)
+            self._catch_up()
+            if not ready():  # else another process has ended a search
+                break
         from fedjax_core.commands.tables.drawn import draw  # with matplotlib, for the end
 
         with Beat("drawing the figures", self._say):
             self._files += draw(self.contents, self._folder, self._known)
-        named = {one.name for one in self.every if (one.row, one.column, one.seed) in wanted}  # a search may have renamed them
-        failures = {name: why for name, why in self.failures.items() if name in named}
+        failures = {job.cell.name: self.failures[job.cell.name] for job in self._left((), wanted)}
         self._say(f"{len(failures)} of {len(todo)} runs failed" if failures else f"all {len(mine)} runs are finished")
         self._say(f"tables   {self._folder / 'table.md'}")
         return Outcome(self.results, failures, self._files)
 
     def _catch_up(self) -> None:
         """Takes up what other processes have finished in this directory meanwhile, so that the last one writes the whole table."""
-        before = len(self.results)
+        before = len(self.results), len(self._settled), dict(self.failures)
         for place in self._searches.studies:
             if place not in self._settled:
                 self._searches.look(place)
                 self._settle(place)
-        known = {*self.results, *self.failures}
+        known = {*self.results, *self._broken}
         settled = lambda one: (one.row, one.column) in self._settled or (one.row, one.column) not in self._searches.studies
         self._take_up([one for one in self.every if one.name not in known and settled(one)])
-        if len(self.results) > before:
+        if before != (len(self.results), len(self._settled), self.failures):
             self._write()
 
     def _left(self, places: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> list[Job]:
@@ -211,16 +233,31 @@ class _Going:
     def _search(self, place: tuple[str, str], left: Callable[[], list[Job]]) -> None:
         """Runs the trials of a (row, column) and chooses; its cells fail where that cannot be done. `left`: what is to be done."""
         why = None
-        while why is None and self._searches.standing(place).waiting:
-            why = self._do(left())
+        while True:
+            self._searches.look(place)  # other processes may have done some
+            why, waiting = self._searches.failures.get(place) or why, self._searches.standing(place).waiting
+            if why is not None or not waiting:
+                break
+            if all(run.name in self._held for run in waiting):
+                self._wait(place, waiting[0])
+            else:
+                why = self._do([job for job in left() if job.cell.name not in self._held])
         self._settle(place)
-        standing = self._searches.standing(place)
-        if why is None and standing.chosen is None:
-            why = f"all {standing.diverged} trials of the search diverged"
-        if why is not None:
-            self.failures |= {one.name: why for one in self.every if (one.row, one.column) == place}
-            self._say(f"failed: {place[0]} / {place[1]}: {why}")
+        if place not in self._settled:
+            self._fail_all(place, why or f"all {self._searches.standing(place).diverged} trials of the search diverged")
         self._write()
+
+    def _fail_all(self, place: tuple[str, str], why: str) -> None:
+        self._fail([one for one in self.every if (one.row, one.column) == place], " / ".join(place), why)
+
+    def _wait(self, place: tuple[str, str], run: Cell) -> None:
+        """Until a trial that another process runs is done, of those of a (row, column), or long enough to try it here again."""
+        done, began = self._searches.standing(place).done, time.monotonic()
+        with Beat(f"waiting for {run}", self._say):
+            while self._searches.standing(place).done == done and time.monotonic() - began < AGAIN:
+                time.sleep(LOOK)
+                self._searches.look(place)
+        self._held.clear()
 
     def _do(self, jobs: Sequence[Job]) -> str | None:
         """Does the first of the jobs, a trial or a cell, and those that are lanes beside it: why one failed, None if none did."""
@@ -232,7 +269,10 @@ class _Going:
         with Heartbeat(self._folder, jobs, number, self._pace, None if self._bar else self._say):
             outcomes = self._alone(batch[0].cell) if len(batch) == 1 else self._in_lanes([job.cell for job in batch])
         for job, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BlockingIOError) and job.cell.trial is not None:
+                self._held.add(job.cell.name)
+                self._say(f"left for later: {job.cell}: {report.one_line(outcome)}")
+            elif isinstance(outcome, Exception):
                 said = self._failed(job.cell, outcome)
                 why = why or said
                 stopped = stopped or (str(job.cell) if isinstance(outcome, Diverged) and outcome.stopped else "")
@@ -242,7 +282,7 @@ class _Going:
                 self._log(job.cell).unlink(missing_ok=True)
                 self._pace.took(job, (time.monotonic() - began) / len(batch))
                 stopped = stopped or (str(job.cell) if outcome else "")
-        self._over += len(batch)
+        self._over += sum(job.cell.name not in self._held for job in batch)
         _forget()
         self._write()
         if interrupted is not None:
@@ -275,6 +315,8 @@ class _Going:
         self._say(f"failed: {one}: {failed}")
         if one.trial is None:
             self.failures[one.name] = failed
+            if isinstance(error, CallbackFailed):
+                self._broken.add(one.name)
             return failed
         return f"trial {one.trial}: {failed}"
 

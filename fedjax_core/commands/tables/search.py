@@ -14,6 +14,7 @@ from fedjax_core.commands.tables import measures, spaces, wanted
 from fedjax_core.commands.tables.cells import Cell, cell
 from fedjax_core.commands.tables.definition import Definition, check
 from fedjax_core.reporting.words import is_loss
+from fedjax_core.uplink.privacy import STRATEGIES
 
 SAMPLERS = ("random", "grid")
 Scores = Mapping[tuple[str, int], float]  # by (name of a run, rounds); NaN of a run that diverged
@@ -170,7 +171,8 @@ def _study(table: Definition, row: Any, column: Any, variant: str) -> Study:
         for name in names(search)
     ):
         raise ValueError(f"{where}: no run has the search's {' or '.join(names(search))} with evaluation.scopes={found}")
-    wanted.check_searched(names(search), experiment.resolve(first))
+    asked = experiment.resolve(first)
+    wanted.check_searched(names(search), asked)
     if search.rounds is not None and search.rounds > first.rounds:
         raise ValueError(f"{where}: the search's rounds={search.rounds} must not be more than the run's {first.rounds}")
     own = _own(first, row.space)
@@ -187,7 +189,21 @@ def _study(table: Definition, row: Any, column: Any, variant: str) -> Study:
         trials.append(Trial(number, values or own, tuple(runs)))
     full = search.rounds or first.rounds
     steps = rungs(len(trials), full, first.evaluation.every, search.halving) if points else ()
+    if len(steps) > 1:
+        _check_noise(where, search.halving, asked)
     return Study(row.label, column.label, row.space, tuple(trials), steps, names(search))
+
+
+def _check_noise(where: str, halving: int, asked: experiment.Asked) -> None:
+    """Raises ValueError for noise that is made for a number of rounds: a trial that goes on from a halt would need other noise."""
+    private = asked.privacy
+    if private is None or (private.epsilon is None and private.name not in STRATEGIES):
+        return
+    of = f"privacy.mechanism={private.name!r}" if private.epsilon is None else f"privacy.epsilon={private.epsilon:g}"
+    raise ValueError(
+        f"{where}: halving={halving} lets trials go on after a halt, and the noise of {of} is made for a number of rounds; "
+        "leave halving out, or set privacy.noise with a mechanism of independent noise, such as 'gaussian'"
+    )
 
 
 def _own(config: Any, space: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,10 +20,12 @@ class Searches:
 
     Attributes:
       studies: by (row, column).
+      failures: of those that have a run which cannot be read, by (row, column): why.
     """
 
     def __init__(self, studies: Mapping[tuple[str, str], Study], folder: Path) -> None:
         self.studies = studies
+        self.failures: dict[tuple[str, str], str] = {}
         self._folder = folder
         self._scores: dict[tuple[str, int], float] = {}
         self._standings: dict[tuple[str, str], Standing] = {}
@@ -31,12 +33,16 @@ class Searches:
             self.look(place)
 
     def look(self, place: tuple[str, str]) -> None:
-        """Takes up the scores of all trials of a (row, column) that are done to some rung."""
+        """Takes up the scores of all trials of a (row, column) that are done to some rung; what cannot be read is its failure."""
         study = self.studies[place]
-        for trial in study.trials:
-            for rung in study.rungs:
-                for run in trial.after(rung.rounds):
-                    self.read(study, run)
+        self.failures.pop(place, None)
+        for run in (run for trial in study.trials for rung in study.rungs for run in trial.after(rung.rounds)):
+            if (run.name, run.config.rounds) in self._scores:
+                continue
+            try:
+                self.read(study, run)
+            except (ValueError, TypeError, OSError) as error:
+                self.failures.setdefault(place, report.one_line(error))
 
     def read(self, study: Study, run: Cell) -> bool:
         """Takes up what the directory of a run has, if it is done; whether it is.

@@ -77,6 +77,10 @@ def _check_form(what: str, score: str, with_statistic: bool, known: Collection[s
     parts, scope = score.split("/"), _scope(score, with_statistic)
     if parts[0] not in ("test", "validation") or scope is None or (parts[0] == "validation" and scope not in ("global", "own")):
         raise ValueError(f"{what}: {score!r} is no name of a score, such as test/global/accuracy")
+    if (parts[1], scope) == ("global", "all"):
+        raise ValueError(f"{what}: there is no {score!r}: it is the same for all clients; take test/global/{parts[3]}")
+    if scope == "gap":
+        known = dict.fromkeys(of_kind[0] for of_kind in scored.NAMES.values())
     if known is not None:
         by_name.choose(f"score in {score!r} of {what}", parts[2 if scope == "global" else 3], known)
     if len(parts) == 5:

@@ -70,6 +70,7 @@ def test_speed_ups_are_of_cells_that_all_seeds_reach():
     assert reached.speedup(of(2.0, 2.0), of(5.0, 5.0)) == "2.5x"
     assert reached.speedup(of(2.0, math.inf), of(5.0, 5.0)) == ""
     assert reached.speedup(of(2.0, 2.0), of(5.0, math.inf)) == ""
+    assert reached.speedup(of(2.0, 2.0), of(5.0)) == reached.speedup(of(2.0), of(5.0, 5.0)) == "", "of other seeds"
 
 
 @pytest.mark.parametrize(

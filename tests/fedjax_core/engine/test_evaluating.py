@@ -1,5 +1,6 @@
 """Scores against loops: of whom, on which rows, in which order."""
 
+import dataclasses
 import functools
 
 import chex
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Net
-from fedjax_core.engine.simulation import Evaluation
+from fedjax_core.engine.simulation import Evaluation, Group
 from methods.fedavg import fedavg
 from methods.local import local
 from tests import naive, toy
@@ -100,8 +101,25 @@ class EvaluationTest(chex.TestCase):
         """A method with both predictors has all scores of both, but for that of the global one on all rows."""
         predict = {name: lambda sent, client, x: {"logits": jnp.zeros((len(x), 3))} for name in ("global", "personal")}
         sim = simulate(functools.partial(tally, predict=predict), evaluation=Evaluation(("global", "own", "all")))
-        found = {name.rpartition("/accuracy")[0] for name in sim.evaluate(sim.init(0)) if "accuracy" in name}
+        scores = sim.evaluate(sim.init(0))
+        self.assertEqual(set(sim.test_scores()), set(scores))
+        found = {name.rpartition("/accuracy")[0] for name in scores if "accuracy" in name}
         self.assertEqual(found, {"test/global", "test/global/own", "test/personal/own", "test/personal/all"})
+
+    def test_a_score_of_no_row_is_left_out(self):
+        """Such as a precision of a class that nothing was taken for."""
+
+        def of_class(outputs, x, y, mask, label):
+            chosen = mask & (jnp.argmax(outputs["logits"], -1) == label)
+            return jnp.sum(chosen & (y == label), dtype=jnp.float32), jnp.sum(chosen, dtype=jnp.float32)
+
+        predict = {"global": lambda sent, client, x: {"logits": jnp.tile(jnp.array([0.0, 1.0, 0.0]), (len(x), 1))}}
+        own = {f"precision_{label}": functools.partial(of_class, label=label) for label in (0, 1)}
+        group = Group("all", functools.partial(tally, predict=predict), dataclasses.replace(toy.task(), scores=own), np.arange(N))
+        sim = simulate(None, [group], evaluation=Evaluation(("global",)))
+        found = sim.evaluate(sim.init(0))
+        self.assertEqual(set(found), {"test/global/accuracy", "test/global/loss", "test/global/precision_1"})
+        self.assertEqual(found["test/global/precision_1"], found["test/global/accuracy"])
 
     def test_scores_stand_in_the_order_of_the_ids(self):
         """Whatever the groups: a client's own number is its score's weight."""

@@ -16,6 +16,7 @@ from fedjax_core.engine.simulation import Evaluation, Simulation, one_group
 from fedjax_core.learning import training
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.reporting import report
+from fedjax_core.uplink import attacks
 from methods.ditto import ditto
 from methods.fedavg import fedavg
 from methods.fedavg_ft import fedavg_ft
@@ -147,6 +148,24 @@ def test_scores_of_fedper_are_those_of_a_loop():
             net = body._replace(params=body.params | {"head": stepped(net, rows, RATE).params["head"]})
         nets.append(net)
     np.testing.assert_allclose(statistics(sim.evaluate(state), "personal"), wanted(accuracies(nets)), atol=1e-6)
+
+
+def test_a_newcomer_is_no_attacker_whoever_of_the_population_is():
+    """An update of an attacker that sends NaN is left out, and would leave its head as it began."""
+    found = []
+    for who in (0, 1):
+        links = [attacks.link("not_finite", attacks.not_finite(), [who])]
+        sim = simulate(functools.partial(fedper, epochs=1), links=links, leave_out=True)
+        found.append(sim.unseen_scores(sim.init(0)))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_without_scores_of_seen_clients_there_is_no_gap_and_no_name_of_one():
+    sim = simulate(functools.partial(fedavg, epochs=1), evaluation=Evaluation(("global", "unseen")))
+    names = set(sim.evaluate(sim.init(0)))
+    assert set(sim.test_scores()) == names
+    assert "test/global/unseen/accuracy/mean" in names
+    assert not [name for name in names if "gap" in name]
 
 
 def test_two_architectures_on_two_devices_with_states_on_the_host_agree_with_one_after_another():

@@ -259,6 +259,30 @@ def test_an_error_of_the_run_is_not_hidden_by_one_of_the_report(tmp_path):
     assert len(rows(tmp_path / "metrics.csv")) == 1
 
 
+def test_a_start_that_fails_before_it_goes_on_writes_nothing(tmp_path):
+    """Of an earlier start all is as it was, also where metrics.csv alone has its records."""
+    with Reporter(tmp_path, 3, progress=False, tensorboard=False) as reporter:
+        reporter.log(record(1), record(2))
+        reporter.note(bytes_up=8)
+    (tmp_path / "metrics.jsonl").unlink()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fails(after: int | None) -> None:
+        with Reporter(tmp_path, 3, progress=False, tensorboard=False, console=lambda text: None) as reporter:
+            reporter.note(bytes_up=9)
+            if after is not None:
+                reporter.resume(after)
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        fails(None)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with pytest.raises(MemoryError):
+        fails(2)
+    assert read_json(tmp_path / "summary.json")["facts"] == {"bytes_up": 9}
+    assert len(rows(tmp_path / "metrics.csv")) == 2
+
+
 def test_a_full_disk(tmp_path):
     """Neither hangs nor loses what was there."""
     code = """

@@ -1,5 +1,10 @@
 """The best round by a score on validation rows: what is scored, what is kept, when a run ends early."""
 
+import math
+import shutil
+import types
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +14,8 @@ from fedjax_core import experiment
 from fedjax_core.commands import export
 from fedjax_core.engine import simulation
 from fedjax_core.reporting import clients
+from fedjax_core.reporting.summary import summarise
+from fedjax_core.run.selection import Selection
 from fedjax_core.storage.json_files import read_jsonl
 
 BY = "validation/global/accuracy"
@@ -125,6 +132,47 @@ def test_a_run_that_is_resumed_selects_the_same(tmp_path):
     one, other = (experiment.load(tmp_path / name)[2] for name in ("whole", "parts"))
     jax.tree.map(np.testing.assert_array_equal, one.server, other.server)
     assert [path.name for path in (tmp_path / "parts" / "selected").iterdir()] == [f"{whole.selected:08d}"]
+
+
+@pytest.mark.parametrize(
+    ("by", "values", "best"),
+    [
+        (BY, (math.nan, 0.2, 0.4, math.nan, 0.4), 3),
+        ("validation/global/loss", (math.nan, 0.4, 0.2, math.nan, 0.2), 3),
+        (BY, (0.2, math.nan, 0.1), 1),
+        (BY, (math.nan, math.nan), 1),
+    ],
+)
+def test_not_a_number_is_the_worst(tmp_path, by, values, best):
+    sim: Any = types.SimpleNamespace(validated=True, validation_scores=lambda: [by])
+    records = [{"round": number, by: value} for number, value in enumerate(values, 1)]
+    once, one_by_one = (Selection(by, 2, tmp_path, sim) for _ in range(2))
+    once.see(records)
+    for record in records:
+        one_by_one.see([record])
+    assert once.best == one_by_one.best == summarise(records, select=by)["selected"]["round"] == best
+    assert once.since == one_by_one.since == len(values) - best
+
+
+@pytest.mark.parametrize(("back", "then", "best"), [(2, (0.4, 0.4, 0.4, 0.1), 2), (3, (0.4, 0.4, 0.6, 0.1), 5)])
+def test_a_run_that_has_gone_back_forgets_what_it_had_selected(tmp_path, monkeypatch, back, then, best):
+    """Scores are written by hand. Round 6 was the best one, and is none of the run's any more."""
+    made, said = config(select=BY), []
+    made.checkpoint.seconds, made.checkpoint.keep = 0.0, 6
+    before = (0.3, 0.5, 0.4, 0.4, 0.4, 0.9)
+    with monkeypatch.context() as patch:
+        written_by_hand(patch, BY, before)
+        assert run(tmp_path / "run", made).selected == 6
+    for number in range(back + 1, 7):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{number:08d}")
+    written_by_hand(monkeypatch, BY, (*before[:back], *then[back - 6 :]))
+    done = experiment.execute(made, str(tmp_path / "run"), progress=False, console=said.append)
+    assert done.selected == done.summary["selected"]["round"] == best
+    assert done.summary["clients"].get("selected", {"round": 2})["round"] == best, "not of round 6, of which the file was"
+    assert [path.name for path in (tmp_path / "run" / "selected").iterdir()] == [f"{best:08d}"]
+    assert int(experiment.load(tmp_path / "run")[2].round) == best
+    gone = "round 2 is the best one so far, and its state is gone: that of a later round, given up since, had taken its place"
+    assert (gone in said) == (back == 3)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,23 @@ def test_a_round_can_be_saved_again(tmp_path):
     assert len(os.listdir(tmp_path)) == 1
 
 
+def test_a_run_that_goes_back_has_no_later_checkpoints(tmp_path):
+    """Nor does one that was replaced come back in the place of its successor."""
+    checkpoints = Checkpoints(tmp_path / "selected", keep=1)
+    checkpoints.cut(3)
+    assert not (tmp_path / "selected").exists()
+    checkpoints.save(38, {"x": jnp.ones(1)})
+    shutil.copytree(tmp_path / "selected" / "00000038", tmp_path / "selected" / "00000038-1")
+    for after, left in ((38, [38]), (30, [])):
+        Checkpoints(tmp_path / "selected", writer=False).cut(after)
+        assert checkpoints.rounds() == [38]
+        checkpoints.cut(after)
+        assert checkpoints.rounds() == left
+    assert not list((tmp_path / "selected").iterdir())
+    checkpoints.save(32, {"x": jnp.ones(1)})
+    assert checkpoints.rounds() == [32]
+
+
 def test_what_killed_processes_left_is_ignored_and_then_swept(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, np.arange(3))

@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 
 from configs.tables.base import Measure
+from fedjax_core import experiment
 from fedjax_core.commands import tables
+from fedjax_core.run import CallbackFailed
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
 
 
@@ -112,6 +114,53 @@ def test_the_last_of_two_processes_writes_the_whole_table(tmp_path, fake):
     outcome, _ = run(tmp_path, seeds=[0], only=["fedavg"])
     assert len(fake.done) == len(outcome.results) == 4
     assert "| Uniform & co. | 80.00 | 80.00 |" in (tmp_path / "table.md").read_text().replace("**", "")
+
+
+def test_a_cell_that_fails_here_and_is_run_by_another_process_is_finished(tmp_path, fake):
+    """The other one runs it after the failure, and ends first."""
+
+    def act(name):
+        if name == "fedavg--iid--seed0":
+            raise BlockingIOError(11, "another process runs there (pid 7)")
+        fake.act = lambda name: False
+        run(tmp_path, seeds=[0], only=["fedavg/iid"])
+
+    fake.act = act
+    outcome, said = run(tmp_path, seeds=[0], only=["fedavg"])
+    assert "failed: FedAvg / IID / seed 0: another process runs there (pid 7)" in said
+    assert not outcome.failures
+    assert len(outcome.results) == 2
+    assert said[-2] == "all 2 runs are finished"
+    text = (tmp_path / "table.md").read_text()
+    assert "failed" not in text.lower()
+    assert "2 of 4 runs are finished." in text
+    assert not list((tmp_path / "runs").glob("*.error.txt"))
+
+
+def test_what_nobody_has_finished_is_a_failure_to_the_end(tmp_path, fake):
+    def act(name):
+        if name == "fedavg--iid--seed0":
+            raise BlockingIOError(11, "another process runs there (pid 7)")
+
+    fake.act = act
+    outcome, said = run(tmp_path, seeds=[0], only=["fedavg"])
+    assert list(outcome.failures.values()) == ["another process runs there (pid 7)"]
+    assert said[-2] == "1 of 2 runs failed"
+    assert len(fake.done) == 2, "it is tried once"
+
+
+def test_a_callback_that_fails_is_a_failure_though_the_run_is_complete(tmp_path, fake, monkeypatch):
+    del fake
+    execute = experiment.execute
+
+    def failing(config, workdir, *args, **kwargs):
+        execute(config, workdir, *args, **kwargs)
+        raise CallbackFailed("callback mine failed in end() (the run itself is complete)")
+
+    monkeypatch.setattr(experiment, "execute", failing)
+    outcome, said = run(tmp_path, seeds=[0], only=["fedavg/iid"])
+    assert len(outcome.failures) == 1
+    assert said[-2] == "1 of 1 runs failed"
 
 
 def test_labels_may_hold_commas():

@@ -1,10 +1,24 @@
-"""Trials that diverge or fail, and rows that have fewer of them."""
+"""Trials that diverge or fail, or that another process runs, and rows that have fewer of them."""
+
+import math
 
 import pytest
 
 from configs.tables.base import Row
+from fedjax_core.commands import tables
+from fedjax_core.commands.tables import running
 from fedjax_core.engine.simulation import Diverged
 from tests.fedjax_core.commands.tables.searches import RATES, definition, get_config, line, rates, run
+
+LOCKED = BlockingIOError(11, "another process runs there (pid 7)")
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """What happens in place of pauses, one after the other; then nothing does."""
+    made = []
+    monkeypatch.setattr(running.time, "sleep", lambda seconds: made.pop(0)() if made else None)
+    return made
 
 
 def test_a_trial_that_diverges_is_the_worst_and_is_not_tried_again(tmp_path, fake_search):
@@ -66,6 +80,118 @@ def test_a_trial_that_fails_is_tried_again(tmp_path, fake_search):
     outcome, _ = run(tmp_path)
     assert not outcome.failures
     assert len(outcome.results) == 2
+
+
+def test_a_trial_that_another_process_runs_is_waited_for(tmp_path, fake_search, pauses):
+    """Two processes with seeds of their own: the other one is at trial 0 while this one does trials 1 to 3."""
+    tried = rates()
+    best = min(tried, key=lambda rate: abs(math.log10(rate / 0.3)))
+
+    def act(name, config):
+        if config.optimizer.lr == tried[0]:
+            raise LOCKED
+
+    def other():
+        fake_search.act = lambda name, config: None
+        run(tmp_path, only=["a"], seeds=[0])
+
+    fake_search.act = act
+    pauses.extend([lambda: None, other])
+    outcome, said = run(tmp_path, only=["a"], seeds=[1])
+    assert not pauses
+    assert [done[1] for done in fake_search.done] == [*tried, tried[0], best], "each trial once, then the cell of seed 1"
+    assert "left for later: A / IID / trial 0 / seed 0: another process runs there (pid 7)" in said
+    assert not outcome.failures
+    assert [name.split("--")[2] for name in outcome.results] == ["seed1"]
+    assert said[-2] == "all 1 runs are finished"
+    assert "failed" not in (tmp_path / "table.md").read_text().lower()
+
+
+def test_a_trial_of_a_process_that_died_is_tried_again(tmp_path, fake_search, pauses, monkeypatch):
+    monkeypatch.setattr(running, "AGAIN", 0.0)
+    left = [LOCKED] * 7
+
+    def act(name, config):
+        if left:
+            raise left.pop()
+
+    fake_search.act = act
+    outcome, said = run(tmp_path, only=["a"])
+    assert not outcome.failures
+    assert len(fake_search.done) == 7 + 4
+    assert len([text for text in said if text.startswith("left for later")]) == 7
+    assert said[-2] == "all 1 runs are finished"
+
+
+def test_a_search_that_another_process_ends_meanwhile_is_no_failure(tmp_path, fake_search, pauses):
+    def act(name, config):
+        fake_search.act = lambda name, config: None
+        run(tmp_path, only=["a"], seeds=[0])
+        raise LOCKED
+
+    fake_search.act = act
+    outcome, _ = run(tmp_path, only=["a"], seeds=[1])
+    assert not outcome.failures
+    assert len(outcome.results) == 1
+    assert len(fake_search.done) == 1 + 4 + 1
+    assert "failed" not in (tmp_path / "table.md").read_text().lower()
+
+
+def test_cells_of_a_search_that_failed_here_are_run_when_another_process_has_ended_it(tmp_path, fake_search):
+    """A trial of A fails here; while B is searched another process ends A's search."""
+
+    def act(name, config):
+        if name.startswith("a--") and config.optimizer.lr != 0.1:
+            raise OSError(12, "no memory")
+        if name.startswith("b--"):
+            fake_search.act = lambda name, config: None
+            run(tmp_path, only=["a"], seeds=[0])
+
+    fake_search.act = act
+    outcome, said = run(tmp_path, seeds=[7])
+    assert "failed: A / IID: trial 1: no memory" in said
+    assert not outcome.failures
+    assert sorted(name.partition("--")[0] for name in outcome.results) == ["a", "b"]
+    assert said[-2] == "all 2 runs are finished"
+    assert "failed" not in (tmp_path / "table.md").read_text().lower()
+
+
+def test_the_last_process_writes_a_search_that_failed_here_and_that_another_has_ended(tmp_path, fake_search):
+    """Nothing of it is left to be run: the cell is the chosen trial."""
+
+    def act(name, config):
+        if name.startswith("a--"):
+            raise OSError(12, "no memory")
+        fake_search.act = lambda name, config: None
+        run(tmp_path, only=["a"])
+
+    fake_search.act = act
+    outcome, _ = run(tmp_path)
+    assert not outcome.failures
+    assert len(outcome.results) == 2
+    text = (tmp_path / "table.md").read_text()
+    assert "failed" not in text.lower()
+    assert " runs are finished." not in text
+
+
+def test_a_trial_that_cannot_be_read_fails_its_place_alone(tmp_path, fake_search):
+    (study,) = (one for place, one in tables.plan(definition(), "smoke").items() if place[0] == "A")
+    run(tmp_path, only=["a"])
+    metrics = tmp_path / "runs" / study.trials[2].cells[0].name / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text("no record\n" + whole)
+    before = len(fake_search.done)
+    outcome, said = run(tmp_path)
+    (why,) = outcome.failures.values()
+    assert "line 1 of" in why
+    assert str(metrics) in why
+    assert [text for text in said if text.startswith("failed")] == [f"failed: A / IID: {why}"]
+    assert len(outcome.results) == 1
+    assert {done[0] for done in fake_search.done[before:]} == {"b"}
+    assert f"- A / IID / seed 0: {why}" in (tmp_path / "table.md").read_text()
+    metrics.write_text(whole)
+    outcome, _ = run(tmp_path)
+    assert not outcome.failures
 
 
 def test_rows_that_may_have_fewer_trials(tmp_path, fake_search):

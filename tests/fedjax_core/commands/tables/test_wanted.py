@@ -8,6 +8,9 @@ from fedjax_core.commands import tables
 from fedjax_core.reporting import report
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, run
 
+PRIVATE = {"privacy.mechanism": "gaussian", "privacy.clip": 1.0, "privacy.delta": 1e-3, "normalise": "unit"}
+CALIBRATED, FIXED = PRIVATE | {"privacy.epsilon": 8.0}, PRIVATE | {"privacy.noise": 1.0}
+
 
 @pytest.mark.parametrize(
     ("of", "changes", "said"),
@@ -21,6 +24,12 @@ from tests.fedjax_core.commands.tables.searches import BY, definition, get_confi
         ({"measure": "validation/global/own/accuracy/last"}, {}, "unknown statistic in 'validation/.*/last' of the search's"),
         ({"trials": 1}, {}, "search: trials=1 must be a whole number of at least 2"),
         ({"halving": 1.5}, {}, "search: halving=1.5 must be a whole number of at least 2 or None"),
+        ({"halving": 2}, {"changes": CALIBRATED}, "A / IID: halving=2 .* the noise of privacy.epsilon=8 is made for a number of"),
+        (
+            {"halving": 2},
+            {"changes": FIXED | {"privacy.mechanism": "tree", "cohort.sampling": "cyclic"}},
+            "the noise of privacy.mechanism='tree' is made for a number of rounds; leave halving out, or set privacy.noise",
+        ),
         ({"rounds": 9}, {}, "A / IID: the search's rounds=9 must not be more than the run's 4"),
         ({"sampler": "randm"}, {}, "unknown sampler of the search 'randm'.*'random'"),
         ({"sampler": "grid"}, {}, "LogUniform.* is no tuple of values, as a grid needs"),
@@ -60,6 +69,16 @@ from tests.fedjax_core.commands.tables.searches import BY, definition, get_confi
         ({}, {"changes": {"data.validation": None}}, "A / IID: the search needs validation rows; set data.validation"),
         ({}, {"search": None}, "row 'A' has a space, and the table no search"),
         ({}, {"measures": (Measure("n", ("analysis:trained",)),)}, "a table of counts trains nothing"),
+        (
+            {},
+            {"measures": (Measure("n", ("test/global/all/loss/mean",)),), "changes": {"evaluation.scopes": ("global", "all")}},
+            "measure 'n': there is no 'test/global/all/loss/mean': it is the same for all clients; take test/global/loss",
+        ),
+        (
+            {},
+            {"measures": (Measure("n", ("test/global/gap/loss",)),), "changes": {"data.unseen_clients": 1}},
+            "unknown score in 'test/global/gap/loss' of measure 'n' 'loss'; allowed: accuracy, average_precision, r2",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else ", ".join(value),
 )
@@ -69,6 +88,11 @@ def test_a_wrong_search_ends_before_anything_runs(tmp_path, fake_search, of, cha
     assert "\n" not in report.one_line(caught.value)
     assert not fake_search.done
     assert not (tmp_path / "table").exists()
+
+
+def test_searches_with_noise_that_halts_leave_as_it_is():
+    for of, changes in (({"halving": 2}, FIXED), ({}, CALIBRATED), ({"halving": 2, "rounds": 1}, CALIBRATED)):
+        assert tables.plan(definition(of, changes=changes), "smoke")
 
 
 def test_the_command_refuses_too(tmp_path, capsys, fake_search):
