@@ -39,7 +39,8 @@ def forward(x: Array, kernel: Array, around: Around) -> Array:
 
 def image_gradient(dy: Array, kernel: Array, around: Around) -> Array:
     """The gradient of `forward` for x: [B, H', W', O], [3, 3, C, O] -> [B, H, W, C]. `around` is that of `forward`."""
-    back = tuple((KERNEL - 1 - low, KERNEL - 1 - high) for low, high in around)
+    (top, bottom), (left, right) = around
+    back = (KERNEL - 1 - top, KERNEL - 1 - bottom), (KERNEL - 1 - left, KERNEL - 1 - right)
     factors = _halved(_both_ways(_G, [list(row) for row in kernel[::-1, ::-1]]))
     return _filtered(dy, [[factor.T for factor in row] for row in factors], back)
 
