@@ -133,7 +133,8 @@ class Search:
       seeds: of training; a trial's score is the mean over them.
       rounds: of a trial; None: as many as the row runs.
       halving: a factor f: all trials run a part of the rounds, the best 1/f of them go on for f times as many, and so on to the
-        full number. Trial 0 always goes to the end, so that it is known what tuning was worth. None: all run to the end.
+        full number. Trial 0 always goes to the end, so that it is known what tuning was worth. None: all run to the end. Not beside
+        noise that is made for a number of rounds (`privacy.epsilon`).
       fewer: labels of rows that may have fewer trials, for they have no space, or one with fewer points.
     """
 
