@@ -177,7 +177,7 @@ def _patches(x: Array, kernel: Array, stride: int, around: Around) -> Array:
 def _canonical(x: Array, kernel: Array, stride: int, around: Around) -> Array:
     """As `lax` does it, but by Winograd's products or those inside of a tiny image where they pay, and patches for other images
     smaller than the kernel both ways, 30 to 100 times faster there on XLA:CPU."""
-    if _tiny(x.shape[1:3], kernel.shape[:2], stride, around):
+    if _tiny(x.dtype, x.shape[1:3], kernel.shape[:2], stride, around):
         return tiny.forward(x, kernel, stride, around)
     if stride == 1 and _fewer_products(x, kernel.shape):
         return winograd.forward(x, kernel, around)
@@ -192,7 +192,7 @@ def _canonical_x(dy: Array, kernel: Array, size: Size, stride: int, around: Arou
     is mostly zeros: one matrix product for each entry of the kernel, each added where it came from.
     """
     kh, kw, c, _ = kernel.shape
-    if _tiny(size, (kh, kw), stride, around):
+    if _tiny(dy.dtype, size, (kh, kw), stride, around):
         return tiny.image_gradient(dy, kernel, size, stride, around)
     if stride > 1:
         parts = [dy @ kernel[i, j].T for i in range(kh) for j in range(kw)]
@@ -211,7 +211,7 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
     cores with AVX-512, else by matrix products.
     """
     (kh, kw), c, o = size, x.shape[-1], dy.shape[-1]
-    if _tiny(x.shape[1:3], size, stride, around):
+    if _tiny(x.dtype, x.shape[1:3], size, stride, around):
         return tiny.kernel_gradient(x, dy, size, stride, around)
     if stride == 1 and _fewer_products(dy, (*size, c, o)):
         return winograd.kernel_gradient(x, dy, around)
@@ -221,9 +221,9 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
     return _kernel_of_windows(x, dy, size, stride, around)
 
 
-def _tiny(image: Size, kernel: Size, stride: int, around: Around) -> bool:
+def _tiny(dtype: jnp.dtype, image: Size, kernel: Size, stride: int, around: Around) -> bool:
     """Whether `tiny` is faster, on a CPU."""
-    return tiny.pays(image, kernel, stride, around) and _current_backend() == "cpu"
+    return dtype == jnp.float32 and tiny.pays(image, kernel, stride, around) and _current_backend() == "cpu"
 
 
 def _fewer_products(image: Array, kernel: Size) -> bool:

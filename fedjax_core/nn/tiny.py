@@ -14,12 +14,12 @@ Size = tuple[int, ...]
 Around = tuple[tuple[int, int], tuple[int, int]]
 Place = tuple[int, int]
 
-MOST = 36  # products: each is an operation of the compiled program
-SHARE = 0.75  # of the products of a plain convolution
+MOST = 48  # products of a plain convolution: each that is left is an operation of the compiled program
+SHARE = 0.75  # of them
 
 
 def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
-    """Whether so few products are left, of few enough, that the other forms are slower on a CPU.
+    """Whether so many fewer products are left, of few, that the other forms are slower on a CPU.
 
     Args:
       size: height and width of an image.
@@ -29,7 +29,8 @@ def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
     """
     high, wide = _results(size, kernel, stride, around)
     plain = high * wide * kernel[0] * kernel[1]
-    return plain <= MOST / SHARE and len(_meetings(size, kernel, stride, around)) <= min(MOST, SHARE * plain)
+    few = min(high, wide, *size) > 0 and plain <= MOST  # one without entries is for the others
+    return few and len(_meetings(size, kernel, stride, around)) <= SHARE * plain
 
 
 def forward(x: Array, kernel: Array, stride: int, around: Around) -> Array:

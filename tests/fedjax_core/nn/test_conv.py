@@ -29,6 +29,9 @@ CASES = [
     (3, 1, (8, 6), "SAME", 32, 40),  # fewer products
     (3, 1, (9, 6), "VALID", 40, 32),
     (3, 1, (4, 5), 3, 32, 32),
+    (3, 1, (2, 2), 1, 3, 4),  # tiny
+    (3, 2, (4, 4), 1, 3, 4),
+    (3, 1, (1, 1), 1, 3, 4),
 ]
 
 
@@ -126,6 +129,22 @@ def test_blocks_of_images_are_for_cpus(channels):
     assert "scan[" in str(jax.make_jaxpr(gradient)(weights[0]))
     with conv.compiled_for("tpu"):
         assert "scan[" not in str(jax.make_jaxpr(lambda k: gradient(k))(weights[0]))
+
+
+def test_tiny_images_are_for_cpus_and_float32():
+    def products(size, dtype=jnp.float32):
+        kernel = jnp.ones((3, 3, 1, 1), dtype)
+        made = jax.make_jaxpr(lambda x: conv.conv(x, kernel, 1, 1, "canonical"))(jnp.ones((3, size, size, 1), dtype))
+        return str(made).count("dot_general")
+
+    assert [products(1), products(2), products(2, jnp.bfloat16)] == [1, 16, 1]
+    with conv.compiled_for("tpu"):
+        assert products(2) == 1
+
+
+def test_an_image_smaller_than_its_kernel_gives_nothing():
+    for size, left in (((2, 2), (0, 0)), ((2, 5), (0, 3))):
+        assert conv.conv(jnp.ones((3, *size, 1)), jnp.ones((3, 3, 1, 2)), padding="VALID").shape == (3, *left, 2)
 
 
 def test_second_derivatives_of_the_plain_forms():

@@ -55,3 +55,4 @@ def test_pays_where_padding_is_most_of_what_is_met():
     assert [tiny.pays((n, n), (3, 3), 2, one) for n in (2, 4, 8)] == [True, True, False]
     assert not tiny.pays((4, 4), (1, 1), 2, none)
     assert not tiny.pays((3, 3), (3, 3), 1, none)
+    assert [tiny.pays(size, (3, 3), 1, none) for size in ((1, 1), (2, 2), (2, 5))] == [False, False, False]  # nothing comes out
