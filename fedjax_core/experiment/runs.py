@@ -20,7 +20,7 @@ from fedjax_core.experiment.building import build
 from fedjax_core.experiment.protection import of_asked
 from fedjax_core.privacy import Spent
 from fedjax_core.run import Finished, restored, run
-from fedjax_core.run.selection import SELECTED
+from fedjax_core.run.selection import SELECTED, summarised
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, RECORDED, RUN
@@ -124,8 +124,8 @@ def load(
       (config, simulation, state).
 
     Raises:
-      ValueError: the directory has no such checkpoint, or its data are not the config's any more; or a file of it has another
-        form.
+      ValueError: the directory has no such checkpoint, or that of the selected round is gone, or its data are not the config's any
+        more; or a file of it has another form.
       OSError: it holds no run, or it cannot be read.
     """
     folder = Path(workdir)
@@ -135,6 +135,8 @@ def load(
     chosen = selected.latest() if config.evaluation.get("select") else None
     if chosen is not None and done in (None, chosen):
         checkpoints, done = selected, chosen
+    elif done is None and config.evaluation.get("select"):
+        done = summarised(folder, checkpoints)
     done = checkpoints.latest() if done is None else done
     if done is None:
         raise ValueError(f"{folder} has no checkpoint yet; let the run go on until it has one")

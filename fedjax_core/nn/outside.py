@@ -170,7 +170,8 @@ def _of_linen(module: linen.Module, name: str, input_shape: tuple[int, ...], pre
 
     def variables(key: Array) -> dict[str, PyTree]:
         def whole(module, x):
-            return module.head(module.body(x, **_taken(named, train=False))) if parts else module(x, **_taken(named, train=False))
+            given = _taken(named, train=False, mask=None, key=None, deterministic=True)
+            return module.head(module.body(x, **given)) if parts else module(x, **given)
 
         return dict(module.init({"params": key, "dropout": key}, jnp.zeros(example.shape, example.dtype), method=whole))
 

@@ -164,7 +164,7 @@ def steps(
             if together.said(selection.missing):
                 if selection.best == going.done:  # it was killed between its checkpoint and this, or has gone back to here
                     selection.keep(state)
-                else:
+                elif not together.said(selection.best in checkpoints.rounds()):
                     what = f"round {selection.best} is the best one so far, and its state is gone"
                     reporter.say(f"{what}: that of a later round, given up since, had taken its place")
             try:

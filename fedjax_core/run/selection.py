@@ -8,9 +8,11 @@ from typing import Any
 from fedjax_core import by_name
 from fedjax_core.engine import together
 from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.reporting.report import SUMMARY
 from fedjax_core.reporting.words import merit
 from fedjax_core.run import directory as directories
 from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS
 
 SELECTED = "selected"  # folder of the snapshot
@@ -79,3 +81,20 @@ class Selection:
     def keep(self, state: State) -> None:
         """Keeps the state after the best round, which the run has a checkpoint of, in place of the one before."""
         directories.save_beside(self._simulation, self._kept, state, self.best, self._all)
+
+
+def summarised(folder: Path, checkpoints: Checkpoints) -> int | None:
+    """The selected round of a run that has no snapshot of it, since it has gone back; None if none is selected yet.
+
+    Args:
+      folder: of the run.
+      checkpoints: of the run, where that round may still be.
+
+    Raises:
+      ValueError: it is not.
+    """
+    summary = folder / SUMMARY
+    found = read_json(summary, {"selected?": {"round": int}}).get("selected") if summary.exists() else None
+    if found is not None and found["round"] not in (there := checkpoints.rounds()):
+        raise ValueError(f"{folder} has no state of round {found['round']}, which is selected; done= may be one of {there}")
+    return None if found is None else found["round"]

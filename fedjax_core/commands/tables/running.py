@@ -114,7 +114,7 @@ class _Going:
         self._searches, self._pace = searches, Pace()
         self._data: tuple[str, FederatedData] | None = None
         self._settled: set[tuple[str, str]] = set()
-        self._held: set[str] = set()  # trials that another process runs, by their names
+        self._held: set[tuple[str, int]] = set()  # trials that another process runs, by their names and rounds
         self._broken: set[str] = set()  # cells whose callbacks failed: such a run may be complete, and has failed all the same
         self._over = 0  # runs of this call
         self._files: list[Path] = []
@@ -238,14 +238,17 @@ class _Going:
             why, waiting = self._searches.failures.get(place) or why, self._searches.standing(place).waiting
             if why is not None or not waiting:
                 break
-            if all(run.name in self._held for run in waiting):
+            if all(self._is_held(run) for run in waiting):
                 self._wait(place, waiting[0])
             else:
-                why = self._do([job for job in left() if job.cell.name not in self._held])
+                why = self._do([job for job in left() if not self._is_held(job.cell)])
         self._settle(place)
         if place not in self._settled:
             self._fail_all(place, why or f"all {self._searches.standing(place).diverged} trials of the search diverged")
         self._write()
+
+    def _is_held(self, one: Cell) -> bool:
+        return (one.name, one.config.rounds) in self._held
 
     def _fail_all(self, place: tuple[str, str], why: str) -> None:
         self._fail([one for one in self.every if (one.row, one.column) == place], " / ".join(place), why)
@@ -254,7 +257,11 @@ class _Going:
         """Until a trial that another process runs is done, of those of a (row, column), or long enough to try it here again."""
         done, began = self._searches.standing(place).done, time.monotonic()
         with Beat(f"waiting for {run}", self._say):
-            while self._searches.standing(place).done == done and time.monotonic() - began < AGAIN:
+            while (
+                place not in self._searches.failures
+                and self._searches.standing(place).done == done
+                and time.monotonic() - began < AGAIN
+            ):
                 time.sleep(LOOK)
                 self._searches.look(place)
         self._held.clear()
@@ -270,7 +277,7 @@ class _Going:
             outcomes = self._alone(batch[0].cell) if len(batch) == 1 else self._in_lanes([job.cell for job in batch])
         for job, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BlockingIOError) and job.cell.trial is not None:
-                self._held.add(job.cell.name)
+                self._held.add((job.cell.name, job.cell.config.rounds))
                 self._say(f"left for later: {job.cell}: {report.one_line(outcome)}")
             elif isinstance(outcome, Exception):
                 said = self._failed(job.cell, outcome)
@@ -282,7 +289,7 @@ class _Going:
                 self._log(job.cell).unlink(missing_ok=True)
                 self._pace.took(job, (time.monotonic() - began) / len(batch))
                 stopped = stopped or (str(job.cell) if outcome else "")
-        self._over += sum(job.cell.name not in self._held for job in batch)
+        self._over += sum(not self._is_held(job.cell) for job in batch)
         _forget()
         self._write()
         if interrupted is not None:

@@ -163,7 +163,7 @@ def test_a_run_that_has_gone_back_forgets_what_it_had_selected(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         written_by_hand(patch, BY, before)
         assert run(tmp_path / "run", made).selected == 6
-    for number in range(back + 1, 7):
+    for number in (*range(back + 1, 7), *([2] if back == 3 else [])):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / f"{number:08d}")
     written_by_hand(monkeypatch, BY, (*before[:back], *then[back - 6 :]))
     done = experiment.execute(made, str(tmp_path / "run"), progress=False, console=said.append)
@@ -173,6 +173,24 @@ def test_a_run_that_has_gone_back_forgets_what_it_had_selected(tmp_path, monkeyp
     assert int(experiment.load(tmp_path / "run")[2].round) == best
     gone = "round 2 is the best one so far, and its state is gone: that of a later round, given up since, had taken its place"
     assert (gone in said) == (back == 3)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_selected_round_of_a_run_that_has_gone_back_is_loaded_or_missed(tmp_path, monkeypatch, there):
+    made, folder = config(select=BY), tmp_path / "run"
+    made.checkpoint.seconds, made.checkpoint.keep = 0.0, 6
+    written_by_hand(monkeypatch, BY, (0.3, 0.5, 0.4, 0.4, 0.4, 0.9))
+    run(folder, made)
+    for number in (4, 5, 6, *([] if there else [2])):
+        shutil.rmtree(folder / "checkpoints" / f"{number:08d}")
+    written_by_hand(monkeypatch, BY, (0.3, 0.5, 0.4, 0.4, 0.4, 0.4))
+    assert run(folder, made).selected == 2
+    if there:
+        assert int(experiment.load(folder)[2].round) == 2
+    else:
+        with pytest.raises(ValueError, match=r"no state of round 2, which is selected; done= may be one of \[1, 3, 4, 5, 6\]"):
+            experiment.load(folder)
+    assert int(experiment.load(folder, done=5)[2].round) == 5
 
 
 @pytest.mark.parametrize(
