@@ -13,7 +13,7 @@ from fedjax_core import by_name, experiment
 from fedjax_core.commands.tables import measures, spaces, wanted
 from fedjax_core.commands.tables.cells import Cell, cell
 from fedjax_core.commands.tables.definition import Definition, check
-from fedjax_core.reporting.words import is_loss
+from fedjax_core.reporting.words import is_loss, merit
 from fedjax_core.uplink.privacy import STRATEGIES
 
 SAMPLERS = ("random", "grid")
@@ -261,7 +261,7 @@ def standing(study: Study, scores: Scores) -> Standing:
             return Standing(done, waiting, before, _later(study, place), None, found)
         ranked = sorted(
             (trial for trial in alive if not math.isnan(found[trial.number][1])),
-            key=lambda trial: found[trial.number][1] * (1 if is_loss(study.measure[0]) else -1),
+            key=lambda trial: -merit(study.measure[0], found[trial.number][1]),
         )
     return Standing(done, [], 0, [], ranked[0] if ranked else None, found)
 
