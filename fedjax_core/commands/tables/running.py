@@ -250,6 +250,13 @@ class _Going:
     def _is_held(self, one: Cell) -> bool:
         return (one.name, one.config.rounds) in self._held
 
+    def _is_scored(self, one: Cell) -> bool:
+        """Whether a trial's directory has its score, as it does where another process has taken the trial further meanwhile."""
+        try:
+            return one.trial is not None and self._searches.read(self._searches.studies[one.row, one.column], one)
+        except (ValueError, TypeError, OSError):
+            return False
+
     def _fail_all(self, place: tuple[str, str], why: str) -> None:
         self._fail([one for one in self.every if (one.row, one.column) == place], " / ".join(place), why)
 
@@ -279,6 +286,8 @@ class _Going:
             if isinstance(outcome, BlockingIOError) and job.cell.trial is not None:
                 self._held.add((job.cell.name, job.cell.config.rounds))
                 self._say(f"left for later: {job.cell}: {report.one_line(outcome)}")
+            elif isinstance(outcome, Exception) and self._is_scored(job.cell):
+                self._say(f"done by another process: {job.cell}")
             elif isinstance(outcome, Exception):
                 said = self._failed(job.cell, outcome)
                 why = why or said

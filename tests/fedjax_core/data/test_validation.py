@@ -99,16 +99,14 @@ def plain(lists):
     return [[int(row) for row in rows] for rows in lists]
 
 
-@BRANCHES
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("part", [0.2, 6])
 @pytest.mark.parametrize("scheme", SHARED)
-def test_nobody_trains_on_a_row_that_anybody_holds(many, seed, part, scheme):
+def test_nobody_trains_on_a_row_that_anybody_holds(seed, part, scheme):
     whole = divide(scheme, clients=6, seed=seed)
     rows = [row for mine in plain(whole.train_index) for row in mine]
     assert len(rows) > len(set(rows))
-    with mock.patch.object(draws, "MANY", many):
-        data = validation.hold_out(whole, part, seed)
+    data = validation.hold_out(whole, part, seed)
     kept, held = plain(data.train_index), plain(data.validation_index)
     anybodys = {row for mine in held for row in mine}
     for before, left, mine in zip(plain(whole.train_index), kept, held, strict=True):
@@ -126,42 +124,37 @@ def test_nobody_trains_on_a_row_that_anybody_holds(many, seed, part, scheme):
     assert not anybodys & set(plain(together.train_index)[0])
 
 
-@BRANCHES
 @LIGHT
 @given(
     st.lists(st.lists(st.integers(0, 25), max_size=30), min_size=1, max_size=6),
     st.one_of(st.integers(1, 3), st.floats(0.05, 0.6)),
     st.integers(0, 10_000),
 )
-def test_any_lists(many, lists, part, seed):
+def test_any_lists(lists, part, seed):
     lists.append([row for rows in lists for row in rows])  # somebody shares with everybody
     whole = federated.from_index(DATA, lists, [[0]] * len(lists))
     if not lists[-1]:
         return
-    with mock.patch.object(draws, "MANY", many):
-        if (wanted := expected(lists, part, seed)) is None:
-            with pytest.raises(ValueError, match=rf"data.validation={part}: client \d+ (would train on nothing|has \d+ different)"):
-                validation.hold_out(whole, part, seed)
-            return
-        data = validation.hold_out(whole, part, seed)
+    if (wanted := expected(lists, part, seed)) is None:
+        with pytest.raises(ValueError, match=rf"data.validation={part}: client \d+ (would train on nothing|has \d+ different)"):
+            validation.hold_out(whole, part, seed)
+        return
+    data = validation.hold_out(whole, part, seed)
     assert (plain(data.train_index), plain(data.validation_index)) == wanted
 
 
-@BRANCHES
 @pytest.mark.parametrize("block", [7, 100])
-def test_blocks_of_clients_change_nothing(many, block):
+def test_blocks_of_clients_change_nothing(block):
     whole = divide(SHARED[2], clients=9)
     blocks = RowLists.blocks
-    with mock.patch.object(RowLists, "blocks", lambda lists: blocks(lists, block)), mock.patch.object(draws, "MANY", many):
+    with mock.patch.object(RowLists, "blocks", lambda lists: blocks(lists, block)):
         data = validation.hold_out(whole, 0.2, 1)
     assert (plain(data.train_index), plain(data.validation_index)) == expected(plain(whole.train_index), 0.2, 1)
 
 
-@BRANCHES
-def test_repeats_cost_no_more_than_their_part(many):
+def test_repeats_cost_no_more_than_their_part():
     whole = divide("dirichlet_clients(alpha=1.0, train_examples=150, test_examples=5, replace=True)", clients=5)
-    with mock.patch.object(draws, "MANY", many):
-        data = validation.hold_out(whole, 0.1, 0)
+    data = validation.hold_out(whole, 0.1, 0)
     assert min(len(set(rows)) for rows in plain(whole.train_index)) < 120
     assert min(len(rows) for rows in data.train_index) >= 115
 
@@ -177,14 +170,13 @@ def test_clients_with_the_same_rows_hold_the_same_back():
     assert all(np.array_equal(data.validation_index[i], data.validation_index[0]) for i in (0, 17, 29_999))
 
 
-@BRANCHES
-def test_a_client_whose_rows_others_hold_is_refused(many):
+def test_a_client_whose_rows_others_hold_is_refused():
     whole = federated.from_index(DATA, [[], [0, 1, 2, 3], [0], [1], [2], [3, 3]], [[0]] * 6)
     message = (
         r"data.validation=0.5: client [2-5] would train on nothing: of its 1 different training rows 0 would be its validation "
         r"rows, the other 1 those of clients that share them; take a smaller part, another data.seed, or a partition whose"
     )
-    with mock.patch.object(draws, "MANY", many), pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message):
         validation.hold_out(whole, 0.5, 0)
 
 

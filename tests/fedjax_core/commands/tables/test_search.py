@@ -145,6 +145,25 @@ def test_halving_runs_all_a_little_and_the_best_to_the_end(tmp_path, fake_search
     assert [float(row["optimizer.lr"]) for row in found if row["chosen"] == "1"] == [better[0]]
 
 
+@pytest.mark.parametrize("at", [1, 3, 6, 8])
+def test_a_trial_that_another_process_takes_further_meanwhile_has_not_failed(tmp_path, fake_search, at):
+    table = definition({"halving": 2, "trials": 4})
+
+    def act(name, config):
+        if len(fake_search.done) == at:
+            fake_search.act = lambda name, config: None
+            run(tmp_path, table, only=["a"])
+            raise ValueError("the run is at round 4 and has 1")  # of `execute`, whose run is longer than what it should do
+
+    fake_search.act = act
+    outcome, said = run(tmp_path, table, only=["a"])
+    assert not outcome.failures
+    assert not [text for text in said if text.startswith("failed")]
+    assert len([text for text in said if text.startswith("done by another process: A / IID / trial")]) == 1
+    assert len(outcome.results) == 1
+    assert not list(tmp_path.glob("runs/*.error.txt"))
+
+
 def test_halving_in_lanes_does_each_rung_once(tmp_path, fake_search, monkeypatch):
     """Two trials at a time: the same runs as one after the other, though trial 0 goes on in every rung."""
 
