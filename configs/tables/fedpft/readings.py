@@ -2,13 +2,13 @@
 
 Command:  fedjax-core table fedpft/readings --workdir=runs/fedpft_readings --set=data.dir=DIR
 Expect:   see configs/RESULTS.md.
-Variants: see `all_methods.py`, with its published division in small too: CIFAR-10, alpha 0.5, 40 clients with 500 + 100 images at full
-          resolution. Small (the default) has a quarter of the channels and 60 rounds; paper: the whole ResNet-8, 100 rounds.
+Variants: see `all_methods.py`, with its published division in small too: CIFAR-10, alpha 0.5, 40 clients with 500 + 100 images at
+          full resolution. Small (the default) has a quarter of the channels and 60 rounds; paper: the whole ResNet-8, 100 rounds.
 
-The paper says nothing of momentum, of batch normalisation while the extractor is frozen, of a residual path, of the prompts at first,
-and of the pixels' scaling. Each row changes one of these. Momentum 0.9 is what its first author's library has for FedCAC in the same
-setting; one that freezes leaves in a network in training mode has batch statistics. A fifth of each client's training rows is for
-validation.
+The paper says nothing of momentum, of batch normalisation while the extractor is frozen, of a residual path, of the prompts at
+first, and of the pixels' scaling. Each row changes one or two of these. Momentum 0.9 is what its first author's library has for
+FedCAC in the same setting; a network in training mode whose leaves are frozen has batch statistics. A fifth of each client's
+training rows is for validation.
 """
 
 import dataclasses
