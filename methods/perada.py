@@ -90,7 +90,8 @@ def perada(
       The algorithm; a client keeps its personal adapter and sends the delta of the server's.
 
     Raises:
-      ValueError: an argument is out of range, or there are no public examples to distil on.
+      ValueError: an argument is out of range, there are no public examples to distil on, or (when built into a round) the server
+        has no batch statistics to distil with.
     """
     reading = VARIANTS[by_name.choose("variant", variant, VARIANTS)]
     kd = by_name.options("distil", Distillation(), distil)
@@ -113,6 +114,11 @@ def perada(
         return value, training.Aux(stats, (value * rows, rows))
 
     def server_update(server, deltas, cohort, key):
+        if jax.tree.leaves(jax.eval_shape(model.init, key).stats) and not jax.tree.leaves(server.net.stats):
+            raise ValueError(
+                "distil.on=True: with statistics='local' the server has no batch statistics, and can teach no network; "
+                "set statistics to 'average' or 'freeze'"
+            )
         there = cohort.examples > 0
         deltas = jax.tree.map(lambda d: jnp.where(there.reshape(-1, *[1] * (d.ndim - 1)), d, 0), deltas)
         w = optax.apply_updates(server.net, aggregators.weighted_mean(deltas, aggregators.weights(weights)(cohort)))

@@ -327,6 +327,7 @@ def _chosen_backward(stride: int, around: Around, form: str, saved: tuple[Array,
     for_kernel = _vmappable(
         lambda x, dy: alone.for_kernel(x, dy, window, stride, around),
         lambda x, dy: vmapped.for_kernel(x, dy, window, stride, around),
+        joins=False,
     )
     return for_x(dy, kernel), for_kernel(x, dy)
 
@@ -339,13 +340,16 @@ def _forms(form: str) -> tuple[_Form, _Form]:
     return _FORMS[chosen["alone"]], _FORMS[chosen["vmapped"]]
 
 
-def _vmappable(alone: Callable[[Array, Array], Array], vmapped: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    """`alone`, but `vmapped` under a `vmap` in which the second argument differs; where it is shared, rows join the batch."""
+def _vmappable(
+    alone: Callable[[Array, Array], Array], vmapped: Callable[[Array, Array], Array], joins: bool = True
+) -> Callable[..., Array]:
+    """`alone`, but `vmapped` under a `vmap` in which the second argument differs; where it is shared, rows join the batch, unless
+    the result is a sum over them."""
     run = jax.custom_batching.custom_vmap(alone)
 
     @run.def_vmap
     def _(size: int, batched: list[bool], first: Array, second: Array) -> tuple[Array, bool]:
-        if batched[1]:
+        if batched[1] or not joins:
             return jax.vmap(vmapped, [0 if b else None for b in batched])(first, second), True
         joined = run(first.reshape(-1, *first.shape[2:]), second)
         return joined.reshape(size, -1, *joined.shape[1:]), True

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 from fedjax_core.algorithm import Cohort, Net
 from fedjax_core.engine import simulation
 from fedjax_core.learning import training
+from fedjax_core.learning.normalisation import local_statistics
 from methods.ditto import ditto
 from methods.perada import perada
 from tests import naive, toy
@@ -126,6 +127,12 @@ class PerAdaTest(chex.TestCase):
         self.assertEqual(rows, 2 * toy.PUBLIC)
         self.assertLess(max(still, abs(no_kl)), 1e-5)
         self.assertGreater(min(moved, kl), 1e-2)
+
+    def test_a_server_without_batch_statistics_is_refused(self):
+        build = functools.partial(perada, optimizer=training.sgd(0.1), batch=toy.BATCH, distil={"on": True, "batch": 4})
+        sim = simulation.Simulation(toy.groups(local_statistics(build), task=toy.task_with_public), toy.data(), cohort=5)
+        with self.assertRaisesRegex(ValueError, "^distil.on=True: with statistics='local' the server has no batch statistics"):
+            sim.rounds(sim.init(0), 1)
 
     def test_released_has_no_pull_and_begins_in_the_second_round(self):
         a, b = (ended(made(perada, lam=lam, variant="released")) for lam in (0.5, 5.0))

@@ -105,6 +105,13 @@ def test_gradient_of_a_vmap_with_shared_kernel():
     assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("form", conv.FORMS)
+def test_gradients_of_clients_that_share_dy(form):
+    x, weights, dy = draw((5, 6), 3, 3, 2, 1)
+    run = lambda of: jax.jit(jax.vmap(with_gradients(of), (0, None, None)))(x, weights[0], dy[0])
+    assert_close(run(lambda x, k: conv.conv(x, k, 2, 1, form)), run(lambda x, k: lax_conv(x, k, 2, 1)))
+
+
 def test_no_grouped_convolution_when_every_client_has_a_kernel():
     x, weights, dy = draw((9, 8), 16, 3, 1, "SAME")
     text = jax.jit(jax.vmap(with_gradients(conv.conv))).lower(x, weights, dy).as_text()
