@@ -45,10 +45,9 @@ class Lock:
             with contextlib.suppress(OSError):
                 self._file.seek(0)
                 holder = self._file.read().strip()
-            if holder == str(os.getpid()):
-                reason = "this process already runs there; close that run first"
-            else:
-                reason = f"another process runs there (pid {holder or 'unknown'}); wait for it, or take another directory"
+            if holder == str(os.getpid()):  # to wait for it would not end
+                raise OSError(errno.EDEADLK, "this process already runs there; close that run first") from None
+            reason = f"another process runs there (pid {holder or 'unknown'}); wait for it, or take another directory"
             raise BlockingIOError(errno.EWOULDBLOCK, reason) from None
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Trials that diverge or fail, or that another process runs, and rows that have fewer of them."""
 
+import errno
 import math
 
 import pytest
@@ -64,6 +65,18 @@ def test_where_all_diverge_the_cells_fail(tmp_path, fake_search):
     assert said[-2] == "1 of 1 runs failed"
     assert "- A / IID / seed 0: all 4 trials of the search diverged" in (tmp_path / "table.md").read_text()
     assert "| A | IID | 4 | none |" in (tmp_path / "table.md").read_text()
+
+
+def test_a_trial_that_this_very_process_holds_is_not_waited_for(tmp_path, fake_search, pauses):
+    def act(name, config):
+        raise OSError(errno.EDEADLK, "this process already runs there; close that run first")
+
+    fake_search.act = act
+    outcome, said = run(tmp_path, only=["a"])
+    assert [why.partition(":")[2] for why in outcome.failures.values()] == [
+        " this process already runs there; close that run first"
+    ]
+    assert not [text for text in said if "waiting" in text or "left for later" in text]
 
 
 def test_a_trial_that_fails_is_tried_again(tmp_path, fake_search):
