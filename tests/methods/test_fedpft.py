@@ -33,17 +33,17 @@ def transform(tau, f, prompts):
     return sum(w * (token @ tau["value"]) for w, token in zip(weights, tokens, strict=True)) @ tau["output"], weights
 
 
-def transformed(tau, f, prompts):
-    return jax.vmap(lambda row: transform(tau, row, prompts)[0])(f)
+def transformed(tau, f, prompts, residual=True):
+    return jax.vmap(lambda row: residual * row + transform(tau, row, prompts)[0])(f)
 
 
 def features(phi, stats, x, train):
     return MODEL.features(Net(phi, stats), x, train=train)
 
 
-def ce(p, stats, x, y, train):
+def ce(p, stats, x, y, train, residual):
     f, stats = features(p["phi"], stats, x, train)
-    logits = transformed(p["tau"], f, p["p_kappa"]) @ p["h"]["kernel"] + p["h"]["bias"][None]
+    logits = transformed(p["tau"], f, p["p_kappa"], residual) @ p["h"]["kernel"] + p["h"]["bias"][None]
     return naive.cross_entropy(logits, y), stats
 
 
@@ -66,10 +66,10 @@ def contrast(p, stats, x, copies, queue):
     return total / len(f), (stats, copy_stats, jnp.stack(kept))
 
 
-@functools.partial(jax.jit, static_argnums=4)
-def ce_gradient(p, stats, x, y, train):
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def ce_gradient(p, stats, x, y, train, residual):
     """Of all leaves, so that both phases have one program."""
-    return jax.grad(ce, has_aux=True)(p, stats, x, y, train)
+    return jax.grad(ce, has_aux=True)(p, stats, x, y, train, residual)
 
 
 @jax.jit
@@ -93,12 +93,12 @@ class Client:
             self.copies = [p["phi"], {"mean": jnp.zeros(toy.INPUTS)}, p["h_rho"]]
 
 
-def phase(p, stats, client, x, y, key, epochs, ce_leaves, con_leaves, train=True, ce_weight=1.0, con_weight=1.0):
+def phase(p, stats, client, x, y, key, epochs, ce_leaves, con_leaves, train=True, residual=True, ce_weight=1.0, con_weight=1.0):
     for epoch in range(epochs):
         places = naive.order(key, epoch, len(y))
         for start in range(0, len(places), toy.BATCH):
             now = np.array(places[start : start + toy.BATCH])
-            of_ce, stats_after = ce_gradient(p, stats, x[now], y[now], train)
+            of_ce, stats_after = ce_gradient(p, stats, x[now], y[now], train, residual)
             steps = {name: jax.tree.map(lambda g: ce_weight * g, of_ce[name]) for name in ce_leaves}
             stats = stats_after if train else stats
             if client.moco:
@@ -121,7 +121,7 @@ def phase(p, stats, client, x, y, key, epochs, ce_leaves, con_leaves, train=True
 MODEL_LEAVES = ("phi", "tau", "h")
 
 
-def local(p, stats, client, x, y, key, *, alternate=True, train=False, first=None, r=0):
+def local(p, stats, client, x, y, key, *, alternate=True, train=False, residual=True, first=None, r=0):
     """One client's round: Eq. 4, 5, or 8, 9, or everything at once."""
     two = jax.random.fold_in(key, 2)
     if not alternate:
@@ -129,8 +129,8 @@ def local(p, stats, client, x, y, key, *, alternate=True, train=False, first=Non
         everything = (*MODEL_LEAVES, "p_kappa"), ("phi", "tau", "h_rho", "p_rho")
         return phase(p, stats, client, x, y, key, 3, *everything, **weights)
     train = train or client.moco
-    p, stats = phase(p, stats, client, x, y, key, 2, ("tau", "p_kappa"), ("phi", "tau", "h_rho"), train)
-    return phase(p, stats, client, x, y, two, 1, MODEL_LEAVES, ("p_rho", "tau"))
+    p, stats = phase(p, stats, client, x, y, key, 2, ("tau", "p_kappa"), ("phi", "tau", "h_rho"), train, residual)
+    return phase(p, stats, client, x, y, two, 1, MODEL_LEAVES, ("p_rho", "tau"), residual=residual)
 
 
 def oracle(rounds, algorithm, *, personal_head=False, **switches):
@@ -191,6 +191,7 @@ def moved(a, b):
 class FedPftTest(chex.TestCase):
     @parameterized.named_parameters(
         ("plain", {}, {}),
+        ("attention_alone", {"residual": False}, {"residual": False}),
         ("batch_statistics", {"statistics": "train"}, {"train": True}),
         ("together", {"alternate": False}, {"alternate": False}),
         ("personal_classifier", {"classifier": "personal"}, {"personal_head": True}),
@@ -406,7 +407,8 @@ class FedPftTest(chex.TestCase):
                 (client.prompts, ("features", "attention")),
                 (client.contrast.prompts, ("contrast", "contrast_attention")),
             ):
-                for found, expected in zip(names, transform(server.transform, f[b], prompts), strict=True):
+                more, weights = transform(server.transform, f[b], prompts)
+                for found, expected in zip(names, (f[b] + more, weights), strict=True):
                     np.testing.assert_allclose(out[found][b], expected, atol=1e-5)
 
     @parameterized.parameters(
