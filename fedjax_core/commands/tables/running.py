@@ -286,7 +286,7 @@ class _Going:
             if isinstance(outcome, BlockingIOError) and job.cell.trial is not None:
                 self._held.add((job.cell.name, job.cell.config.rounds))
                 self._say(f"left for later: {job.cell}: {report.one_line(outcome)}")
-            elif isinstance(outcome, Exception) and self._is_scored(job.cell):
+            elif isinstance(outcome, Exception) and not isinstance(outcome, CallbackFailed) and self._is_scored(job.cell):
                 self._say(f"done by another process: {job.cell}")
             elif isinstance(outcome, Exception):
                 said = self._failed(job.cell, outcome)

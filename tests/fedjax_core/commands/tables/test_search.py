@@ -11,6 +11,7 @@ from configs.tables.base import Column, Measure
 from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import search, trials
+from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.files import write_text
 from fedjax_core.storage.json_files import json_lines, read_jsonl, write_json
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, line, quality, rates, run
@@ -162,6 +163,17 @@ def test_a_trial_that_another_process_takes_further_meanwhile_has_not_failed(tmp
     assert len([text for text in said if text.startswith("done by another process: A / IID / trial")]) == 1
     assert len(outcome.results) == 1
     assert not list(tmp_path.glob("runs/*.error.txt"))
+
+
+def test_a_trial_whose_callback_failed_has_failed_though_it_is_complete(tmp_path, fake_search):
+    def act(name, config):
+        fake_search.act = lambda name, config: None
+        run(tmp_path, only=["a"])
+        raise CallbackFailed("callback mine failed in end() (the run itself is complete)")
+
+    fake_search.act = act
+    _, said = run(tmp_path, only=["a"])
+    assert [text for text in said if text.startswith("failed: A / IID / trial 0 / seed 0: callback mine failed")]
 
 
 def test_halving_in_lanes_does_each_rung_once(tmp_path, fake_search, monkeypatch):
