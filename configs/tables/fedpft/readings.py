@@ -37,4 +37,4 @@ def get_table(variant: str = "small") -> Table:
     more = {"data.validation": 0.2}
     if variant != "smoke":
         more |= {"rounds": {"small": 60, "paper": 100}[variant], "evaluation.every": 5}
-    return dataclasses.replace(table, seeds=(0,), changes=table.changes | more)
+    return dataclasses.replace(table, seeds=(0,), changes={**table.changes, **more})
