@@ -127,7 +127,7 @@ def local(p, stats, client, x, y, key, *, alternate=True, train=False, residual=
     if not alternate:
         weights = {} if first is None else {"ce_weight": float(r >= first), "con_weight": float(r < first)}
         everything = (*MODEL_LEAVES, "p_kappa"), ("phi", "tau", "h_rho", "p_rho")
-        return phase(p, stats, client, x, y, key, 3, *everything, **weights)
+        return phase(p, stats, client, x, y, key, 3, *everything, residual=residual, **weights)
     train = train or client.moco
     p, stats = phase(p, stats, client, x, y, key, 2, ("tau", "p_kappa"), ("phi", "tau", "h_rho"), train, residual)
     return phase(p, stats, client, x, y, two, 1, MODEL_LEAVES, ("p_rho", "tau"), residual=residual)
