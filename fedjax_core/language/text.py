@@ -30,7 +30,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.learning import lora, losses
-from fedjax_core.nn.transformer import MINUS, Encoder, LanguageModel, last
+from fedjax_core.nn.attention import MINUS
+from fedjax_core.nn.transformer import Encoder, LanguageModel, last
 from fedjax_core.task import Model
 
 TEMPERATURE = 0.05  # by which cosines are divided

@@ -26,15 +26,15 @@ import numpy as np
 from flax import nnx
 
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.nn.attention import attend, heads
+from fedjax_core.nn.gelu import gelu
 from fedjax_core.nn.transformer import (
     AXES,
     Encoder,
     Linear,
     Tensor,
-    attend,
     field,
     fits,
-    heads,
     linear,
     must_be,
     positions,
@@ -44,7 +44,7 @@ from fedjax_core.nn.transformer import (
 )
 
 ACTIVATIONS = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu": gelu,
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
 }

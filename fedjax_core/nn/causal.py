@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from fedjax_core.nn.attention import attend, heads
 from fedjax_core.nn.layers import dropout
-from fedjax_core.nn.transformer import attend, heads
 from fedjax_core.values import AtLeastOne, BelowOne, Width
 
 Array = jax.Array

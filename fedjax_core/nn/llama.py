@@ -27,17 +27,16 @@ import numpy as np
 from flax import nnx
 
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.nn.attention import attend, heads
 from fedjax_core.nn.beam import beam_search
 from fedjax_core.nn.transformer import (
     AXES,
     LanguageModel,
     Linear,
     Tensor,
-    attend,
     field,
     fits,
     greedy,
-    heads,
     linear,
     must_be,
     positions,

@@ -1,4 +1,4 @@
-"""What language models share: layers stacked for one compiled loop, attention, positions from a mask, weights from published files.
+"""What language models share: layers stacked for one compiled loop, positions from a mask, weights from published files.
 
 Parameters are plain nested dicts. All layers lie in `params["layers"]` with a leading axis [L, ...], and one layer's program is
 scanned over them, so that 32 layers compile as fast as one. A linear map has its leaf "kernel" [L, in, out] and maybe "bias".
@@ -36,7 +36,6 @@ AXES: Axes = (  # heads and hidden numbers of a layer are divided: devices meet 
     # Tables by their rows: all devices have all numbers of a text between layers, which nothing then has to gather.
     *((table, -2) for table in ("embedding", "embedding/token")),
 )
-MINUS = -1e30  # a score that softmax turns to zero; finite, so that a row without real tokens has no NaN
 
 
 class Encoder(NamedTuple):
@@ -148,30 +147,6 @@ def pure(make: Callable[[nnx.Rngs], Any]) -> tuple[Callable[[Array], dict[str, A
     graphdef = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param)[0]
     init = lambda key: nnx.to_pure_dict(nnx.split(make(nnx.Rngs(params=key)), nnx.Param)[1])
     return init, lambda params: nnx.merge(graphdef, params)
-
-
-def heads(x: Array, number: int) -> Array:
-    """[B, T, number * E] -> [B, T, number, E]."""
-    return x.reshape(*x.shape[:-1], number, -1)
-
-
-def attend(query: Array, key: Array, value: Array, mask: Array) -> Array:
-    """Attention; the softmax is taken in float32.
-
-    Args:
-      query: [B, T, H, E].
-      key: [B, S, G, E]; G divides H, and H / G queries in a row share one.
-      value: [B, S, G, E].
-      mask: [B, T, S], who may look at whom.
-
-    Returns:
-      [B, T, H * E].
-    """
-    b, t, h, e = query.shape
-    query = query.reshape(b, t, key.shape[2], -1, e)
-    scores = jnp.einsum("btgre,bsge->bgrts", query, key, preferred_element_type=jnp.float32) * e**-0.5
-    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MINUS), -1).astype(value.dtype)
-    return jnp.einsum("bgrts,bsge->btgre", weights, value).reshape(b, t, h * e)
 
 
 def positions(mask: Array) -> Array:

@@ -28,6 +28,8 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from fedjax_core.nn.attention import attend
+from fedjax_core.nn.gelu import gelu
 from fedjax_core.values import Limit, Positive, Width
 
 Array = jax.Array
@@ -190,12 +192,9 @@ def block(weights: dict[str, dict[str, Array]], x: Array, epsilon: float) -> Arr
     y = _norm(x, **weights["norm1"], epsilon=epsilon)
     qkv = _times(y, w["qkv"]["kernel"]).reshape(*x.shape[:2], *w["qkv"]["bias"].shape) + w["qkv"]["bias"][None, None]
     q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-    scores = jnp.einsum("bqhe,bkhe->bhqk", q, k) * q.shape[-1] ** -0.5
-    seen = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(x.dtype)
-    y = jnp.einsum("bhqk,bkhe->bqhe", seen, v)
-    x = x + _times(y.reshape(x.shape), w["out"]["kernel"]) + w["out"]["bias"][None, None]
+    x = x + _times(attend(q, k, v), w["out"]["kernel"]) + w["out"]["bias"][None, None]
     y = _norm(x, **weights["norm2"], epsilon=epsilon)
-    y = jax.nn.gelu(y @ w["mlp1"]["kernel"] + w["mlp1"]["bias"][None, None], approximate=False)
+    y = gelu(y @ w["mlp1"]["kernel"] + w["mlp1"]["bias"][None, None])
     return x + y @ w["mlp2"]["kernel"] + w["mlp2"]["bias"][None, None]
 
 

@@ -27,7 +27,7 @@ from fedjax_core import by_name, nn
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulation import View
 from fedjax_core.learning import training
-from fedjax_core.nn.transformer import MINUS
+from fedjax_core.nn.attention import MINUS
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain
 from fedjax_core.storage.tensors import read_tensors, write_tensors
