@@ -1,0 +1,61 @@
+"""Convolutions between few channels against loops over windows in float64."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_core.nn import conv, paired
+
+CASES = [  # size, kernel, around
+    ((8, 8), (3, 3, 3, 4), ((1, 1), (1, 1))),
+    ((9, 8), (3, 3, 1, 4), ((0, 0), (0, 0))),
+    ((7, 10), (2, 5, 3, 2), ((0, 1), (2, 2))),
+    ((6, 9), (4, 3, 2, 5), ((3, 0), (2, 1))),
+]
+
+
+def naive(x, kernel, around):
+    kh, kw = kernel.shape[:2]
+    wide = np.pad(x.astype(np.float64), ((0, 0), *around, (0, 0)))
+    y = np.zeros((len(x), wide.shape[1] - kh + 1, wide.shape[2] - kw + 1, kernel.shape[3]))
+    for i in range(y.shape[1]):
+        for j in range(y.shape[2]):
+            y[:, i, j] = np.einsum("bijc,ijco->bo", wide[:, i : i + kh, j : j + kw], kernel)
+    return y
+
+
+@pytest.mark.parametrize(("size", "window", "around"), CASES)
+def test_equals_loops_over_windows(size, window, around):
+    rng = np.random.default_rng(0)
+    x, kernel = (rng.normal(size=shape).astype(np.float32) for shape in ((3, *size, window[2]), window))
+    found = jax.jit(paired.forward, static_argnums=2)(x, kernel, around)
+    np.testing.assert_allclose(found, naive(x, kernel, around), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "stride", "taken"),
+    [
+        ((8, 8), (3, 3, 3, 16), 1, True),
+        ((8, 8), (3, 3, 3, 32), 1, True),
+        ((8, 8), (3, 3, 4, 32), 1, False),
+        ((8, 8), (3, 3, 1, 32), 1, False),
+        ((8, 8), (3, 3, 16, 16), 1, True),
+        ((8, 8), (3, 3, 24, 16), 1, False),
+        ((8, 8), (3, 3, 3, 16), 2, False),
+        ((8, 8), (1, 3, 3, 16), 1, False),
+        ((5, 8), (3, 3, 3, 16), 1, False),
+    ],
+)
+def test_where_it_is_taken(size, window, stride, taken):
+    assert paired.pays(size, window, stride, ((1, 1), (1, 1))) == taken
+
+
+def test_a_convolution_between_few_channels_takes_it_on_a_cpu_alone():
+    x, kernel = np.zeros((2, 8, 8, 3), np.float32), np.zeros((3, 3, 3, 16), np.float32)
+
+    def program(backend):
+        with conv.compiled_for(backend):
+            return str(jax.make_jaxpr(lambda x, kernel: conv.conv(x, kernel, form="canonical"))(x, kernel))
+
+    assert "window_strides=(2, 2)" in program("cpu")
+    assert "window_strides=(2, 2)" not in program("gpu")
