@@ -55,7 +55,7 @@ def table(variant: str, data: str, changes: Changes, highest: float, trials: int
             Measure("last round", ("test/global/accuracy",)),
         ),
         seeds=(0, 1, 2, 3, 4),
-        changes=all_methods.SHARED | SHARED | changes | SETTINGS[variant],
+        changes={**all_methods.SHARED, **SHARED, **changes, **SETTINGS[variant]},
         new_partitions=True,
         against="FedAvg",
         search=Search("validation/global/accuracy", trials=2 if smoke else trials, halving=None if smoke else 3),
