@@ -86,7 +86,7 @@ METHODS: dict[str, Any] = {
         prompts=3,
         transform_epochs=2,
         batch=BATCH,
-        contrast={"on": True, "prompts": 2, "queue": 6, "size": 4, "augment": ""},
+        contrast={"on": True, "prompts": 2, "queue": 6, "size": 4, "augment": "", "temperature": 0.5},  # 0.07 magnifies rounding
     ),
     "fedskc": functools.partial(fedskc, epochs=2, batch=BATCH),
     "fedskc_printed": functools.partial(fedskc, epochs=2, batch=BATCH, variant="printed"),
