@@ -182,7 +182,7 @@ def _canonical(x: Array, kernel: Array, stride: int, around: Around) -> Array:
         return tiny.forward(x, kernel, stride, around)
     if stride == 1 and _fewer_products(x, kernel.shape):
         return winograd.forward(x, kernel, around)
-    if x.dtype == jnp.float32 and paired.pays(x.shape[1:3], kernel.shape, stride, around) and _current_backend() == "cpu":
+    if paired.pays(x.shape[1:3], kernel.shape, stride, around) and _float32_on_cpu(x.dtype):
         return paired.forward(x, kernel, around)
     smaller = x.shape[1] < kernel.shape[0] and x.shape[2] < kernel.shape[1]
     return (_patches if smaller else _native)(x, kernel, stride, around)
@@ -226,13 +226,18 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
 
 def _tiny(dtype: jnp.dtype, image: Size, kernel: Size, stride: int, around: Around) -> bool:
     """Whether `tiny` is faster, on a CPU."""
-    return dtype == jnp.float32 and tiny.pays(image, kernel, stride, around) and _current_backend() == "cpu"
+    return tiny.pays(image, kernel, stride, around) and _float32_on_cpu(dtype)
 
 
 def _fewer_products(image: Array, kernel: Size) -> bool:
     """Whether `winograd` is faster, with stride 1: 3x3 kernels of 32 channels and more, images of 4x4 and more, on a CPU."""
     fits = kernel[:2] == (3, 3) and min(kernel[2:]) >= 32 and min(image.shape[1:3]) >= 4
-    return fits and image.dtype == jnp.float32 and _current_backend() == "cpu"
+    return fits and _float32_on_cpu(image.dtype)
+
+
+def _float32_on_cpu(dtype: jnp.dtype) -> bool:
+    """Whether numbers and backend are those that `tiny`, `winograd` and `paired` were measured for."""
+    return dtype == jnp.float32 and _current_backend() == "cpu"
 
 
 def _kernel_of_blocks(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:

@@ -1,4 +1,4 @@
-"""GELU whose gradient keeps one array, the slope: a gradient through six layers takes three quarters of the time on XLA:CPU.
+"""GELU whose gradient keeps one array, the slope: a gradient through six MLPs takes three quarters of the time on XLA:CPU.
 
 Hendrycks, Gimpel. Gaussian Error Linear Units (GELUs). 2016. https://arxiv.org/abs/1606.08415
 """

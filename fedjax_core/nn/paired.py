@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_core.nn.tiny import results
+
 Array = jax.Array
 Size = tuple[int, ...]
 Around = tuple[tuple[int, int], tuple[int, int]]
@@ -27,7 +29,7 @@ def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
       around: rows and columns of zeros around an image.
     """
     kh, kw, c, o = kernel
-    large = min(_results(size, (kh, kw), around)) >= LEAST and min(kh, kw) > 1
+    large = min(results(size, (kh, kw), stride, around)) >= LEAST and min(kh, kw) > 1
     return stride == 1 and large and c <= CHANNELS and o <= (OF_ODD if c % 2 and c > 1 else CHANNELS)
 
 
@@ -43,7 +45,7 @@ def forward(x: Array, kernel: Array, around: Around) -> Array:
       [B, H', W', O].
     """
     kh, kw, c, o = kernel.shape
-    high, wide = _results(x.shape[1:3], (kh, kw), around)
+    high, wide = results(x.shape[1:3], (kh, kw), 1, around)
     (top, bottom), (left, right) = around
     moved = [jnp.pad(kernel, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0))) for i in range(2) for j in range(2)]
     four = jnp.stack(moved, -2).reshape(kh + 1, kw + 1, c, 4 * o)
@@ -52,7 +54,3 @@ def forward(x: Array, kernel: Array, around: Around) -> Array:
     rows, columns = y.shape[1:3]
     y = y.reshape(-1, rows, columns, 2, 2, o).transpose(0, 1, 3, 2, 4, 5)
     return y.reshape(-1, 2 * rows, 2 * columns, o)[:, :high, :wide]
-
-
-def _results(size: Size, kernel: Size, around: Around) -> tuple[int, ...]:
-    return tuple(n + sum(ends) - k + 1 for n, k, ends in zip(size, kernel, around, strict=True))

@@ -27,7 +27,7 @@ def pays(size: Size, kernel: Size, stride: int, around: Around) -> bool:
       stride: step of the window.
       around: rows and columns of zeros around an image.
     """
-    high, wide = _results(size, kernel, stride, around)
+    high, wide = results(size, kernel, stride, around)
     plain = high * wide * kernel[0] * kernel[1]
     few = min(high, wide, *size) > 0 and plain <= MOST  # one without entries is for the others
     return few and len(_meetings(size, kernel, stride, around)) <= SHARE * plain
@@ -48,7 +48,7 @@ def forward(x: Array, kernel: Array, stride: int, around: Around) -> Array:
     size, window = x.shape[1:3], kernel.shape[:2]
     products = [(to, x[:, *at] @ kernel[tap]) for at, tap, to in _meetings(size, window, stride, around)]
     nothing = jnp.zeros((len(x), kernel.shape[3]), x.dtype)
-    return _image(_sums(products), _results(size, window, stride, around), nothing)
+    return _image(_sums(products), results(size, window, stride, around), nothing)
 
 
 def image_gradient(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
@@ -64,14 +64,14 @@ def kernel_gradient(x: Array, dy: Array, size: Size, stride: int, around: Around
     return jnp.stack([jnp.stack([sums.get((a, b), nothing) for b in range(size[1])]) for a in range(size[0])])
 
 
-def _results(size: Size, kernel: Size, stride: int, around: Around) -> Size:
+def results(size: Size, kernel: Size, stride: int, around: Around) -> Size:
     """Height and width of what comes out."""
     return tuple((n + sum(ends) - k) // stride + 1 for n, k, ends in zip(size, kernel, around, strict=True))
 
 
 def _meetings(size: Size, kernel: Size, stride: int, around: Around) -> list[tuple[Place, Place, Place]]:
     """Which entry of an image meets which of a kernel, for which entry of the result; none of the padding."""
-    high, wide = _results(size, kernel, stride, around)
+    high, wide = results(size, kernel, stride, around)
     found = []
     for to in ((p, q) for p in range(high) for q in range(wide)):
         for tap in ((a, b) for a in range(kernel[0]) for b in range(kernel[1])):

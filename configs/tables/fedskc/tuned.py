@@ -37,7 +37,7 @@ def table(variant: str, data: str, changes: Changes, highest: float, trials: int
     Args:
       variant: small, paper or smoke.
       data: what columns call the set.
-      changes: the set, the network, and what else differs from `SETTINGS`.
+      changes: the set and the network, which smoke replaces.
       highest: rate that trials have at most.
       trials: of each row and column.
     """
