@@ -15,6 +15,7 @@ from fedjax_core.uplink.link import Carried, Link, Reduction, Sender, order
 from fedjax_core.uplink.statistics import floored
 from fedjax_core.uplink.vectors import joined, of_vector, vector
 
+HIDING = ("local privacy", "compression", "privacy")  # kinds of links that can make a number of what is not finite
 _STREAM = 0x6C696E6B  # keeps the links' draws apart from the method's own, which come from the same key
 
 
@@ -122,6 +123,7 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
             f"privacy {noisy.name!r} could not tell epsilon; take an attack that knows its own client alone, such as sign_flip, or "
             "a mechanism whose noise clients add, such as local_gaussian"
         )
+    hides = [link.kind in HIDING and (link.send is not None or link.reduction is not None) for link in links]
     reduces = bool(chosen or crafting)
     at, reduction = (chosen[0][0], chosen[0][1].reduction) if chosen else (None, Reduction())
     assert reduction is not None
@@ -150,10 +152,10 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
     def client_update(sent: Sent, client: Client, data, key):
         out = inner.client_update(sent.inner, client.inner, data, key)
         value, kept, notes, wire = parts.carried(out.uplink), [], {}, None
-        sound = []  # of what local privacy's noise hides
+        sound = jnp.bool_(True)  # whether all was finite that a link may have made a number
         for place, link in enumerate(links):
-            if leave_out and link.kind == "local privacy":
-                sound.append(_finite(value))
+            if hides[place]:
+                sound &= _finite(value)
             if link.send is None:
                 kept.append(client.kept[place])
                 continue
@@ -167,10 +169,10 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
         local = out.local and (sent._replace(inner=out.local[0]), Client(out.local[1], client.kept))
         state, counts, metrics = Client(out.state, tuple(kept)), jnp.bool_(True), out.metrics
         if leave_out:
-            counts = functools.reduce(jnp.logical_and, sound, _finite((uplink, metrics)) & ~_turned(state, client))
+            counts = sound & _finite((uplink, metrics)) & ~_turned(state, client)
             only = lambda new, old: jax.tree.map(lambda n, o: jnp.where(counts, n, o), new, old)
             zeros = lambda tree: only(tree, jax.tree.map(jnp.zeros_like, tree))
-            value, uplink, metrics, state = zeros(value), zeros(uplink), zeros(metrics), only(state, client)
+            value, uplink, metrics, notes, state = *map(zeros, (value, uplink, metrics, notes)), only(state, client)
             local = local and only(local, (sent, client))
         size = jnp.where(counts, data.size, 0)
         if not reduces:
@@ -184,6 +186,9 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
             else:
                 contributions = (vectors[0], weights[0]), tuple(zip(vectors[1], weights[1], strict=True))
             arriving = Arriving((), *contributions, weights[1], counts, notes)
+        if any(hides) and not leave_out:  # the engine sees it, and ends the run
+            shown = lambda x: jnp.where(sound | (data.size == 0), x, jnp.nan) if _floating(x) else x
+            arriving = jax.tree.map(shown, arriving)
         return ClientOutput(state, arriving, metrics, local, travels)
 
     def server_update(server: Server, collected: Arriving, cohort: Cohort, key):
@@ -367,12 +372,16 @@ def _counting(reduce: Reduce) -> Reduce:
     return reduce._replace(lift=lift)
 
 
+def _floating(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
 def _finite(tree: PyTree) -> Array:
-    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    leaves = [x for x in jax.tree.leaves(tree) if _floating(x)]
     return jnp.all(jnp.stack([jnp.bool_(True), *(jnp.all(jnp.isfinite(x)) for x in leaves)]))
 
 
 def _turned(new: PyTree, old: PyTree) -> Array:
     """Whether an element that was finite is not any more."""
-    pairs = [(n, o) for n, o in zip(*map(jax.tree.leaves, (new, old)), strict=True) if jnp.issubdtype(n.dtype, jnp.inexact)]
+    pairs = [(n, o) for n, o in zip(*map(jax.tree.leaves, (new, old)), strict=True) if _floating(n)]
     return jnp.any(jnp.stack([jnp.bool_(False), *(jnp.any(~jnp.isfinite(n) & jnp.isfinite(o)) for n, o in pairs)]))

@@ -119,7 +119,8 @@ def test_noise_is_the_servers_in_a_poisson_cohort():
 @pytest.mark.parametrize("mechanism", [local_gaussian, local_laplace])
 @pytest.mark.parametrize("wrong", [jnp.nan, jnp.inf, 0.0])
 def test_who_has_nothing_finite_to_send_is_left_out_before_noise_hides_it(mechanism, wrong):
-    """What is left of it is zeros, without a draw of the noise; what others send is noise of almost all."""
+    """What is left of it is zeros, without a draw of the noise; what others send is noise of almost all. Where it is not left out, it
+    sends nothing finite."""
 
     def client_update(sent, client, data, key):
         return ClientOutput((), jnp.ones(3).at[1].add(wrong), {})
@@ -127,13 +128,19 @@ def test_who_has_nothing_finite_to_send_is_left_out_before_noise_hides_it(mechan
     inner = Algorithm(
         lambda key: jnp.zeros(3), client_update, lambda *_: (jnp.zeros(3), {}), aggregators.mean(aggregators.uniform), {}
     )
-    made = wrap(inner, [mechanism(1.0, 1e3, 8, 8)], jax.ShapeDtypeStruct((3,), jnp.float32), leave_out=True)
-    server, data = made.server_init(jax.random.key(0)), ClientData((), jnp.arange(1), jnp.int32(1))
-    client = made.client_init(jax.random.key(0), server, jnp.int32(0))
-    out = made.client_update(made.broadcast(server, jnp.int32(0)), client, data, jax.random.key(1))
-    part, counts = out.uplink.uplink
-    assert bool(counts) == bool(out.uplink.counts) == (wrong == 0)
+
+    def sent(leave_out):
+        made = wrap(inner, [mechanism(1.0, 1e3, 8, 8)], jax.ShapeDtypeStruct((3,), jnp.float32), leave_out)
+        server, data = made.server_init(jax.random.key(0)), ClientData((), jnp.arange(1), jnp.int32(1))
+        client = made.client_init(jax.random.key(0), server, jnp.int32(0))
+        return made.client_update(made.broadcast(server, jnp.int32(0)), client, data, jax.random.key(1)).uplink
+
+    (part, counts), *_ = arriving = sent(leave_out=True)
+    assert bool(counts) == bool(arriving.counts) == (wrong == 0)
     assert bool(np.abs(part).max() > 1) == (wrong == 0)
+    assert arriving.notes["privacy/clipped"][1] == (wrong == 0), "who is left out is not counted"
+    part, _ = sent(leave_out=False).uplink
+    assert bool(np.isfinite(part).all()) == (wrong == 0)
 
 
 def flat(tree):

@@ -4,16 +4,19 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Cohort, Net
 from fedjax_core.engine import faults
 from fedjax_core.learning import aggregators
-from fedjax_core.uplink import Link, Passed, Reduction, bare, order, rules, wrap
+from fedjax_core.uplink import Link, Passed, Reduction, bare, compression, order, privacy, rules, wrap
+from fedjax_core.uplink.statistics import floored
 from tests import toy
 
 SAME = Link("attack", "same", send=lambda value, sender, kept: Passed(value))
 STREAMED = Link("rule", "streamed", reduction=Reduction())
+VOTES = compression.parse("sign(majority=True)")
 CRAFTED = Link("attack", "crafted", craft=lambda rows, there, ids, key: rows)
 
 
@@ -61,10 +64,31 @@ def test_who_sends_what_is_not_finite_is_left_out_and_counted():
     chex.assert_trees_all_close(found, wanted, atol=1e-6)
 
 
-def test_without_leaving_out_the_run_ends_and_says_who():
+@pytest.mark.parametrize(
+    "links",
+    [
+        [],
+        [rules.parse("norm_bound")],
+        [compression.parse("sign(majority=True)")],
+        [privacy.gaussian(1.0, 1.0, 5, 5)],
+        [privacy.adaptive(1.0, 1.0, 5, 5)],
+    ],
+    ids=lambda links: links[0].name if links else "none",
+)
+def test_without_leaving_out_the_run_ends_and_says_who(links):
+    """Also where a vote or a clip makes a number of what is not finite."""
     gone = cohort("fedavg")[0]
     with pytest.raises(faults.Diverged, match=f"uplink of client {gone} is not finite"):
-        round_of("fedavg", [sends(jnp.inf, gone)])
+        round_of("fedavg_uniform", [sends(jnp.inf, gone), *links], statistics=False)
+
+
+def test_whose_vote_has_no_number_is_left_out():
+    gone = cohort("fedavg")[0]
+    found, record, _ = round_of("fedavg", [sends(jnp.nan, gone), VOTES], leave_out=True)
+    assert record["server/left_out"] == 1
+    without = lambda row, weight, sender: VOTES.reduction.lift(row, jnp.where(sender.id == gone, 0, weight), sender)
+    wanted, _, _ = round_of("fedavg", [SAME, VOTES._replace(reduction=VOTES.reduction._replace(lift=without))])
+    chex.assert_trees_all_equal(found, wanted)
 
 
 def test_a_link_keeps_something_with_clients_and_at_the_server():
@@ -140,6 +164,12 @@ def test_a_running_variance_is_not_below_zero_behind_links():
     after, _ = made.server_update(server, sent, Cohort(jnp.arange(1), jnp.ones(1)), jax.random.key(0))
     wanted = net._replace(stats={"norm": {"mean": net.stats["norm"]["mean"], "var": jnp.zeros(2)}})
     chex.assert_trees_all_equal(after.inner, wanted)
+
+
+def test_momentum_of_a_variance_may_be_below_zero_behind_links():
+    momentum = optax.trace(0.9).init(Net({}, {"norm": {"var": jnp.zeros(2)}}))
+    moved = jax.tree.map(lambda x: x - 1, momentum)
+    chex.assert_trees_all_equal(floored((momentum, (moved,))), (momentum, (moved,)))
 
 
 def cohort(name):
