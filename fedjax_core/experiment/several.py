@@ -5,7 +5,7 @@ method or an optimiser looks at in Python, or hands to what takes plain ones alo
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_core.data.federated import FederatedData
@@ -17,11 +17,26 @@ from fedjax_core.experiment.building import build
 from fedjax_core.experiment.kinds import dataset
 from fedjax_core.experiment.networks import drawn_by_seed
 from fedjax_core.experiment.numbers import METHOD, OPTIMIZER, Differs, Values, by_lane
-from fedjax_core.experiment.runs import chosen_plan, execute, settings
+from fedjax_core.experiment.runs import chosen_plan, execute, recorded_noise, settings
 from fedjax_core.run import Finished, Interrupted, Outcome, Stop, recorded_plan, run_in_lanes, steps
 from fedjax_core.storage.json_files import plain
 
 Say = Callable[[str], None]
+
+
+class Recorded(NamedTuple):
+    """What directories of runs have, and one program has in common for all its lanes.
+
+    Attributes:
+      noise: what run.json says of privacy, so that noise is not found anew; None: nothing.
+      plan: how clients are mapped; None: `parallel.choose`.
+    """
+
+    noise: Mapping[str, Any] | None = None
+    plan: Plan | None = None
+
+
+NEW = Recorded()
 
 
 class Run(NamedTuple):
@@ -73,17 +88,17 @@ def _each(runs: Sequence[Run], progress: bool | None, data: FederatedData | None
             continue
         try:
             of_data = dataset(runs[each[0]].config) if data is None and len(each) > 1 else data
-            by_plan = _by_plan(runs, each, of_data, say)
+            recorded = _recorded(runs, each, of_data, say)
         except Exception as error:
             yield dict.fromkeys(each, error)
             continue
-        for plan, places in by_plan.items():
-            for some, lanes in _split([runs[i].config for i in places], of_data, say, plan):
+        for there, places in recorded:
+            for some, lanes in _split([runs[i].config for i in places], of_data, say, there):
                 mine = [places[i] for i in some]
                 if isinstance(lanes, Exception):
                     yield dict.fromkeys(mine, lanes)
                 elif lanes is not None:
-                    yield dict(zip(mine, _in_lanes([runs[i] for i in mine], lanes, progress), strict=True))
+                    yield dict(zip(mine, _in_lanes([runs[i] for i in mine], lanes, progress, there.noise), strict=True))
                 else:
                     yield from ({i: _alone(runs[i], progress, of_data)} for i in mine)
 
@@ -97,16 +112,33 @@ def _wrong(config: Config) -> Exception | None:
     return None
 
 
-def _by_plan(runs: Sequence[Run], places: list[int], data: FederatedData | None, say: Say) -> dict[Plan | None, list[int]]:
-    """Places of runs by the plan that their directories have and that they take up again, which one program has in common; None:
-    the one that is chosen now."""
+def _recorded(runs: Sequence[Run], places: list[int], data: FederatedData | None, say: Say) -> list[tuple[Recorded, list[int]]]:
+    """Places of runs by what their directories have and they take up again; new ones go with some that have it."""
+    if len(places) == 1:
+        return [(NEW, places)]
+    noises: dict[str, tuple[Mapping[str, Any] | None, list[int]]] = {}
+    for i in places:
+        noise = recorded_noise(runs[i].config, runs[i].workdir)
+        noises.setdefault(json.dumps(noise, sort_keys=True), (noise, []))[1].append(i)
+    _, new = noises.pop("null", (None, []))
+    groups = [(noise, sorted(mine + (new if n == 0 else []))) for n, (noise, mine) in enumerate(noises.values())] or [(None, new)]
+    if len(groups) > 1:
+        say(f"{len(places)} runs are {len(groups)} groups of lanes: their directories have other privacy")
+    found = [(noise, plan, mine) for noise, each in groups for plan, mine in _by_plan(runs, each, data, say, noise).items()]
+    return [(Recorded(noise, plan), mine) for noise, plan, mine in sorted(found, key=lambda one: one[2])]
+
+
+def _by_plan(
+    runs: Sequence[Run], places: list[int], data: FederatedData | None, say: Say, noise: Mapping[str, Any] | None
+) -> dict[Plan | None, list[int]]:
+    """Places of runs by the plan that their directories have; None: the one that is chosen now."""
     config = runs[places[0]].config
     if len(places) == 1 or chosen_plan(config):
         return {None: places}
     found: dict[Plan | None, list[int]] = {}
     for i in places:
         found.setdefault(recorded_plan(runs[i].workdir), []).append(i)
-    if None in found and len(found) > 1 and (now := build(config, data).plan) in found:
+    if None in found and len(found) > 1 and (now := build(config, data, noise=noise).plan) in found:
         found[None] = sorted(found[None] + found.pop(now))
     found = dict(sorted(found.items(), key=lambda one: one[1]))
     if len(found) > 1:
@@ -122,12 +154,12 @@ def _alone(one: Run, progress: bool | None, data: FederatedData | None) -> Outco
         return error
 
 
-def _in_lanes(runs: Sequence[Run], lanes: Lanes, progress: bool | None) -> list[Outcome]:
+def _in_lanes(runs: Sequence[Run], lanes: Lanes, progress: bool | None, noise: Mapping[str, Any] | None) -> list[Outcome]:
     going = []
     try:
         with Stop() as stop:
             for one, lane in zip(runs, lanes.each, strict=True):
-                told = settings(one.config, lane) | {"progress": progress, "console": one.console, "stop": stop}
+                told = settings(one.config, lane, noise) | {"progress": progress, "console": one.console, "stop": stop}
                 going.append(steps(lane, one.workdir, one.config.to_dict(), **told))
             return run_in_lanes(going, lanes)
     finally:
@@ -173,7 +205,7 @@ def differing(configs: Sequence[Config]) -> Values:
 
 
 def _split(
-    configs: Sequence[Config], data: FederatedData | None, say: Say, plan: Plan | None = None
+    configs: Sequence[Config], data: FederatedData | None, say: Say, recorded: Recorded = NEW
 ) -> Iterator[tuple[list[int], Any]]:
     """(places of configs, their `Lanes`) of `alike` configs; None in place of lanes: one after the other; or why none can be.
 
@@ -181,13 +213,13 @@ def _split(
       configs: at least one.
       data: see `execute_all`.
       say: likewise.
-      plan: of all of them; None: `parallel.choose`.
+      recorded: of all of them.
     """
     if len(configs) == 1:
         yield [0], None
         return
     most = lanes_of(configs[0])
-    for group, lanes in _groups(configs, list(range(len(configs))), data, say, plan):
+    for group, lanes in _groups(configs, list(range(len(configs))), data, say, recorded):
         why = lanes if isinstance(lanes, str) else ""
         if why:
             say(f"plan.lanes={most}: runs go one after the other, for {why}")
@@ -198,7 +230,7 @@ def _split(
                 continue
             if lanes is None or some != group:
                 try:
-                    lanes = _made([configs[i] for i in some], data, plan)
+                    lanes = _made([configs[i] for i in some], data, recorded)
                 except Exception as error:
                     yield some, error
                     continue
@@ -209,7 +241,7 @@ def _split(
 
 
 def _groups(
-    configs: Sequence[Config], places: list[int], data: FederatedData | None, say: Say, plan: Plan | None
+    configs: Sequence[Config], places: list[int], data: FederatedData | None, say: Say, recorded: Recorded
 ) -> Iterator[tuple[list[int], Any]]:
     """(places of what one program can have; its lanes, or why it has none, where that is known already)."""
     mine = [configs[i] for i in places]
@@ -218,11 +250,11 @@ def _groups(
         yield places, None
         return
     try:
-        tried = _tried(mine, data, values, plan)
+        tried = _tried(mine, data, values, recorded)
     except Differs as error:
         found, why = error.found, str(error)
     except Exception as error:
-        bad = [field for field, each in values.items() if _fails(mine, data, {field: each}, plan)] or list(values)
+        bad = [field for field, each in values.items() if _fails(mine, data, {field: each}, recorded)] or list(values)
         found = tuple(zip(*(values[field] for field in bad), strict=True))
         why = f"{', '.join(bad)} must be plain: {' '.join(str(error).split())[:160]}"
     else:
@@ -233,30 +265,30 @@ def _groups(
         groups.setdefault(label, []).append(place)
     say(f"{len(places)} runs that differ in {', '.join(values)} are {len(groups)} groups of lanes ({why})")
     for group in groups.values():
-        yield from _groups(configs, group, data, say, plan)
+        yield from _groups(configs, group, data, say, recorded)
 
 
-def _fails(configs: Sequence[Config], data: FederatedData | None, values: Values, plan: Plan | None) -> bool:
+def _fails(configs: Sequence[Config], data: FederatedData | None, values: Values, recorded: Recorded) -> bool:
     try:
-        _tried(configs, data, values, plan)
+        _tried(configs, data, values, recorded)
     except Exception:
         return True
     return False
 
 
-def _made(configs: Sequence[Config], data: FederatedData | None, plan: Plan | None, values: Values | None = None) -> Lanes | str:
+def _made(configs: Sequence[Config], data: FederatedData | None, recorded: Recorded, values: Values | None = None) -> Lanes | str:
     """Lanes of configs, with nothing on a device; or why they go one after the other."""
     values = differing(configs) if values is None else values
-    made = build(configs[0], data, by_lane=by_lane(configs[0], values) if values else None)
-    if plan is not None and plan != made.plan:
-        made.use(plan)
+    made = build(configs[0], data, noise=recorded.noise, by_lane=by_lane(configs[0], values) if values else None)
+    if recorded.plan is not None and recorded.plan != made.plan:
+        made.use(recorded.plan)
     why = reason(made) or ("profile=True traces one" if configs[0].profile else "")
     return why or Lanes(made, len(configs), numbered=bool(values))
 
 
-def _tried(configs: Sequence[Config], data: FederatedData | None, values: Values, plan: Plan | None) -> Lanes | str:
+def _tried(configs: Sequence[Config], data: FederatedData | None, values: Values, recorded: Recorded) -> Lanes | str:
     """As `_made`, with programs that are traced: raises what that does."""
-    lanes = _made(configs, data, plan, values)
+    lanes = _made(configs, data, recorded, values)
     if isinstance(lanes, Lanes):
         lanes.traced()
         for traced in lowering.programs(lanes.each[0], (lowering.START, lowering.EVALUATION)).values():

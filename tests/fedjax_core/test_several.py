@@ -1,5 +1,6 @@
 """Several runs: in lanes each is what it is alone, in its own directory; what cannot be a lane goes its own way."""
 
+import importlib.util
 import json
 import warnings
 from pathlib import Path
@@ -19,8 +20,9 @@ from fedjax_core.engine.simulation import Diverged
 from fedjax_core.experiment import several
 from fedjax_core.experiment.numbers import Differs, Number
 from fedjax_core.learning import training
+from fedjax_core.privacy.strategies import Participation, recorded
 from fedjax_core.run import Finished
-from fedjax_core.storage.json_files import read_jsonl
+from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 
 silent = lambda text: None
 
@@ -147,7 +149,7 @@ def test_each_lane_is_checked_and_those_of_a_plan_go_together(tmp_path, monkeypa
         (tmp_path / str(at) / "run.json").write_text(json.dumps({"plan": plan._asdict()}))
     together = []
 
-    def in_lanes(runs, lanes, progress):
+    def in_lanes(runs, lanes, progress, noise):
         together.append(([Path(one.workdir).name for one in runs], lanes.each[0].plan))
         return [ValueError("no more")] * len(runs)
 
@@ -158,6 +160,33 @@ def test_each_lane_is_checked_and_those_of_a_plan_go_together(tmp_path, monkeypa
     assert str(ended[3]) == "optimizer.momentum=-0.5 must be at least 0"
     assert together == [(["0", "4"], now), (["1", "2"], other)]
     assert said == [f"4 runs are 2 groups of lanes: their directories have other plans (a new one, {other})"]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("dp_accounting") is None, reason="the extra privacy, of the accountant, is not installed"
+)
+def test_lanes_have_the_noise_that_is_recorded(tmp_path, data):
+    """Another machine finds other last digits; they were refused. A run that begins has the others'."""
+
+    def of_seed(seed: int) -> experiment.Run:
+        config = made(seed, rounds=2)
+        config.method.weights, config.cohort.sampling = "uniform", "cyclic"
+        config.privacy.update(mechanism="banded(bands=2)", clip=1.0, noise=1.0, delta=1e-5)
+        return experiment.Run(config, str(tmp_path / str(seed)), silent)
+
+    def noise(seed: int) -> dict[str, Any]:
+        return read_json(tmp_path / str(seed) / "run.json")["privacy"]
+
+    assert all(isinstance(one, Finished) for one in experiment.execute_all([of_seed(0), of_seed(1)], False, data=data))
+    found = noise(0) | {"coefficients": [1.0, noise(0)["coefficients"][1] * (1 + 2e-6)]}
+    turns = Participation(2, found["min_separation"], found["participations"])
+    found["sensitivity"] = recorded("banded", turns, found).sensitivity()
+    for seed in (0, 1):
+        write_json(tmp_path / str(seed) / "run.json", read_json(tmp_path / str(seed) / "run.json") | {"privacy": found})
+    said: list[str] = []
+    again = experiment.execute_all([of_seed(seed) for seed in range(3)], False, data=data, say=said.append)
+    assert [one for one in again if not isinstance(one, Finished)] == said == []
+    assert noise(2) == found
 
 
 def test_configs_that_are_alike():

@@ -119,8 +119,8 @@ def test_noise_is_the_servers_in_a_poisson_cohort():
 @pytest.mark.parametrize("mechanism", [local_gaussian, local_laplace])
 @pytest.mark.parametrize("wrong", [jnp.nan, jnp.inf, 0.0])
 def test_who_has_nothing_finite_to_send_is_left_out_before_noise_hides_it(mechanism, wrong):
-    """What is left of it is zeros, without a draw of the noise; what others send is noise of almost all. Where it is not left out, it
-    sends nothing finite."""
+    """What is left of it is zeros, without a draw of the noise; what others send is noise of almost all. Where nobody is left
+    out, it sends nothing finite."""
 
     def client_update(sent, client, data, key):
         return ClientOutput((), jnp.ones(3).at[1].add(wrong), {})
