@@ -57,7 +57,8 @@ def export(
     """
     by_name.choose("layout", layout, weights.WRITTEN)
     config, simulation, state = experiment.load(run, done)
-    if experiment.resolve(config).episodes is not None:
+    asked = experiment.resolve(config)
+    if asked.episodes is not None:
         raise ValueError(f"{run} was trained on {config.task}: its network has no classes of its own, and cannot be exported")
     if simulation.targets != "classes":
         what = f"{run} was trained on {simulation.targets}: {TARGETS[simulation.targets]}"
@@ -73,7 +74,8 @@ def export(
             raise
     number = view.client % len(config.models)
     spec, file = config.models[number], experiment.weight_files(config)[number]
-    mean, std = experiment.scaling(config, data.train, file, seen_rows(data)) or (None, None)
+    clean = data if asked.adversary is None else experiment.dataset(config)  # without what attackers made of their rows
+    mean, std = experiment.scaling(config, clean.train, file, seen_rows(clean)) or (None, None)
     if mean is None and layout == "own":
         what = f"{run} was trained on {data.train.x.dtype} inputs, which are taken as they are"
         raise ValueError(
@@ -96,6 +98,7 @@ def export(
         "round": int(state.round),
         "config": config.to_dict(),
     }
+    os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if net is None:
         method = {option: value for option, value in config.method.to_dict().items() if value is not None and option != "name"}
         description |= {"options": method, "population": data.clients, "train": config.train, "adapter": config.adapter}
@@ -104,9 +107,12 @@ def export(
     if layout == "own":
         files.save_model(out, net, description, experiment.builder)
         return description
+    beside = os.path.join(os.path.dirname(out), "config.json")
     if layout == "transformers":
-        weights.write_config(os.path.join(os.path.dirname(out), "config.json"), net, description)
+        weights.check_config(beside)
     weights.write(out, net, layout, description)
+    if layout == "transformers":
+        weights.write_config(beside, net, description)
     return description
 
 

@@ -54,6 +54,10 @@ class Trigger(NamedTuple):
         corner = shape[1:3] if len(shape) == 4 else shape[1:2]
         if min(corner) < self.size:
             raise ValueError(f"backdoor: size={self.size} is more than an example of {list(corner)} has")
+        if not floating and not 0 <= self.value <= 1:
+            raise ValueError(
+                f"backdoor: value={self.value}: must be between 0 and 1 for examples of uint8, of which it is 255 times"
+            )
         mask = np.zeros(shape[1:], bool)
         mask[tuple(slice(edge - self.size, edge) for edge in corner)] = True
         value = np.asarray(self.value if floating else round(255 * self.value), x.dtype)

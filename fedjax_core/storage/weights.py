@@ -174,6 +174,12 @@ def write(path: str | os.PathLike, net: Net, layout: str, description: Mapping[s
     write_tensors(path, arrays, metadata)
 
 
+def check_config(path: str | os.PathLike) -> None:
+    """Raises ValueError for a `config.json` that is none of transformers', such as a run's."""
+    if Path(path).exists() and "model_type" not in read_json(path, dict):
+        raise ValueError(f"{path} lies where transformers looks for a model's configuration; choose another folder")
+
+
 def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, Any]) -> None:
     """Writes the `config.json` with which transformers loads the folder of a network of its layout.
 
@@ -187,10 +193,8 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
         transformers', such as a run's.
       OSError: it cannot be written.
     """
-    path = Path(path)
     layouts.written(net, "transformers")
-    if path.exists() and "model_type" not in read_json(path, dict):
-        raise ValueError(f"{path} lies where transformers looks for a model's configuration; choose another folder")
+    check_config(path)
     options = by_name.parse(description["model"])[1]
     leaves = named(net)
     shape = lambda leaf: leaves[f"params.{leaf}"].shape

@@ -1,5 +1,6 @@
 """The runs of a table: each cell's resolved config, checked, and the name of its directory."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,7 +104,7 @@ def cell(
 
 
 def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:
-    config = row.config(variant)
+    config = copy.deepcopy(row.config(variant))  # which may return the same one each time
     of_cell = table.cells.get((row.label, column.label), {})
     for changes in (table.changes, column.changes, row.changes, of_cell, tuned):
         for field, value in changes.items():

@@ -35,6 +35,11 @@ def check(measure: Any) -> None:
         if len(scores) > 1:
             raise ValueError(f"{what}: an analysis stands alone, found {scores!r}")
         analyses.number(scores[0].removeprefix(ANALYSIS))
+    others = [score for score in scores if not words.is_headline(score) and not score.startswith(ANALYSIS)]
+    if measure.statistic == "best" and measure.clients is None and others:
+        raise ValueError(
+            f"{what}: the best round is known of accuracies and R2 alone, found {others[0]!r}; take 'last' or 'selected'"
+        )
     if measure.unit != 1 and is_percent(measure):
         raise ValueError(f"{what}: unit={measure.unit} of what is shown in per cent; leave one of them out")
     if measure.better is not None:

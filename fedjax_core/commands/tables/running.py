@@ -395,6 +395,10 @@ class _Going:
             give_up(self._folder, one, report.one_line(ended))
             self._say(f"diverged, so it counts as the worst: {one}: {report.one_line(ended)}")
         if one.trial is None:
+            if not ended.stopped and not finished(self._folder, one):
+                raise ValueError(
+                    f"a callback ended the run before round {one.config.rounds}: its scores are of no round to compare"
+                )
             self.results[one.name] = result_of(self._table, self._folder, one, data)
         elif not self._searches.read(self._searches.studies[one.row, one.column], one):
             raise ValueError(f"the run ended before round {one.config.rounds}")  # a callback asked it to

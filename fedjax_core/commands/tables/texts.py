@@ -15,7 +15,7 @@ from fedjax_core.reporting import report
 SHOWN = {
     "last": "last round",
     "first": "first evaluation",
-    "best": "best over rounds, selected on test data",
+    "best": "best over rounds",
     "mean_of_last": "mean of the last evaluations",
     "selected": "in the round selected on validation rows",
 }
@@ -91,6 +91,8 @@ def caption(measure: Any, cells: Grid) -> list[str]:
     names = " or ".join(f"`{score}`" for score in measure.scores)
     target = measures.target(measure)
     when = "" if measures.is_count(measure) or target is not None else f", {SHOWN[measure.statistic]}"
+    if measure.statistic == "best" and any(score.startswith("test/") for score in measure.scores):
+        when += ", selected on test data"
     when = LEFT if measures.is_analysis(measure) and not measures.is_count(measure) else when
     said = [f"{names}{when}{measures.unit(measure)}."]
     if target is not None:

@@ -221,7 +221,7 @@ def _target_names(targets: str, names: Sequence[str] | None, train: Examples, te
         width = train.y.shape[1]
         if names is not None and len(names) != width:
             raise ValueError(f"class_names has {len(names)} names, train_y {width} columns: must be equally many.")
-        return tuple(map(str, range(width) if names is None else names))
+        return _each_once("class_names", range(width) if names is None else names)
     columns = {"train_y": train.y, "test_y": test.y}
     if targets == "tokens":
         columns = {what: np.maximum(values, 0) for what, values in columns.items()} | {"train_x": train.x, "test_x": test.x}
@@ -248,4 +248,12 @@ def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> t
     for column, largest in top.items():
         if largest >= len(names):
             raise ValueError(f"{column} has the value {largest}, {what} has {len(names)} names: must lie in [0, {len(names)}).")
-    return tuple(str(name) for name in names)
+    return _each_once(what, names)
+
+
+def _each_once(what: str, names: Sequence[Any]) -> tuple[str, ...]:
+    found = tuple(map(str, names))
+    if len({*found}) < len(found):
+        twice = next(name for i, name in enumerate(found) if name in found[:i])
+        raise ValueError(f"{what} has {twice!r} more than once: names must differ.")
+    return found

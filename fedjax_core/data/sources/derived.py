@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedjax_core import by_name
-from fedjax_core.algorithm import Examples
+from fedjax_core.algorithm import Examples, targets_of
 from fedjax_core.data.draws import generator
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.splits import SPLIT_SEED, TestFraction, stratified_fraction
-from fedjax_core.data.targets import need_classes
+from fedjax_core.data.targets import need_classes, strata
 
 Load = Callable[[str], Dataset]  # by its spec, such as "digits" or "npz(path='pacs64.npz')"
 SUPERCLASS = (  # of each class of CIFAR-100, both in alphabetical order
@@ -142,21 +142,23 @@ def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
 
 
 def resplit(load: Load, of: str, test_fraction: TestFraction = 0.2) -> Dataset:
-    """Another set's training rows alone, a part of each class as test set; its own test rows are left out.
+    """Another set's training rows alone, a part of each class as test set; its own test rows are left out. Where targets are no
+    classes, it is a part of each domain's and each client's rows.
 
     For clients with private test sets (FedHPL, Figures 7 to 9), with `pathological(classes_per_client=(2, 4, 6, 8, 10))`.
 
     Args:
       load: reads the other set.
       of: the set, such as "cifar10".
-      test_fraction: part of each class that is tested on, between 0 and 1; fixed seed.
+      test_fraction: part that is tested on, between 0 and 1; fixed seed.
 
     Raises:
       ValueError: a fraction that leaves no rows on one side; or what reading the other set raises.
     """
     dataset = load(of)
     x, y = dataset.train
-    is_test = stratified_fraction([y], test_fraction)
+    whose = (dataset.train_domains, dataset.train_clients) if targets_of(y) != "classes" else ()
+    is_test = stratified_fraction([strata(y), *(column for column in whose if column is not None)], test_fraction)
     of_row = lambda column, kept: None if column is None else column[kept]
     return dataset._replace(
         name=f"{dataset.name}_resplit",

@@ -3,7 +3,7 @@
 None of those libraries is needed or imported: what counts is how a table can be read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,8 @@ def from_table(
     """
     if (test is None) == (test_fraction is None):
         raise ValueError(f"test_fraction={test_fraction} with {'no' if test is None else 'a'} test table: give one of them.")
+    if not x:
+        raise ValueError(f"x={x!r}: must be a column, or several columns of numbers.")
     tables = {"train": train} if test is None else {"train": train, "test": test}
     by_name.choose("targets", targets, TARGETS)
     several = [[column] if isinstance(column, str) else list(column or ()) for column in (x, y)]
@@ -195,6 +197,11 @@ def _targets(
     if targets == "labels" and len(columns) == 1 and all(isinstance(cell, list | tuple | np.ndarray) for cell in texts):
         found = sorted({label for cell in texts for label in cell if isinstance(label, str)})
         if found:
+            if other := next((one for one in _labels(read, columns[0]) if not isinstance(one[2], str)), None):
+                part, i, label = other
+                raise ValueError(
+                    f"{part}: row {i} of column {columns[0]!r} has the label {label!r}: must be a text, as others are."
+                )
             names = found if names is None else [str(name) for name in names]
             if unknown := sorted({*found} - {*names}):
                 raise ValueError(f"column {columns[0]!r} has {unknown[0]!r}, which has no name among {', '.join(names)}.")
@@ -204,6 +211,13 @@ def _targets(
     if names is None and len(columns) > 1:
         names = columns
     return _inputs(read, columns[0] if len(columns) == 1 else columns), names
+
+
+def _labels(read: Mapping[str, Mapping[str, Column]], column: str) -> Iterator[tuple[str, int, Any]]:
+    """(part, row, label) of every entry of a column of lists."""
+    for part, held in read.items():
+        for i, cell in enumerate(held[column]):
+            yield from ((part, i, label) for label in cell)
 
 
 def _known_names(table: Any, column: str) -> tuple[str, ...] | None:

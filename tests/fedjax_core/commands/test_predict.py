@@ -30,13 +30,14 @@ def _lighter(monkeypatch):
     monkeypatch.setattr(experiment, "load", LOAD)
 
 
-def run(directory, models=("mlp(widths=(8,))",), scopes=("global",), **method):
+def run(directory, models=("mlp(widths=(8,))",), scopes=("global",), adversary=None, **method):
     config = fedavg_config.get_config("smoke")
     config.rounds = config.evaluation.every = 1
     config.data.clients = 4
     config.plan.devices = 1
     config.cohort.size = 2
     config.evaluation.scopes = scopes
+    config.adversary.update(attack=adversary, fraction=0.5 if adversary else None)
     config.models = models
     config.method = dict(name="fedavg", epochs=1, batch=64) | method
     if config.method.name == "local":
@@ -158,6 +159,19 @@ def test_what_is_not_finite_is_refused(saved, digits, tmp_path):
     refused("mean=nan must be finite: inputs are normalised by it", mean=float("nan"))
 
 
+def test_the_inputs_of_a_poisoned_run_are_scaled_as_they_were(tmp_path, digits):
+    """By rows that nobody changed."""
+    place = run(tmp_path / "run", adversary="backdoor(size=3)")
+    export.export(place, tmp_path / "model")
+    model, net, description = files.load_model(tmp_path / "model")
+    _, simulation, state = experiment.load(str(place), None)
+    view = simulation.view(state, 0)
+    wanted = view.predict("global", view.holds["global"], digits.x[:5])["logits"]
+    np.testing.assert_allclose(model.apply(net, digits.x[:5])[0]["logits"], wanted, atol=1e-5)
+    own = experiment.dataset(fedavg_config.get_config("smoke")).train
+    np.testing.assert_allclose((description["mean"], description["std"]), experiment.scale(own), rtol=1e-6)
+
+
 def test_other_layouts(fedavg, tmp_path, capfd):
     """Of a ViT, as other programs read it (their reading is in `test_weights.py`); not of what they do not know."""
     vit = run(tmp_path / "vit", models=("vit(patch=4, width=8, depth=1, heads=2, epsilon=1e-5)",))
@@ -165,7 +179,6 @@ def test_other_layouts(fedavg, tmp_path, capfd):
     _, net, _ = files.load_model(tmp_path / "own")
     for layout in ("timm", "transformers"):
         out = tmp_path / layout / "model.safetensors"
-        out.parent.mkdir()
         assert export.main([str(vit), f"--out={out}", f"--layout={layout}"]) == 0
         again = weights.backbone(out, "vit", net)
         jax.tree.map(np.testing.assert_array_equal, again, net)

@@ -55,6 +55,8 @@ def test_what_cannot_be_poisoned_is_refused():
         poison.poisoned(images(), [poison.backdoor(size=7)], [0], seed=0)
     with pytest.raises(ValueError, match="target=9: the data have classes 0"):
         poison.poisoned(images(), [poison.backdoor(target=9)], [0], seed=0)
+    with pytest.raises(ValueError, match=r"value=2.0: must be between 0 and 1 for examples of uint8"):
+        poison.poisoned(images(), [poison.backdoor(size=2, value=2.0)], [0], seed=0)
     with pytest.raises(ValueError, match="source=1, target=None"):
         poison.label_flip(source=1)
     vectors = poison.poisoned(federation.data(), [poison.backdoor(size=1, share=1.0)], [0], seed=0)

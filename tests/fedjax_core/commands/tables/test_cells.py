@@ -45,6 +45,17 @@ def test_code_of_ones_own_is_in_the_name_of_its_cells_alone(tmp_path):
     assert before == again
 
 
+def test_rows_may_share_one_config():
+    one = get_config("smoke")
+    rows = (Row("a", lambda variant: one), Row("b", lambda variant: one, {"optimizer.lr": 0.5}))
+    before = one.to_dict()
+    found = tables.cells(definition(rows=rows), "smoke", [0, 1])
+    assert [(c.config.seed, c.config.data.partition, c.config.optimizer.lr) for c in found if c.seed == 0] == [
+        (0, partition, lr) for partition in ("iid", "dirichlet(alpha=0.3)") for lr in (before["optimizer"]["lr"], 0.5)
+    ]
+    assert one.to_dict() == before
+
+
 def test_changes_apply_from_the_table_to_the_cell():
     changed = definition(
         changes={"optimizer.lr": 0.01, "rounds": 7},

@@ -50,6 +50,10 @@ IID = {"IID": 1.0, "Skewed": 2.0}
             ),
             "measure 'x' needs 'own' in evaluation.scopes",
         ),
+        (
+            dict(measures=(Measure("x", ("test/global/loss",), "best"),)),
+            "best round is known of accuracies and R2 alone, found '.*loss'",
+        ),
         (dict(measures=(Measure("x", ("analysis:prob",)),)), "unknown analysis 'prob'.*'probe'"),
         (dict(measures=(Measure("x", GLOBAL.scores, better="higher"),)), "unknown better of measure 'x' 'higher'.*larger"),
         (dict(targets=(80,)), "target 80 is not an accuracy"),

@@ -1,12 +1,15 @@
 """Which runs a table does and which it keeps, and what ends it."""
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands import tables
+from fedjax_core.reporting import report
 from fedjax_core.run import CallbackFailed
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
 
@@ -161,6 +164,22 @@ def test_a_callback_that_fails_is_a_failure_though_the_run_is_complete(tmp_path,
     outcome, said = run(tmp_path, seeds=[0], only=["fedavg/iid"])
     assert len(outcome.failures) == 1
     assert said[-2] == "1 of 1 runs failed"
+
+
+def test_a_run_that_a_callback_ends_early_is_no_result(tmp_path, fake, monkeypatch):
+    del fake
+
+    def execute(config, workdir, progress, *, data, console):
+        Path(workdir).mkdir(parents=True)
+        with report.Reporter(workdir, config.rounds, progress=False) as reporter:
+            for i in range(1, config.rounds):
+                reporter.log({"round": i, "seconds": 2.0, "test/global/accuracy": 0.5})
+        return SimpleNamespace(stopped=False)
+
+    monkeypatch.setattr(experiment, "execute", execute)
+    outcome, _ = run(tmp_path, seeds=[0], only=["fedavg/iid"])
+    assert list(outcome.failures.values()) == ["a callback ended the run before round 3: its scores are of no round to compare"]
+    assert not outcome.results
 
 
 def test_labels_may_hold_commas():

@@ -44,6 +44,9 @@ def test_statistics_and_few_seeds(tmp_path, fake):
     assert "| FedAvg | **70.50** ± 0.71 | 70.00 (n=1) |" in mean
     assert "All cells hold `test/global/accuracy`." in mean
     assert "best over rounds, selected on test data" in best
+    validated = (Measure("best", ("validation/global/accuracy",), "best"),)
+    run(tmp_path / "other", definition(measures=validated, changes={"data.validation": 0.2}), seeds=[0])
+    assert "`validation/global/accuracy`, best over rounds, in %." in (tmp_path / "other" / "table.md").read_text()
 
 
 def contents(values: dict[str, dict[int, float]], scores: dict[str, str], **changes) -> tables.Contents:

@@ -155,6 +155,19 @@ def test_resplit_tests_on_a_part_of_the_training_rows():
         sources.load("resplit", of="digits", test_fraction=1)
 
 
+@pytest.mark.parametrize("of", ["diabetes", "text(length=80)"])
+def test_resplit_of_what_are_no_classes_does_not_sort_by_targets(of):
+    """Where rows with equal targets were kept together, those with the smallest ones were tested on."""
+    whole = sources.load(of).train.y.astype(float)
+    data = sources.load("resplit", of=of)
+    spread = whole[:, 0].std() / len(data.test.y) ** 0.5
+    assert abs(data.test.y[:, 0].mean() - whole[:, 0].mean()) < 3 * spread
+    if data.train_clients is not None:
+        whose = sources.load(of).train_clients
+        tests = np.bincount(data.test_clients, minlength=whose.max() + 1)
+        assert np.abs(tests - 0.2 * np.bincount(whose)).max() < 1
+
+
 @pytest.mark.parametrize(
     ("spec", "kind"),
     [
