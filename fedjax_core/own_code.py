@@ -69,14 +69,21 @@ def _stamp(file: Path) -> Any:
 
 def digests(several: Iterable[Path]) -> dict[Path, str]:
     """Of each file what tells its content from any other."""
-    return {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in several}
+    return {file: _digest(file, _stamp(file)) for file in several}
+
+
+@functools.lru_cache
+def _digest(file: Path, stamp: Any) -> str:
+    del stamp  # with which files of weights are read once
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def check_same(before: Mapping[Path, str]) -> None:
     """Raises ValueError if files have changed since their `digests` were taken."""
     for file, digest in before.items():
         if not file.is_file() or digests([file])[file] != digest:
-            raise ValueError(f"{file} has changed since this command began; the same command again runs its code as it is now")
+            raise ValueError(f"{file} has changed since this command began; the same command again takes it as it is now")
 
 
 def _own(file: Path, shipped: Iterable[Path]) -> bool:

@@ -1,6 +1,7 @@
 """The networks that a config names: built for its data, and what they begin from."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -61,6 +62,11 @@ def weight_files(config: Config) -> tuple[str | None, ...]:
       ValueError: there are not as many as models.
     """
     return files(config.models, config.weights)
+
+
+def begun_from(config: Config) -> list[Path]:
+    """The files of `weight_files` that are there, each once."""
+    return sorted({Path(file) for file in weight_files(config) if file and Path(file).is_file()})
 
 
 def spelled(spec: str, file: str | None) -> str:

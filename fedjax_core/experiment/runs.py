@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_core import nn
+from fedjax_core import nn, own_code
 from fedjax_core.data import federated
 from fedjax_core.engine import together
 from fedjax_core.engine.simulation import Simulation, State
@@ -17,6 +17,7 @@ from fedjax_core.experiment import given, named
 from fedjax_core.experiment.adversaries import attackers
 from fedjax_core.experiment.asked import Asked, Config, resolve
 from fedjax_core.experiment.building import build
+from fedjax_core.experiment.networks import begun_from
 from fedjax_core.experiment.protection import of_asked
 from fedjax_core.privacy import Spent
 from fedjax_core.run import Finished, restored, run
@@ -84,7 +85,7 @@ def settings(
         "until": config.evaluation.get("until"),
         "checkpoint_seconds": config.checkpoint.seconds,
         "keep": config.checkpoint.keep,
-        "record": {"convolution": nn.describe()} | _adversary(asked, simulation.population) | _private(private),
+        "record": {"convolution": nn.describe()} | _adversary(asked, simulation.population) | _private(private) | _weights(config),
         "private": private,
         "chosen_plan": chosen_plan(config),
         "profile": config.profile,
@@ -158,6 +159,12 @@ def load(
 def _private(private: Spent | None) -> dict[str, Any]:
     """How much noise there is, and what epsilon is told of, for run.json."""
     return {} if private is None else {"privacy": private.facts()}
+
+
+def _weights(config: Config) -> dict[str, Any]:
+    """What files of weights hold, for run.json."""
+    found = own_code.digests(begun_from(config))
+    return {"weights": {str(file): digest[:16] for file, digest in found.items()}} if found else {}
 
 
 def _adversary(asked: Asked, population: int) -> dict[str, Any]:

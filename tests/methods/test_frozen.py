@@ -1,5 +1,7 @@
 """From a network that was trained in the middle to a federation over its prompts, and out again as one file."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from fedjax_core import experiment
 from fedjax_core.commands import analyse, export, predict
 from fedjax_core.learning import metrics
 from fedjax_core.storage import export as files
+from fedjax_core.storage.json_files import read_json, write_json
 
 VIT = "vit(patch=4, width=8, depth=2, heads=2)"
 PROMPTED = "vit(patch=4, width=8, depth=2, heads=2, prompts=2)"
@@ -83,3 +86,17 @@ def test_all_of_a_network_goes_on_from_the_file(backbone):
     begun = simulation.groups[0].task.bind(simulation.groups[0].task.held, 0).model.init(jax.random.key(3))
     assert set(begun.params) == set(net.params) | {"prompts"}
     jax.tree.map(np.testing.assert_array_equal, begun.params["blocks"], net.params["blocks"])
+
+
+def test_a_run_does_not_go_on_over_another_backbone(backbone, run, tmp_path):
+    """Of the same form under the same name: the pre-training was run again."""
+    place = tmp_path / "run"
+    shutil.copytree(run, place)
+    record = read_json(place / "run.json")
+    write_json(place / "run.json", record | {"weights": {str(backbone): "0" * 16}})
+    config = settled(fedhpl.get_config("smoke"), PROMPTED)
+    config.weights, config.rounds = str(backbone), 2
+    with pytest.raises(ValueError, match=r"holds a run with other weights \(.*backbone.safetensors: \"0{16}\" in the directory"):
+        experiment.execute(config, str(place), progress=False, console=lambda text: None)
+    write_json(place / "run.json", record)
+    assert experiment.execute(config, str(place), progress=False, console=lambda text: None).summary["rounds"] == 2

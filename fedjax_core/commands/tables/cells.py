@@ -33,7 +33,7 @@ class Cell(NamedTuple):
       config: resolved.
       name: of its directory.
       trial: its number in a search; None: it is no trial.
-      own: of the user's own files behind it, what `own_code.digests` says.
+      own: of the user's own code behind it, and of the files that its networks begin from, what `own_code.digests` says.
     """
 
     row: str
@@ -98,7 +98,7 @@ def cell(
             wanted.check(measure, config, asked)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {report.one_line(error)}") from error
-    own = own_code.digests(own_code.files(named))
+    own = own_code.digests([*own_code.files(named), *experiment.begun_from(config)])
     name = f"{places.slug(row.label)}--{places.slug(column.label)}--seed{seed}--{_hash(config, list(own.values()))}"
     return Cell(row.label, column.label, seed, config, name, trial, own)
 
@@ -147,7 +147,7 @@ def _hash(config: Any, files: Sequence[str]) -> str:
 
     Args:
       config: resolved.
-      files: digests of the user's own that it names, and of those that these import.
+      files: digests of the user's own code that it names, of what this imports, and of files of weights.
     """
 
     def given(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -45,6 +45,20 @@ def test_code_of_ones_own_is_in_the_name_of_its_cells_alone(tmp_path):
     assert before == again
 
 
+def test_what_networks_begin_from_is_in_the_name(tmp_path):
+    file = tmp_path / "backbone.safetensors"
+
+    def name() -> str:
+        return tables.cells(definition(changes={"weights": str(file)}), "smoke", [0])[0].name
+
+    missing, names = name(), []
+    for content in (b"one", b"other", b"one"):
+        file.write_bytes(content)
+        names.append(name())
+    assert names[0] == names[2]
+    assert len({missing, *names}) == 3
+
+
 def test_rows_may_share_one_config():
     one = get_config("smoke")
     rows = (Row("a", lambda variant: one), Row("b", lambda variant: one, {"optimizer.lr": 0.5}))
