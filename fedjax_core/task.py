@@ -29,6 +29,9 @@ class Model(NamedTuple):
       name: what error messages and tables call it.
       whole: net -> the Net of the whole network, with what is frozen (`part_of`) beside it.
       model_axes: which axis of which array is divided where several devices hold a network together (`plan.model`); `axis_of`.
+      behind: of a network that is augmented: (the network without, (inputs, key, train) -> inputs), for a method that changes
+        inputs behind the augmentation; else None.
+      episodic: whether logits are of the classes of an episode (`learning/episodes.py`), not of all K.
     """
 
     init: Callable[[Array], Net]
@@ -38,6 +41,8 @@ class Model(NamedTuple):
     name: str = "model"
     whole: Callable[[Net], Net] = lambda net: net
     model_axes: Axes = ()
+    behind: tuple["Model", Callable[..., Array]] | None = None
+    episodic: bool = False
 
 
 def axis_of(path: str, axes: Axes) -> int | None:
@@ -149,6 +154,15 @@ class Task:
         """The same task over the wrapped network, such as one whose inputs are augmented."""
         inner = self.network  # the task itself would be held with its arrays wherever the network is
         return dataclasses.replace(self, network=lambda frozen: wrap(inner(frozen)))
+
+
+def needs_logits(task: Task, method: str) -> None:
+    """Raises ValueError for networks whose logits are not of all K classes, of which a method would exchange means."""
+    if task.model.episodic:
+        raise ValueError(
+            f"{method} exchanges mean logits of classes, which a prototypical network does not have; with episodes choose a "
+            "method, or an option of it, that reads features"
+        )
 
 
 def common_width(task: Task, method: str) -> int:

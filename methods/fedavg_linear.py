@@ -75,4 +75,4 @@ def with_linear(model: Model) -> Model:
         z, stats = features(net, x, key, train, mask)
         return {"logits": head(net, z), "features": z}, stats
 
-    return model._replace(init=init, apply=apply, features=features, head=head, name=f"{model.name}+linear")
+    return model._replace(init=init, apply=apply, features=features, head=head, name=f"{model.name}+linear", behind=None)

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput
 from fedjax_core.learning import aggregators, losses, training
-from fedjax_core.task import Task
+from fedjax_core.task import Task, needs_logits
 from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
@@ -62,6 +62,7 @@ def fedhe(
     """
     if not alpha >= 0:
         raise ValueError(f"alpha={alpha} must not be negative")
+    needs_logits(task, "fedhe")
     model, classes = task.model, task.classes
 
     def client_update(sent, w_i, data, key):

@@ -156,7 +156,9 @@ def fedhpl(
             knowledge = (p, jnp.where(there & chosen, y, classes))
         uplink = knowledge + ((examples,) if denominator == "local" else ())
         sums = trained.sums | {"logits_sent": (jnp.sum(n), jnp.float32(1))}
-        return ClientOutput(trained.net, (uplink, tuple(trained.net.params[entry] for entry in average)), sums)
+        mine = tuple(trained.net.params[entry] for entry in average)
+        scored = sent._replace(shared=tuple((entry, jnp.bool(True)) for entry in mine))  # not by the averages it began with
+        return ClientOutput(trained.net, (uplink, mine), sums, local=(scored, trained.net))
 
     taught = aggregators.weighted_logits(beta)
 

@@ -61,9 +61,10 @@ import optax
 from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, losses, training
-from fedjax_core.task import Task, width
+from fedjax_core.task import Task, needs_logits, width
 from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
 
+EPOCH = 0x65706F63  # keeps the draws with which U is found apart from those of training
 LEAST = 1e-6  # U below which logits count as equal to the knowledge
 
 
@@ -176,7 +177,7 @@ def contrast(
       scale: [K], U.
       tau: temperature.
       twice: whether the positive term stands in the denominator a second time.
-      own: whether a row of an unknown class has its own logits as positive.
+      own: whether a row of an unknown class has its own logits as positive, which then stand in the denominator, too.
     """
     knowledge = jnp.where(known[:, None], knowledge, 0)
     s = losses.cosines(logits, knowledge) / scale[None] / tau  # Eq. 2
@@ -187,7 +188,8 @@ def contrast(
         mine = jax.lax.stop_gradient(logits)
         positive = jnp.where(has, positive, jnp.sum(losses.unit(logits) * losses.unit(mine), 1) / tau)
         has = jnp.ones_like(has)
-    terms = jnp.concatenate([s, positive[:, None]], 1) if twice else s
+    extra = positive if twice else jnp.where(known[y], -jnp.inf, positive)  # the denominator holds every row's positive
+    terms = jnp.concatenate([s, extra[:, None]], 1) if twice or own else s
     terms = jnp.where(has[:, None], terms, 0)  # no row of nothing but -inf
     return losses.masked_mean(jnp.where(has, jax.nn.logsumexp(terms, 1) - positive, 0), mask)  # Eq. 3
 
@@ -239,6 +241,8 @@ def fedskc(
     check_each(fedskc, epochs=epochs)
     weigh, by_discrepancy = aggregators.weights(weights), aggregators.by_discrepancy(*discrepancy[1:])  # checked also where unused
     model, classes = task.model, task.classes
+    if made.of == "logits":
+        needs_logits(task, "fedskc")
     strength = jnp.minimum(1.0, (task.round + 1) / local.ramp) if local.ramp else 1.0
     review = optax.identity()
     if period.on:
@@ -277,11 +281,13 @@ def fedskc(
             return value, training.Aux(stats, (sums, met))
 
         def each_epoch(net, data, e):
+            drawn = jax.random.fold_in(jax.random.fold_in(key, EPOCH), e)
+
             scale = jnp.ones(classes)
             if local.on and local.scale == "epoch":
 
                 def of(batch):
-                    out, _ = outputs(net, batch, train=True)
+                    out, _ = outputs(net, batch, key=drawn, train=True)
                     return distances(out[made.of], sent.knowledge, batch.mask)
 
                 scale = training.accumulate(of, data, batch=batch) / jnp.maximum(data.size, 1)

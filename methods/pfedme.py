@@ -104,7 +104,7 @@ def pfedme(
     check_each(pfedme, lam=lam, inner_steps=inner_steps, outer_lr=outer_lr, beta=beta)
     model, released = task.model, variant == "released"
     ce, inner = training.supervised(task), optax.with_extra_args_support(optimizer(task.round))
-    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=optax.scale(beta))
+    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=_towards(beta))
 
     def envelope(data):
         """lambda / 2 |w_i - theta|^2, whose gradient is that of the Moreau envelope, with theta found on the way."""
@@ -169,3 +169,9 @@ def pfedme(
         newcomer=lambda w, theta: w,
         targets=PER_ROW if measure else base.targets,
     )
+
+
+def _towards(beta: float) -> optax.GradientTransformation:
+    """beta times the mean delta; of running statistics at most all of it, for beyond the clients' own a variance may be below 0."""
+    scaled = lambda delta: Net(optax.tree.scale(beta, delta.params), optax.tree.scale(jnp.minimum(beta, 1.0), delta.stats))
+    return optax.stateless(lambda delta, net: scaled(delta))

@@ -15,6 +15,8 @@ A round: first the prompt learns for `prompt_epochs` with the network frozen, th
 Prompts are in the units of the authors' code, where images are (x - 0.5) / 0.5 with x in [0, 1]: half of p is added to x, then the
 network normalises as ever. They start from N(0, 1), drawn by each client, which is a strong frame.
 
+Augmentation is of the image: the frame is added to what comes out of it.
+
 A newcomer gets the shared network with a prompt of its own, after a local training.
 
 Departures: batch statistics move in both phases. The prompt's momentum starts anew in every round, as all local optimisers do
@@ -72,14 +74,17 @@ def pfedpt(
     check_each(pfedpt, prompt_epochs=prompt_epochs, prompt_lr=prompt_lr, prompt_momentum=prompt_momentum)
     model, place = task.model, frame(task.shape, pad)
     empty = np.zeros(task.shape, np.float32)
+    network, view = model.behind or (model, lambda x, key, train: x)
 
-    def prompted(x, p_i):
+    def prompted(w, p_i, x, key=None, train=False, mask=None):
+        x = view(x, key, train)
         x = x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
-        return x + jnp.asarray(empty).at[place].set(SCALE * p_i)[None]
+        x = x + jnp.asarray(empty).at[place].set(SCALE * p_i)[None]
+        return network.apply(w, x, key, train=train, mask=mask)
 
     def loss(net, batch, key):
         w, p_i = Net(net.params["network"], net.stats), net.params["prompt"]
-        outputs, stats = model.apply(w, prompted(batch.x, p_i), key, train=True, mask=batch.mask)
+        outputs, stats = prompted(w, p_i, batch.x, key, train=True, mask=batch.mask)
         value = training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
         return value, training.Aux(stats, training.classified(value, outputs["logits"], batch))
 
@@ -101,7 +106,7 @@ def pfedpt(
         client_update=client_update,
         server_update=lambda w, delta, cohort, key: (optax.apply_updates(w, delta), {}),
         collect=aggregators.mean(aggregators.weights(weights)),
-        predict={"personal": lambda w, p_i, x: model.apply(w, prompted(x, p_i))[0]},
+        predict={"personal": lambda w, p_i, x: prompted(w, p_i, x)[0]},
         client_init=lambda key, server, client_id: jax.random.normal(jax.random.fold_in(key, client_id), (len(place[0]),)),
         targets=PER_ROW,
     )

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -127,10 +127,12 @@ def shapes(fed: Federation, held: Held) -> Shapes:
         client = algorithm.client_init(key, server, i)
         out = algorithm.client_update(sent, client, fed.rows_of(held, 0, held.size[0]), key)
         out = promises.output(out, algorithm.collect)
-        if fed.episodes is None:
-            group, few = fed.groups[g], jax.tree.map(lambda rows: rows[:2], held.train)
-            local = (sent, out.state) if out.local is None else out.local
-            for name, predict in algorithm.predict.items():
+        group, few = fed.groups[g], jax.tree.map(lambda rows: rows[:2], held.train)
+        local = (sent, out.state) if out.local is None else out.local
+        for name, predict in algorithm.predict.items():
+            if fed.episodes is not None:
+                _of_no_classes(lambda predict=predict: predict(*local, few.x), name, group.name)
+            else:
                 outputs, more = predict(*local, few.x), group.task.public != ()
                 promises.predicted(outputs, name, group.name, few.y, group.task.classes, more=more)
         return server, sent, client, out
@@ -160,6 +162,19 @@ def shapes(fed: Federation, held: Held) -> Shapes:
     sizes = np.array([len(g.clients) for g in fed.groups], float)
     down, up = ([metrics.nbytes(tree) for tree in trees] for trees in zip(*(s.travels for s in found), strict=True))
     return Shapes(tuple(found), float(sizes @ down / sizes.sum()), float(sizes @ up / sizes.sum()))
+
+
+def _of_no_classes(predicted: Callable[[], Any], name: str, group: str) -> None:
+    """Raises ValueError if a method tells plain examples apart, by a classifier of its own: the test's classes are others."""
+    try:
+        outputs = predicted()
+    except (KeyError, ValueError):  # it reads logits, which a prototypical network has of episodes alone
+        return
+    if "logits" in outputs:
+        raise ValueError(
+            f"group {group!r}: predictor {name!r} classifies with a head of the method's own, which knows the training set's "
+            "classes alone; with episodes choose a method, or an option of it, that leaves the network's head as it is"
+        )
 
 
 @contextlib.contextmanager

@@ -132,4 +132,4 @@ def augmented(model: Model, by: str | Augment) -> Model:
     def features(net, x, key=None, train=False, mask=None):
         return model.features(net, view(x, key, train), key, train=train, mask=mask)
 
-    return model._replace(apply=apply, features=features)
+    return model._replace(apply=apply, features=features, behind=(model, view))

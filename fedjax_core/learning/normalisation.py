@@ -52,7 +52,8 @@ def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Alg
         inner = build(task)
 
         def client_init(key, server, client_id):
-            return inner.client_init(key, server, client_id), task.model.init(key).stats
+            stats = task.model.init(key).stats
+            return inner.client_init(key, _with_stats(server, stats), client_id), stats
 
         def client_update(sent, client, data, key):
             mine, stats = client

@@ -237,6 +237,14 @@ class ClientTest(chex.TestCase):
             wanted = MODELS[0].apply(Net(mine, {}), x)[0]["logits"]
             np.testing.assert_allclose(made.predict["personal"](sent, net, x)["logits"], wanted, atol=1e-6)
 
+    def test_what_was_just_trained_is_scored_after_training(self):
+        """Not the averages that the round began with, in its place."""
+        net, other = MODELS[0].init(jax.random.key(1)), MODELS[0].init(jax.random.key(2))
+        average, x = ("prompts", "head"), toy.data().test.x
+        out = updates(average=average)(teacher(tuple((other.params[name], jnp.bool(True)) for name in average)), net)
+        found = algorithm(average=average).predict["personal"](*out.local, x)["logits"]
+        np.testing.assert_allclose(found, MODELS[0].apply(out.state, x)[0]["logits"], atol=1e-6)
+
     def test_what_travels(self):
         def numbers(**options):
             make = build(**options)

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 from fedjax_core.algorithm import ClientData
 from fedjax_core.engine import parallel, simulation
 from fedjax_core.learning import training
+from fedjax_core.task import of_model
 from methods import fedskc as module
 from methods.fedskc import Sent, contrast, fedskc
 from tests import naive, toy
@@ -320,6 +321,30 @@ class FedSkcTest(chex.TestCase):
         given = sent(known=(True, False, True))
         a, b = (client(given, lcl={"own": own}).uplink[0].params["head"]["bias"] for own in (False, True))
         self.assertGreater(np.abs(a - b).max(), 1e-4)
+
+    def test_a_positive_of_ones_own_stands_in_the_denominator(self):
+        """With `twice` and without: else the loss has no bound below, and is -inf where nothing is known."""
+        logits, knowledge = jnp.asarray([[1.0, 2, 3]]), jnp.asarray([[3.0, 1, 2], [1, -1, 0], [0, 0, 0]])
+        y, mask, scale = jnp.asarray([2]), jnp.ones(1, bool), jnp.ones(3)
+        for known in ((True, True, False), (False, False, False)):
+            there = [float(cosine(logits[0], knowledge[j])) / TAU for j in range(3) if known[j]]
+            wanted = np.logaddexp.reduce([*there, 1 / TAU]) - 1 / TAU
+            for twice in (False, True):
+                found = contrast(logits, y, mask, knowledge, jnp.asarray(known), scale, TAU, twice=twice, own=True)
+                np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+    def test_networks_that_draw_in_training_have_a_scale_of_the_epoch(self):
+        """Augmentation and dropout need a key."""
+
+        def apply(net, x, key=None, train=False, mask=None):
+            assert key is not None or not train
+            return MODEL.apply(net, x, key, train, mask)
+
+        task = of_model(MODEL._replace(apply=apply), classes=K, population=toy.CLIENTS)
+        made = fedskc(task, optimizer=training.sgd(0.1), batch=toy.BATCH, lcl={"scale": "epoch"}, epochs=2)
+        held = toy.reference("fedavg")[0].host
+        out = jax.jit(made.client_update)(sent(), (), ClientData(held.train, held.index[0], held.size[0]), jax.random.key(5))
+        chex.assert_trees_all_close(out.uplink, client(lcl={"scale": "epoch"}).uplink, atol=1e-6)
 
     def test_the_ramp_ends(self):
         """In its last round; the first has the weight 1 / 4."""

@@ -74,6 +74,17 @@ class PFedMeTest(chex.TestCase):
         np.testing.assert_array_equal(none, MODEL.init(naive.stream(0, naive.INIT)).params["head"]["kernel"])
         self.assertGreater(np.abs(all_ - none).max(), 1e-3)
 
+    def test_running_statistics_go_no_further_than_the_clients(self):
+        """Beyond them a variance would be below 0."""
+        settings = dict(lam=2.0, inner_steps=2, outer_lr=0.3, epochs=2)
+        sims = [simulate(made(pfedme, beta=beta, **settings)) for beta in (1.0, 2.0)]
+        one, two = (jax.device_get(sim.rounds(sim.init(0), 1)[0].server.net) for sim in sims)
+        chex.assert_trees_all_equal(one.stats, two.stats)
+        begun = MODEL.init(naive.stream(0, naive.INIT)).params
+        chex.assert_trees_all_close(
+            naive.minus(two.params, begun), jax.tree.map(lambda d: 2 * d, naive.minus(one.params, begun)), atol=1e-6
+        )
+
     def test_without_lambda_the_server_stays(self):
         state = ended(made(pfedme, lam=0.0, epochs=2))
         chex.assert_trees_all_equal(state.server.net.params, jax.device_get(MODEL.init(naive.stream(0, naive.INIT)).params))

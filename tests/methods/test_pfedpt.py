@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.algorithm import Net
-from fedjax_core.learning import training
+from fedjax_core.algorithm import ClientData, Examples, Net
+from fedjax_core.learning import augment, training
+from fedjax_core.task import Model, of_model
 from methods.pfedpt import frame, pfedpt
 from tests import naive, toy
 from tests.methods.test_fedavg import PLAIN as MODEL
@@ -114,6 +115,30 @@ class PFedPTTest(chex.TestCase):
         x = np.arange(10, dtype=np.uint8).reshape(2, 5)
         logits = predict(MODEL.init(jax.random.key(0)), jnp.asarray([0.0, 2.0]), x)["logits"]
         np.testing.assert_allclose(logits, x / 255 + np.array([0, 0, 0, 0, 1.0]), rtol=1e-6)
+
+    def test_the_frame_is_added_behind_augmentation(self):
+        """Mirrored by augmentation or beforehand, images have the frame where evaluation has it."""
+        shape, kernel = (4, 4, 1), jax.random.normal(jax.random.key(3), (16, 3))
+
+        def apply(net, x, key=None, train=False, mask=None):
+            z = x.reshape(len(x), -1)
+            return {"logits": z @ net.params["head"]["kernel"], "features": z}, net.stats
+
+        plain = Model(lambda key: Net({"head": {"kernel": kernel}}, ()), apply, None, None)
+        x, y = jax.random.uniform(jax.random.key(4), (6, *shape)), jnp.arange(6) % 3
+
+        def trained(model, x):
+            task = of_model(model, classes=3, population=1, shape=shape)
+            made = pfedpt(task, optimizer=training.sgd(0.1), pad=1, epochs=1, prompt_epochs=1, batch=3)
+            client = made.client_init(jax.random.key(0), made.server_init(jax.random.key(0)), 0)
+            data = ClientData(Examples(x, y), jnp.arange(6), jnp.int32(6))
+            out = made.client_update(plain.init(None), client, data, jax.random.key(1))
+            return out.state, out.uplink, out.metrics
+
+        mirrored = augment.augmented(plain, lambda key, image: image[:, ::-1])
+        found, wanted, other = trained(mirrored, x), trained(plain, x[:, :, ::-1]), trained(plain, x)
+        chex.assert_trees_all_close(found, wanted, atol=1e-6)
+        self.assertGreater(np.abs(found[0] - other[0]).max(), 1e-3)
 
     def test_what_travels(self):
         shapes = toy.reference("pfedpt")[0].shapes

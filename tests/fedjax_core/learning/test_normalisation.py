@@ -138,6 +138,15 @@ class LocalStatisticsTest(chex.TestCase):
         np.testing.assert_array_equal(mine2, mine + 1)
         np.testing.assert_array_equal(stats2["mean"], stats["mean"] + 5)
 
+    def test_a_client_may_begin_with_a_copy_of_the_servers_network(self):
+        def method(task):
+            return fedavg(task, **SETTINGS)._replace(client_init=lambda key, server, i: server.net)
+
+        algorithm, key = local_statistics(method)(toy.task()), jax.random.key(0)
+        mine, stats = algorithm.client_init(key, algorithm.server_init(key), 0)
+        chex.assert_trees_all_equal(mine, MODEL.init(key))
+        chex.assert_trees_all_equal(stats, MODEL.init(key).stats)
+
     def test_two_networks_in_the_uplink_are_refused(self):
         def method(task):
             inner = fedavg(task, **SETTINGS)
