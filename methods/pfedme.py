@@ -25,7 +25,8 @@ A newcomer gets theta of its own: a local training around the server's model.
 
 Departures: in a round theta and the inner optimiser's state go on from minibatch to minibatch (warm=False: theta starts at w_i).
 The paper's code adds a weight decay of 0.001 to inner steps; here it is the optimiser's. theta is what a client is scored with, as
-the paper has it (its code scores w_i). Only sampled clients train. Batch statistics are those that theta met.
+the paper has it (its code scores w_i). Only sampled clients train. Batch statistics are those that theta met; with beta
+above 1 the server's go no further than their mean.
 """
 
 from typing import NamedTuple
