@@ -188,8 +188,10 @@ def contrast(
         mine = jax.lax.stop_gradient(logits)
         positive = jnp.where(has, positive, jnp.sum(losses.unit(logits) * losses.unit(mine), 1) / tau)
         has = jnp.ones_like(has)
-    extra = positive if twice else jnp.where(known[y], -jnp.inf, positive)  # the denominator holds every row's positive
-    terms = jnp.concatenate([s, extra[:, None]], 1) if twice or own else s
+    terms = s
+    if twice or own:  # the denominator holds every row's positive
+        extra = positive if twice else jnp.where(known[y], -jnp.inf, positive)
+        terms = jnp.concatenate([s, extra[:, None]], 1)
     terms = jnp.where(has[:, None], terms, 0)  # no row of nothing but -inf
     return losses.masked_mean(jnp.where(has, jax.nn.logsumexp(terms, 1) - positive, 0), mask)  # Eq. 3
 
@@ -281,10 +283,9 @@ def fedskc(
             return value, training.Aux(stats, (sums, met))
 
         def each_epoch(net, data, e):
-            drawn = jax.random.fold_in(jax.random.fold_in(key, EPOCH), e)
-
             scale = jnp.ones(classes)
             if local.on and local.scale == "epoch":
+                drawn = jax.random.fold_in(jax.random.fold_in(key, EPOCH), e)
 
                 def of(batch):
                     out, _ = outputs(net, batch, key=drawn, train=True)
