@@ -252,7 +252,7 @@ def map_clients(
                 added, stacked = fn(shared, jax.tree.map(lambda x: x[0], entries))
                 return added, jax.tree.map(lambda x: jnp.asarray(x)[None], stacked)
             added, stacked = jax.vmap(fn, in_axes=(None, 0))(shared, entries)
-            return jax.tree.map(lambda x: jnp.sum(x, 0, dtype=x.dtype), added), stacked
+            return jax.tree.map(lambda x: jnp.sum(x, 0, dtype=_of_sums(x.dtype)).astype(x.dtype), added), stacked
 
         chunk_of = jax.jit(chunk_of, inline=True)  # one trace for its shapes and its use
         if n == plan.chunk:
@@ -260,13 +260,15 @@ def map_clients(
         else:
             chunks = jax.tree.map(lambda x: x.reshape(n // plan.chunk, plan.chunk, *x.shape[1:]), mapped)
             first = jax.tree.map(lambda x: x[0], chunks)
-            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(chunk_of, first)[0])
+            shapes = jax.eval_shape(chunk_of, first)[0]
+            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, _of_sums(s.dtype)), shapes)
 
             def body(total, entries):
                 added, stacked = chunk_of(entries)
-                return jax.tree.map(jnp.add, total, added), stacked
+                return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, added), stacked
 
             total, stacked = jax.lax.scan(body, zero, chunks)
+            total = jax.tree.map(lambda t, s: t.astype(s.dtype), total, shapes)
             stacked = jax.tree.map(lambda x: x.reshape(n, *x.shape[2:]), stacked)
         return (jax.lax.psum(total, AXIS) if plan.parts > 1 else total), stacked
 
@@ -275,6 +277,11 @@ def map_clients(
     everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
     shares = everywhere if lies is None else lies
     return _over_clients(on_device, on, (shares, sharded), (everywhere, sharded))(shared, mapped)
+
+
+def _of_sums(dtype: Any) -> Any:
+    """In which type numbers are added up: in bfloat16 the sum of some hundred of one size would not grow any more."""
+    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
 def summed(parts: PyTree, plan: Plan, on: Mesh) -> PyTree:

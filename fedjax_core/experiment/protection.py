@@ -24,11 +24,13 @@ def of_asked(asked: Asked, population: int, calibrate: bool = True, known: Mappi
 
 
 def links(asked: Asked, spent: Spent | None, population: int) -> list[Link]:
-    """The link that makes the noise."""
+    """The link that makes the noise. Sums are divided by the number of clients that are expected to come back: dropouts are drawn,
+    so it is as public as the cohort's. What a round costs is told as if nobody dropped out."""
     if asked.mechanism is None or spent is None:
         return []
     size, found = cohorts.number(asked.cohort, population), asked.mechanism
     real = spent.release.cohort if spent.release.sampling != "local" else size
+    size, real = size * (1 - asked.dropout), real * (1 - asked.dropout)
     if spent.strategy is not None:
         return [correlated.link(spent.clip, spent.noise, size, real, spent.strategy)]
     return [found.function(spent.clip, spent.noise, size, real, **found.options)]

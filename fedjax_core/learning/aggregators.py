@@ -57,10 +57,10 @@ def mean(weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
 
     def lift(part, client):
         w = weigh(client)
-        return jax.tree.map(lambda x: w.astype(x.dtype) * x, part), w
+        return jax.tree.map(lambda x: (w * x).astype(x.dtype), part), w
 
     def lower(total):
-        return jax.tree.map(lambda s: s / jnp.maximum(total[1], TINY).astype(s.dtype), total[0])
+        return jax.tree.map(lambda s: (s / jnp.maximum(total[1], TINY)).astype(s.dtype), total[0])
 
     return Reduce(lift, "add", lower, "delta", weigh)
 
@@ -83,11 +83,11 @@ def mean_by_form(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callabl
         w = weigh(client)
         total = [(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape), jnp.zeros_like(w)) for shape in shapes]
         for place, mine in zip(places, part, strict=True):
-            total[place] = jax.tree.map(lambda x: w.astype(x.dtype) * x, mine), w
+            total[place] = jax.tree.map(lambda x: (w * x).astype(x.dtype), mine), w
         return tuple(total)
 
     def lower(total):
-        return tuple((jax.tree.map(lambda x, w=w: x / jnp.maximum(w, TINY).astype(x.dtype), form), w) for form, w in total)
+        return tuple((jax.tree.map(lambda x, w=w: (x / jnp.maximum(w, TINY)).astype(x.dtype), form), w) for form, w in total)
 
     return Reduce(lift, "add", lower)
 

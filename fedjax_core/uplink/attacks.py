@@ -23,7 +23,7 @@ from fedjax_core import by_name, values
 from fedjax_core.algorithm import Array
 from fedjax_core.by_name import Found
 from fedjax_core.uplink.link import Carried, Link, Passed
-from fedjax_core.uplink.vectors import mean_of
+from fedjax_core.uplink.vectors import checked, mean_of
 from fedjax_core.values import Positive, one_of
 
 Attack = Callable[[Array, Array], Array]
@@ -134,6 +134,7 @@ def link(name: str, attack: Attack | Crafted, ids: Sequence[int] | np.ndarray) -
             evil = there & jax.vmap(among)(who)
             order = jnp.argsort(who)  # so that the lowest id stands first, whatever the order of the cohort
             one = attack.vector(rows[order], (there & ~evil)[order], evil[order], key)
+            one = checked(one, rows.shape[1:], f"attack {name!r}")
             return jnp.where(evil[:, None], one[None], rows)
 
         return Link("attack", name, craft=craft)

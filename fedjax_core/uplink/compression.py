@@ -25,7 +25,7 @@ from fedjax_core import by_name, values
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.uplink.link import Carried, Link, Passed, Reduction
 from fedjax_core.uplink.packing import packed, unpacked
-from fedjax_core.uplink.vectors import of_vector, vector
+from fedjax_core.uplink.vectors import checked, of_vector, vector
 from fedjax_core.values import AtLeastOne, Positive, PositiveFraction
 
 Bits = Annotated[int, values.Limit("in [2, 8]", lambda v: 2 <= v <= 8)]
@@ -274,7 +274,8 @@ def link(name: str, compressor: Compressor) -> Link:
         arrays = [x + e for x, e in zip(arrays, errors, strict=True)] if errors else arrays
         keys = jax.random.split(sender.key, max(1, len(arrays)))
         both = [compressor.pack(x, key, mine) for x, key, mine in zip(arrays, keys, own, strict=False)]
-        found = [compressor.unpack(sent, x.shape) for (sent, _), x in zip(both, arrays, strict=True)]
+        unpacked_as = lambda sent, shape: checked(compressor.unpack(sent, shape), shape, f"compressor {name!r}, unpacking,")
+        found = [unpacked_as(sent, x.shape) for (sent, _), x in zip(both, arrays, strict=True)]
         left = tuple(x - y for x, y in zip(arrays, found, strict=True)) if errors else ()
         travels = [sent for sent, _ in both], [counts for _, counts in value.classes]
         return Passed(together(found, value), (left, tuple(mine for _, mine in both)), {}, travels)

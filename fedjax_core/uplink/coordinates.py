@@ -49,26 +49,34 @@ def lengths(rows: Array) -> Array:
     return jnp.sqrt(total(jnp.sum(jnp.square(rows), 1)))
 
 
-def combine(reduction: Reduction, joined: PyTree, memory: PyTree, key: Array) -> tuple[Array, PyTree, dict]:
-    """`reduction.combine`, divided where the reduction and the devices allow it."""
+def placed(stacks: PyTree, order: Array | None) -> PyTree:
+    """Stacks [C, ...] with their rows in that order [C]; as they are without one."""
+    return stacks if order is None else jax.tree.map(lambda x: x[order], stacks)
+
+
+def combine(
+    reduction: Reduction, joined: PyTree, memory: PyTree, key: Array, order: Array | None = None
+) -> tuple[Array, PyTree, dict]:
+    """`reduction.combine` of stacks `placed` in that order, divided where the reduction and the devices allow it."""
     found = _devices.get()
     if found is None or not reduction.divides:
-        return reduction.combine(joined, memory, key)
+        return reduction.combine(placed(joined, order), memory, key)
     mesh, axis = found
     number, length = mesh.shape[axis], joined[0].shape[1]
     each = -(-length // (number * TILE)) * TILE
 
-    def of_part(joined, memory, key):
+    def of_part(joined, memory, key, order):
         gathered = lambda x: jax.lax.all_gather(x, axis, tiled=True)
         padded = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, number * each - length)])
         part = lambda x: jax.lax.dynamic_slice_in_dim(padded(x), jax.lax.axis_index(axis) * each, each)
         rows, weights = joined
         rows = jax.lax.all_to_all(padded(rows), axis, 1, 0, tiled=True)  # of some clients all -> of all clients a part
         with _set(_axis, axis):
-            made, new, said = reduction.combine((rows, gathered(weights)), jax.tree.map(part, memory), key)
+            made, new, said = reduction.combine(placed((rows, gathered(weights)), order), jax.tree.map(part, memory), key)
         return gathered(made)[:length], jax.tree.map(lambda x: gathered(x)[:length], new), said
 
     clients, everywhere = PartitionSpec(axis), PartitionSpec()
     manual: dict[str, Any] = {} if mesh.axis_names == (axis,) else {"axis_names": {axis}}
-    inputs = clients, everywhere, everywhere
-    return jax.shard_map(of_part, mesh=mesh, in_specs=inputs, out_specs=everywhere, check_vma=False, **manual)(joined, memory, key)
+    inputs = clients, everywhere, everywhere, everywhere
+    divided = jax.shard_map(of_part, mesh=mesh, in_specs=inputs, out_specs=everywhere, check_vma=False, **manual)
+    return divided(joined, memory, key, order)

@@ -17,6 +17,7 @@ def squared(rows: Array, there: Array) -> Array:
     middle = jnp.argsort(sizes)[jnp.maximum(jnp.sum(there) - 1, 0) // 2]
     away = rows - rows[middle][None]
     gram = total(jnp.matmul(away, away.T, precision=jax.lax.Precision.HIGHEST))
+    gram = (gram + gram.T) / 2  # two vectors are as far from one another either way, to the last bit
     own = jnp.diagonal(gram)
     apart = jnp.maximum(own[:, None] + own[None] - 2 * gram, 0)
     apart = jnp.where(jnp.eye(len(rows), dtype=bool), 0, apart)

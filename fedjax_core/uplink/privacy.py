@@ -12,7 +12,8 @@ Where the server's noise stands: behind everything else (`ORDER`), so attackers 
 The draws of the server's noise come from the server's stream of keys, which no client sees.
 
   clip S, noise z     deviation of the sum's noise: z * S, for the `real` number of clients in a cohort
-  cohort, real        clients in a simulated cohort (expected), and in that of the deployment whose epsilon is told
+  cohort, real        clients that are expected to come back from a simulated cohort, and from that of the deployment whose
+                      epsilon is told
 """
 
 from collections.abc import Callable
@@ -143,7 +144,7 @@ def lifted(clip: float) -> Callable[[Array, Array, Any], Any]:
 
 def central(name: str, reduction: Reduction, cohort: float) -> Link:
     """The link of a mechanism whose noise is the server's."""
-    return Link("privacy", name, reduction=reduction, check=_bounded("privacy", name), alike=True, counted=round(cohort))
+    return Link("privacy", name, reduction=reduction, check=_bounded("privacy", name), alike=True, counted=max(1, round(cohort)))
 
 
 def _local(name: str, clip: float, noise: float, draw: Callable, order: int) -> Link:

@@ -15,8 +15,7 @@ Returning rows [C, D] makes it one to be put before another. It may also return 
   n, f   clients that are there, and of them attackers at most
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -28,7 +27,7 @@ from fedjax_core.uplink.coordinates import lengths
 from fedjax_core.uplink.distances import nearest, squared
 from fedjax_core.uplink.link import Link, Reduction
 from fedjax_core.uplink.ordering import columns
-from fedjax_core.uplink.vectors import length, mean_of
+from fedjax_core.uplink.vectors import checked, length, mean_of
 from fedjax_core.values import AtLeastOne, Positive
 
 Rule = Callable[[Array, Array], Array]
@@ -270,7 +269,9 @@ def parse(text: str) -> Link:
             f"aggregation.rule={values.short(text)}: {last.name} gives every client's vector; put a rule behind it, '| krum'"
         )
     made = last()
-    link = made if isinstance(made, Link) else Link("rule", last.name, reduction=of_rows(made, last.origin == by_name.BUILT_IN))
+    own = f"rule {last.name!r}"
+    reduction = None if isinstance(made, Link) else of_rows(made, own, last.origin == by_name.BUILT_IN)
+    link = made if isinstance(made, Link) else Link("rule", last.name, reduction=reduction)
     mixers = [one() for one in before]
     if not mixers:
         return link
@@ -279,26 +280,29 @@ def parse(text: str) -> Link:
         raise ValueError(f"aggregation.rule={values.short(text)}: {name} cannot stand before another rule; {', '.join(BEFORE)} can")
     if link.reduction is None or link.reduction.join != "stack":
         raise ValueError(f"aggregation.rule={values.short(text)}: {last.name} streams, so that nothing can stand before it")
-    return link._replace(reduction=after(mixers, link.reduction, all(one.origin == by_name.BUILT_IN for one in before)))
+    changes = [(f"rule {one.name!r}, which stands before another,", made) for one, made in zip(before, mixers, strict=True)]
+    return link._replace(reduction=after(changes, link.reduction, all(one.origin == by_name.BUILT_IN for one in before)))
 
 
-def of_rows(rule: Rule, divides: bool = False) -> Reduction:
-    """The reduction by a function of all rows; `divides` as in `Reduction`."""
+def of_rows(rule: Rule, who: str, divides: bool = False) -> Reduction:
+    """The reduction by a function of all rows; `who` for messages, `divides` as in `Reduction`."""
 
     def combine(joined, memory, key):
         del key
         rows, weights = joined
-        return rule(rows, weights > 0), memory, {}
+        return checked(rule(rows, weights > 0), rows.shape[1:], who), memory, {}
 
     return Reduction(_together, "stack", combine, divides)
 
 
-def after(before: list[Rule], reduction: Reduction, divides: bool = False) -> Reduction:
-    """A reduction by the rows that others have changed; `divides` where these may have parts of the coordinates."""
+def after(before: Sequence[tuple[str, Rule]], reduction: Reduction, divides: bool = False) -> Reduction:
+    """A reduction by the rows that others have changed, pairs (who, for messages, rule); `divides` where these may have parts of
+    the coordinates."""
 
     def combine(joined, memory, key):
         rows, weights = joined
-        rows = functools.reduce(lambda rows, change: change(rows, weights > 0), before, rows)
+        for who, change in before:
+            rows = checked(change(rows, weights > 0), rows.shape, who)
         return reduction.combine((rows, weights), memory, key)
 
     return reduction._replace(combine=combine, divides=divides and reduction.divides)

@@ -1,6 +1,7 @@
 """Trees of deltas as vectors, and back."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,24 @@ def of_vector(row: Array, like: PyTree) -> PyTree:
     ends = np.cumsum([math.prod(x.shape) for x in leaves])
     pieces = jnp.split(row, ends[:-1]) if leaves else []
     return structure.unflatten([p.reshape(x.shape).astype(x.dtype) for p, x in zip(pieces, leaves, strict=True)])
+
+
+def checked(made: Any, shape: tuple[int, ...], who: str) -> Array:
+    """What a function from outside has made, whose shape everything behind it relies on.
+
+    Args:
+      made: what it returned.
+      shape: wanted.
+      who: the subject of the message, such as "rule 'mine'".
+
+    Raises:
+      ValueError: it is no array, or one of another shape.
+    """
+    found = getattr(made, "shape", None)
+    if found != shape:
+        what = type(made).__name__ if found is None else f"an array {list(found)}"
+        raise ValueError(f"{who} returned {what}; an array {list(shape)} is wanted")
+    return made
 
 
 def joined(stacked: PyTree, there: Array) -> PyTree:

@@ -205,12 +205,15 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
                 deltas, classes = crafted(deltas, classes, seen, server.memory, key)
             draw = of_link(key, len(links))
             made, of_classes = None, []
+            # by ids: where several are as good, Krum takes the first, and the cohort's own order is the plan's
+            order = jnp.argsort(seen.ids) if reduction.join == "stack" else None
             if parts.like.deltas:
-                made, new, said = coordinates.combine(reduction, deltas, memory_of(server.memory), draw)
+                made, new, said = coordinates.combine(reduction, deltas, memory_of(server.memory), draw, order)
                 record |= said
                 if at is not None:
                     memory[at] = new
             for n, contributions in enumerate(classes):
+                contributions = coordinates.placed(contributions, order)
                 keys = jax.random.split(jax.random.fold_in(draw, n + 1), parts.classes(n))
                 row, _, said = jax.vmap(lambda c, k: reduction.combine(c, (), k), (0 if reduction.join == "add" else 1, 0))(
                     contributions, keys
@@ -363,11 +366,12 @@ class Parts:
 
 
 def _counting(reduce: Reduce) -> Reduce:
-    """The Reduce for (part, whether the client counts): to it, one that does not is absent."""
+    """The Reduce for (part, whether the client counts): to it, one that does not is absent, and adds nothing to a sum."""
 
     def lift(part, client):
         value, counts = part
-        return reduce.lift(value, client._replace(examples=jnp.where(counts, client.examples, 0)))
+        made = reduce.lift(value, client._replace(examples=jnp.where(counts, client.examples, 0)))
+        return jax.tree.map(lambda x: jnp.where(counts, x, 0), made) if reduce.join == "add" else made
 
     return reduce._replace(lift=lift)
 

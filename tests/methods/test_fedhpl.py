@@ -1,5 +1,6 @@
 """FedHPL in loops over clients, classes and examples, and its limits; frozen backbones are held once and never move."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core import nn
-from fedjax_core.algorithm import ClientData, Cohort, Net
+from fedjax_core.algorithm import ClientData, Cohort, Examples, Net
 from fedjax_core.engine import parallel, simulation
 from fedjax_core.learning import metrics, training
 from fedjax_core.task import part_of
+from fedjax_core.uplink import bare
 from methods.fedavg import fedavg
 from methods.fedbabu import fedbabu
 from methods.fedhpl import Sent, fedhpl
@@ -188,7 +190,7 @@ def updates(make=fedhpl, **options):
 def alone(make, groups=None, **settings):
     """A simulation of the toy federation over prompts and heads."""
     groups = groups or simulation.one_group(make, toy.task_in_part(), N)
-    return simulation.Simulation(groups, toy.data(), plan=parallel.Plan(1, 1), **settings)
+    return simulation.Simulation(groups, settings.pop("data", toy.data()), plan=parallel.Plan(1, 1), **settings)
 
 
 def teacher(shared=(), known=(True, True, True)):
@@ -244,6 +246,20 @@ class ClientTest(chex.TestCase):
         out = updates(average=average)(teacher(tuple((other.params[name], jnp.bool(True)) for name in average)), net)
         found = algorithm(average=average).predict["personal"](*out.local, x)["logits"]
         np.testing.assert_allclose(found, MODELS[0].apply(out.state, x)[0]["logits"], atol=1e-6)
+
+    def test_who_is_left_out_teaches_nothing(self):
+        """Also where its logits travel row by row: what stands in their place is class 0 throughout."""
+        data = toy.data()
+        x, gone = np.array(data.train.x), 3
+        x[np.asarray(data.train_index[gone])[: toy.SIZES[gone]]] = np.nan
+        data, teachers = dataclasses.replace(data, train=Examples(x, data.train.y)), []
+        for compress in (True, False):
+            make = build(compress=compress)
+            sim = alone(make, toy.groups(make, True, task=toy.task_in_part), data=data, leave_out=True)
+            state, (record,) = sim.rounds(sim.init(0), 1)
+            self.assertEqual(record["server/left_out"], 1)
+            teachers.append(jax.device_get(bare(state.server)).teacher)
+        chex.assert_trees_all_close(*teachers, atol=1e-5)
 
     def test_what_travels(self):
         def numbers(**options):

@@ -13,10 +13,11 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_core.algorithm import Cohort
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import parallel, simulation
 from fedjax_core.engine.parallel import Plan
-from fedjax_core.learning import training
+from fedjax_core.learning import aggregators, training
 from fedjax_core.uplink import privacy, rules
 from methods.fedavg import fedavg
 from tests import toy
@@ -117,6 +118,16 @@ class MapClientsTest(chex.TestCase):
         np.testing.assert_allclose(values, np.stack(rows), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(rest["id"], ids)
         np.testing.assert_array_equal(rest["python"], np.full(24, 3.0, np.float32))
+
+    @parameterized.parameters((1, 1), (10, 1), (1000, 1), (5, 8))
+    def test_a_sum_in_half_precision_does_not_stop_growing(self, chunk, devices):
+        """Added up in bfloat16, a thousand of one size come to half of what they are."""
+        plan, mean = Plan(chunk, devices), aggregators.mean()
+        given = jnp.full((1000, 2), 1e-3, jnp.bfloat16), Cohort(jnp.arange(1000), jnp.full(1000, 257))
+        run = functools.partial(parallel.map_clients, lambda _, part: (mean.lift(*part), ()), plan=plan, on=parallel.mesh(plan))
+        found = mean.lower(jax.jit(run)((), given)[0])
+        self.assertEqual(found.dtype, jnp.bfloat16)
+        np.testing.assert_allclose(found.astype(np.float32), given[0][0].astype(np.float32), rtol=2**-6)
 
     def test_every_device_takes_its_part(self):
         plan = Plan(1, 8)

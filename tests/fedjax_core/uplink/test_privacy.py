@@ -1,5 +1,8 @@
 """Privacy of clients: one moves the sum by no more than the clip, the noise has its deviation, what has no bound is refused."""
 
+import types
+from typing import Any, cast
+
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -8,8 +11,11 @@ import pytest
 from hypothesis import strategies
 from hypothesis.extra import numpy as arrays
 
+from fedjax_core import by_name
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Net
+from fedjax_core.experiment import protection
 from fedjax_core.learning import aggregators
+from fedjax_core.privacy import Release
 from fedjax_core.uplink import Carried, Sender, attacks, bare, privacy
 from fedjax_core.uplink.privacy import adaptive, gaussian, local_gaussian, local_laplace
 from fedjax_core.uplink.wrap import wrap
@@ -85,6 +91,26 @@ def test_the_clip_follows_the_quantile():
 
     _, clips = jax.lax.scan(step, link.memory(None), jax.random.split(jax.random.key(0), 120))
     assert abs(np.mean(clips[-20:]) - 3) < 0.6
+
+
+def test_the_clip_follows_its_quantile_among_those_that_are_expected_to_come_back():
+    """Of 100 clients 40 drop out every round: who is absent is neither within the clip nor above it."""
+    asked = types.SimpleNamespace(privacy=True, cohort=100, dropout=0.4)
+    asked.mechanism = by_name.find("mechanism", "adaptive(quantile=0.9, rate=0.5)", privacy.MECHANISMS, given=privacy.GIVEN)
+    spent = types.SimpleNamespace(release=Release("gaussian", "poisson", 100, 1000), strategy=None, clip=0.1, noise=1e-3)
+    (link,) = protection.links(cast(Any, asked), cast(Any, spent), 1000)
+    rows = jnp.linspace(0.05, 9.95, 100)[:, None] * jnp.array([[0.6, 0.8]])
+
+    def step(memory, key):
+        there = jnp.argsort(jax.random.uniform(key, 100)) < 60
+        lifted = jax.vmap(lambda row, w: link.reduction.lift(row, w, Sender(0, 1, key, memory)))(rows, there * 1.0)
+        mean, after, _ = link.reduction.combine(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), memory, key)
+        return after, (memory, jnp.linalg.norm(mean))
+
+    _, (clips, means) = jax.lax.scan(step, link.memory(None), jax.random.split(jax.random.key(0), 120))
+    assert abs(np.mean(clips[-20:]) - 9) < 0.6
+    wanted = np.minimum(np.linspace(0.05, 9.95, 100), 9).mean()
+    assert abs(np.mean(means[-20:]) / wanted - 1) < 0.1, "a mean over those that came"
 
 
 def test_indicators_without_enough_noise_are_refused():

@@ -6,12 +6,13 @@ import itertools
 import sys
 import warnings
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.uplink import rules
+from fedjax_core.uplink import bare, rules
 from fedjax_core.uplink.distances import squared
 from tests import toy
 
@@ -166,6 +167,34 @@ def test_the_geometric_median_multiplies_in_full_precision():
 def test_a_senseless_rule_is_refused_in_a_line(text, says):
     with pytest.raises(ValueError, match=says):
         rules.parse(text)
+
+
+@pytest.mark.parametrize(("text", "clients"), [("bulyan(attackers=0.2)", 7), ("krum(attackers=0.0)", 3)])
+def test_of_vectors_that_are_as_good_the_lowest_id_is_taken_whatever_the_plan(text, clients):
+    """With so few clients a score of Krum is one distance, and the two nearest have the same."""
+    nets = []
+    for plan in ((1, 1), (2, 1)):
+        links = [rules.parse(text)]
+        sim = toy.simulate("fedavg", links=links, leave_out=True, statistics=False, cohort=clients, plan=plan)
+        nets.append([jax.device_get(bare(sim.rounds(sim.init(seed), 1)[0].server).net.params) for seed in range(3)])
+    chex.assert_trees_all_close(*nets, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("same", r"same' returned an array \[5, 2\]; an array \[2\] is wanted"),
+        ("total", r"total' returned an array \[\]; an array \[2\] is wanted"),
+        ("pair", r"pair' returned tuple; an array \[2\] is wanted"),
+        ("first | median", r"first', which stands before another, returned an array \[2\]; an array \[5, 2\] is wanted"),
+    ],
+)
+def test_an_own_rule_with_another_shape_is_refused_in_a_line(tmp_path, text, says):
+    file, (name, *rest) = tmp_path / "own.py", text.split(" ", 1)
+    bodies = {"same": "rows", "total": "rows.sum()", "pair": "(rows[0], there)", "first": "rows[0]"}
+    file.write_text("".join(f"def {name}():\n    return lambda rows, there: {body}\n\n" for name, body in bodies.items()))
+    with pytest.raises(ValueError, match=says):
+        applied(" ".join([f"{file}:{name}", *rest]), np.ones((5, 2), np.float32), np.ones(5, bool))
 
 
 def test_an_own_rule_from_a_file_and_a_rule_over_classes(tmp_path):
