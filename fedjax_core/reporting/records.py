@@ -49,21 +49,42 @@ def kept(folder: Path, done: int, say: Callable[[str], None]) -> list[dict[str, 
     """
     file = folder / METRICS
     records = read(file) if file.exists() else []
+    found, have = _whole(folder, records, done), sum(record["round"] <= done for record in records)
+    if have < done:
+        say(f"{file} had {have} of {done} rounds; the others are taken from {CSV}")
+    if have < done or have < len(records):
+        write_text(file, json_lines(found))
+    return found
+
+
+def whole(folder: Path, done: int) -> list[dict[str, Any]]:
+    """What `kept` gives, for who does not have the run's lock: no file is changed.
+
+    Args:
+      folder: of the run.
+      done: the last round that is wanted.
+
+    Raises:
+      OSError: if a file cannot be read.
+      ValueError: if neither file has them all, or metrics.jsonl holds something else.
+    """
+    file = folder / METRICS
+    return _whole(folder, read(file) if file.exists() else [], done)
+
+
+def _whole(folder: Path, records: Sequence[dict[str, Any]], done: int) -> list[dict[str, Any]]:
+    """The records of rounds 1 ... `done`: those of metrics.jsonl, and of metrics.csv what is not among them."""
     have = [record for record in records if record["round"] <= done]
     if _complete(have, done):
-        if len(have) < len(records):
-            write_text(file, json_lines(have))
         return have
     of = {record["round"]: record for record in [*_from_csv(folder / CSV), *have]}
     rebuilt = [of[number] for number in sorted(of) if number <= done]
     if not _complete(rebuilt, done):
         missing = next(number for number in range(1, done + 1) if number not in of)
         raise ValueError(
-            f"{file} has {len(have)} of the {done} rounds that the checkpoint has done, and {CSV} has not the others "
+            f"{folder / METRICS} has {len(have)} of the {done} rounds that the checkpoint has done, and {CSV} has not the others "
             f"(round {missing} is missing); restore it, or take another directory"
         )
-    say(f"{file} had {len(have)} of {done} rounds; the others are taken from {CSV}")
-    write_text(file, json_lines(rebuilt))
     return rebuilt
 
 

@@ -142,6 +142,7 @@ def steps(
         directories.same_data(simulation, workdir)
         directories.take_up_plan(simulation, workdir, chosen_plan, reporter)
         directories.same_settings(workdir, record or {})
+        workdir.take_over()
         directories.record_placement(simulation, workdir, reporter)
         with reporter, Stop() if stop is None else contextlib.nullcontext(stop) as asked_for:
             reporter.note(bytes_down=simulation.shapes.down, bytes_up=simulation.shapes.up)
@@ -180,7 +181,7 @@ def steps(
             asked = together.said(hooks.asked) if going.done < rounds and not early else ""
             if early:
                 reporter.note(ended=early)
-            reporter.note(peak_memory_bytes=_peak_memory(simulation))
+            reporter.note(peak_memory_bytes=_peak_memory(simulation))  # tables know by it that the run ended without an error
             if private is not None:
                 reporter.note(privacy=private.facts() | {"epsilon": private.epsilon(going.done)})
             summary, drawn, history = reporter.close(), [], {}

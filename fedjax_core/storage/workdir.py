@@ -85,6 +85,8 @@ class WorkDir:
         self.writer = writer
         self._lock = lock
         self._kept: dict[str, Any] | None = None  # what run.json holds, on the only process that writes it
+        self._news: dict[Path, Any] = {}  # files of a resumed run that `take_over` is to write
+        self._changed: dict[str, str] = {}  # fields in which its config differs
 
     @classmethod
     def open(
@@ -101,7 +103,8 @@ class WorkDir:
           path: the directory; it and its parents are made if they do not exist.
           config: the resolved config, of JSON values.
           may_differ: dotted names of fields (`"rounds"`), or of whole branches (`"report"`), in which a resumed run may
-            differ from the directory's config. The directory then takes over the new values.
+            differ from the directory's config. The directory has the new values after `take_over`; until then a run that is
+            resumed is as it was.
           writer: whether this process writes and locks. By default process 0 does. Another process changes nothing; it
             sees the same directory only once process 0 has opened it, so put a barrier between the two.
 
@@ -130,22 +133,36 @@ class WorkDir:
             for leftover in path.glob(f"{TEMPORARY}*"):
                 leftover.unlink(missing_ok=True)
             resumed = (path / CONFIG).exists()
+            run = cls(path, asked, resumed=resumed, writer=True, lock=lock)
             if resumed:
-                changed = cls._compare(path, asked, may_differ)
+                run._changed = cls._compare(path, asked, may_differ)
                 started = read_json(path / ENVIRONMENT, {"resumed?": [dict]})
                 now = environment()
                 news = {key: value for key, value in now.items() if value != started.get(key) or key == "time"}
-                write_json(path / ENVIRONMENT, started | {"resumed": [*started.get("resumed", ()), news]})
-                if changed:
-                    write_json(path / CONFIG, asked)
-                    _log.info("%s goes on with %s", path, "; ".join(f"{key}: {text}" for key, text in changed.items()))
+                run._news[path / ENVIRONMENT] = started | {"resumed": [*started.get("resumed", ()), news]}
+                if run._changed:
+                    run._news[path / CONFIG] = asked
             else:
                 write_json(path / ENVIRONMENT, environment())
                 write_json(path / CONFIG, asked)  # last: with it the directory holds a run
         except BaseException:
             lock.close()
             raise
-        return cls(path, asked, resumed=resumed, writer=True, lock=lock)
+        return run
+
+    def take_over(self) -> None:
+        """Writes down that a run is resumed, and the fields of its config that differ; call it when nothing can refuse the run.
+
+        A second call, or one for a new run, does nothing.
+
+        Raises:
+          OSError: if a file cannot be written.
+        """
+        for file, value in self._news.items():
+            write_json(file, value)
+        if self._changed:
+            _log.info("%s goes on with %s", self.path, "; ".join(f"{key}: {text}" for key, text in self._changed.items()))
+        self._news, self._changed = {}, {}
 
     @staticmethod
     def _refuse_foreign(path: Path) -> None:

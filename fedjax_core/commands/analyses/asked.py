@@ -123,6 +123,7 @@ def of_features(asked: Asked) -> str:
 
 def markdown(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
     """Writes rows as a Markdown table."""
-    lines = [f"| {' | '.join(row)} |" for row in ([list(rows[0]), ["---"] * len(rows[0])] if rows else [])]
-    write_text(path, "\n".join([*lines, *(f"| {' | '.join(row.values())} |" for row in rows)]) + "\n")
+    cells = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)] if rows else []
+    lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in cells]
+    write_text(path, "\n".join(lines) + "\n")
     return path

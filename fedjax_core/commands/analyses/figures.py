@@ -13,7 +13,7 @@ from fedjax_core.reporting.plots.lines import scores_in
 from fedjax_core.reporting.records import read
 from fedjax_core.reporting.words import ROWS
 from fedjax_core.storage.export import trained_network
-from fedjax_core.storage.workdir import METRICS
+from fedjax_core.storage.workdir import METRICS, RUN
 
 EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map of its attention
 KNOWLEDGE_ROWS = 1000  # test examples in the plane beside class knowledge
@@ -55,13 +55,20 @@ def epsilon(asked: Asked, loaded: Loaded) -> list[Path]:
 
 
 def partition(asked: Asked, loaded: Loaded) -> list[Path]:
-    """Who has how much of what, as circles and as shades."""
+    """Who has how much of what, as circles and as shades.
+
+    Raises:
+      ValueError: a run has no label table.
+    """
     del loaded
     files = []
     for run, name in named(asked):
         found = partition_of(run)
+        if not found.get("label_table"):
+            lost = run / found["whole"] if "whole" in found else run / RUN
+            raise ValueError(f"{run} has no label table, which {lost} would hold; restore that file, or leave the run out")
         for kind, draw in (("bubbles", plots.partition_bubbles), ("heatmap", plots.heatmap)):
-            more = {"class_names": found["class_names"], "clients": found.get("clients")}
+            more = {"class_names": found.get("class_names"), "clients": found.get("clients")}
             files += drawn(asked, f"{name}partition_{kind}", draw, found["label_table"], **more)
     return files
 

@@ -78,4 +78,5 @@ def escaped(text: str) -> str:
 
 
 def _line(*cells: str) -> str:
-    return " & ".join(cells) + r" \\"
+    opens = "{}" if cells[0].lstrip().startswith(("[", "*")) else ""  # else the end of the line above takes it for its option
+    return opens + " & ".join(cells) + r" \\"

@@ -22,6 +22,7 @@ from fedjax_core.reporting.crossing import crossing
 from fedjax_core.storage.json_files import read_json
 
 _ENDED = {"rounds": int, "facts": dict}  # of summary.json, what tells whether a run is over
+_AT_THE_END = "peak_memory_bytes"  # a fact that a run notes once its last checkpoint is written, and no run that an error ends
 _FACTS = {"rounds": int, "facts": {"bytes_down": float, "bytes_up": float}}  # and what a table takes of one that is
 
 
@@ -162,12 +163,16 @@ class Contents(NamedTuple):
 
 
 def finished(folder: Path, cell: Cell) -> bool:
-    """Whether the run of a cell lies finished in a folder."""
+    """Whether the run of a cell lies finished in a folder.
+
+    One that an error ended after its last round does not: its summary lacks what a run notes at its end, and the next command
+    resumes it.
+    """
     summary = folder / "runs" / cell.name / report.SUMMARY
     if not summary.exists():
         return False
     said = read_json(summary, _ENDED)
-    return said["rounds"] == cell.config.rounds or "ended" in said["facts"]
+    return _AT_THE_END in said["facts"] and (said["rounds"] == cell.config.rounds or "ended" in said["facts"])
 
 
 def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData | None = None) -> Result:

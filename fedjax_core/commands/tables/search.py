@@ -207,14 +207,15 @@ def _check_noise(where: str, halving: int, asked: experiment.Asked) -> None:
 
 
 def _own(config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config has in the fields of a space."""
+    """What a config has in the fields of a space, None too; without fields that it does not have."""
     found = {}
     for field in space:
+        *outer, name = field.split(".")
         place = config
-        for name in field.split("."):
-            place = place.get(name) if isinstance(place, ConfigDict) else None
-        if place is not None:
-            found[field] = place
+        for each in outer:
+            place = place.get(each) if isinstance(place, ConfigDict) else None
+        if isinstance(place, ConfigDict) and name in place:
+            found[field] = place[name]
     return found
 
 

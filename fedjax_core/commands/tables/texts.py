@@ -196,7 +196,12 @@ def rounds(of_seeds: Sequence[int | None]) -> str:
     there = [r for r in of_seeds if r is not None]
     if not there:
         return "never"
-    return f"{statistics.fmean(there):.3g}" + (f" ({len(there)} of {len(of_seeds)})" if len(there) < len(of_seeds) else "")
+    return significant(statistics.fmean(there)) + (f" ({len(there)} of {len(of_seeds)})" if len(there) < len(of_seeds) else "")
+
+
+def significant(value: float) -> str:
+    """A number with three digits, or with all those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
@@ -208,6 +213,6 @@ def costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
             if cell is not None:
                 to = [rounds(cell.reached[t]) if t in cell.reached else "" for t in all_targets(contents.table)]
                 sizes = [report.readable_size(cell.down), report.readable_size(cell.up)]
-                seconds = "" if math.isnan(cell.seconds) else f"{cell.seconds:.3g}"
+                seconds = "" if math.isnan(cell.seconds) else significant(cell.seconds)
                 found.append((row.label, column.label, [*to, seconds, *sizes]))
     return found

@@ -89,7 +89,7 @@ def score_of(place: Path, run: Cell, measure: tuple[str, ...]) -> float | None:
     if not (beyond or said["rounds"] >= rounds or "ended" in said["facts"]):
         return float("nan") if (place / DIVERGED).exists() else None
     if len(found) < said["rounds"]:
-        found = records.kept(place, said["rounds"], report.say)
+        found = records.whole(place, said["rounds"])  # another process may be writing there
     select = run.config.evaluation.get("select")
     there = report.summarise([record for record in found if record["round"] <= rounds], select=select)["metrics"]
     name = next((name for name in measure if name in there), None)

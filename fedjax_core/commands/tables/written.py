@@ -139,7 +139,9 @@ def records(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -
                 record |= {"paper": value, "paper_std": std, "source": source, "difference": _finite(s.difference)}
                 record |= _of_intervals(grids[measure.label].compared.get((row.label, column.label)), contents.table.against)
                 if costs is not None:
-                    record |= {f"rounds_to_{target:g}": texts.rounds(each) for target, each in costs.reached.items()}
+                    record |= {
+                        f"rounds_to_{target:g}": texts.rounds(each).replace(",", "") for target, each in costs.reached.items()
+                    }
                 record["seconds_per_round"] = None if costs is None else _finite(costs.seconds)
                 record["bytes_down"] = None if costs is None else costs.down
                 record["bytes_up"] = None if costs is None else costs.up

@@ -40,7 +40,8 @@ def partition_bubbles(
         raise ValueError(f"the label table must be counts [clients, classes], found {counts.dtype} of shape {counts.shape}")
     ids = np.arange(len(counts)) if clients is None else np.asarray(clients)
     names = style.class_names_of(counts.shape[1], class_names)
-    rows = [{"client": i, **dict(zip(names, row.tolist(), strict=True))} for i, row in zip(ids.tolist(), counts, strict=True)]
+    heads = style.columns("client", names, "class")
+    rows = [{"client": i, **dict(zip(heads, row.tolist(), strict=True))} for i, row in zip(ids.tolist(), counts, strict=True)]
     shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), style.MOST_CLIENTS)).round().astype(int))
     with matplotlib.rc_context(style.STYLE):
         figure = _bubbles(counts[shown], ids[shown], style.short(names), int(ids[-1]) + 1)

@@ -26,7 +26,8 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
       OSError: if the files cannot be written.
     """
     names = list(dict.fromkeys(name for values in series.values() for name in values))
-    rows = [{across: name, **{run: values[name] for run, values in series.items() if name in values}} for name in names]
+    of = dict(zip(style.columns(across, series, "run"), series.values(), strict=True))
+    rows = [{across: name, **{run: values[name] for run, values in of.items() if name in values}} for name in names]
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN if len(names) <= 25 else style.PAGE, 2.4), layout="constrained")
         axes = figure.add_subplot()
@@ -34,7 +35,8 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
             shift = 0.12 * (i - (len(series) - 1) / 2) if len(series) > 1 else 0.0
             at = [names.index(name) + shift for name in values]
             colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
-            axes.plot(at, list(values.values()), color=colour, marker=marker, linestyle="none", markersize=3.5, label=run)
+            look = {"color": colour, "marker": marker, "linestyle": "none", "markersize": 3.5}
+            axes.plot(at, list(values.values()), label=style.entry(run), **look)
         longest = max(map(len, names), default=0)
         long = longest > 4
         step = style.step((0.12 if long else 0.06 * (longest + 1)) * len(names) / (figure.get_figwidth() - 0.7))

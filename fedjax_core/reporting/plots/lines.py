@@ -200,7 +200,7 @@ def draw(axes: Axes, lines: Sequence[Line], name: str) -> None:
         colour = style.COLOURS[i % len(style.COLOURS)]
         dashes = style.DASHES[i // len(style.COLOURS) % len(style.DASHES) if len(lines) > len(style.DASHES) else i]
         marker = "o" if len(line.rounds) <= 25 else None
-        axes.plot(line.rounds, line.values, dashes, color=colour, marker=marker, markersize=2.5, label=line.label)
+        axes.plot(line.rounds, line.values, dashes, color=colour, marker=marker, markersize=2.5, label=style.entry(line.label))
         draw_band(axes, line.rounds, line, colour)
     axes.set_xlabel("round")
     axes.set_ylabel(axis(name))

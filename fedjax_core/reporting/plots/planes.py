@@ -52,7 +52,7 @@ def embedding(
             for value, colour in zip(found.tolist(), style.colours(len(found)), strict=True):
                 mine = values == value
                 marker = markers[value] if what == "client" else "o"
-                label = style.short(names)[value] if what == "class" else str(value)
+                label = style.entry(style.short(names)[value]) if what == "class" else str(value)
                 axes.scatter(*places[mine & ~large].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
                 for client in np.unique(clients[mine & large]).tolist():
                     at = places[mine & large & (clients == client)].T
@@ -100,7 +100,8 @@ def landmarks(
         axes = figure.add_subplot()
         found = np.unique(np.concatenate([classes, mark_classes])).tolist()
         for value, colour in zip(found, style.colours(len(found)), strict=True):
-            axes.scatter(*places[classes == value].T, s=5, color=colour, linewidths=0, label=style.short(names)[value])
+            label = style.entry(style.short(names)[value])
+            axes.scatter(*places[classes == value].T, s=5, color=colour, linewidths=0, label=label)
             axes.scatter(*marks[mark_classes == value].T, s=90, color=colour, edgecolors="black", linewidths=1.2, zorder=3)
         style.bare(axes, len(found), 1.8)
         style.save(figure, path, rows)
@@ -156,7 +157,7 @@ def contours(
         axes.plot([0], [0], "+", color=style.COLOURS[1], markersize=9, markeredgewidth=1.5)
         for i, (label, at) in enumerate(places.items()):
             shape = {"color": style.COLOURS[1 + i % (len(style.COLOURS) - 1)], "marker": style.MARKERS[i % len(style.MARKERS)]}
-            axes.scatter(*at.T, s=22, edgecolors="white", linewidths=0.6, label=label, zorder=3, **shape)
+            axes.scatter(*at.T, s=22, edgecolors="white", linewidths=0.6, label=style.entry(label), zorder=3, **shape)
         if places:
             style.legend_above(figure, axes)
         first, second = [""] * 2 if share is None else [f" ({100 * part:.0f} %)" for part in share]

@@ -42,7 +42,8 @@ def heatmap(
         raise ValueError(f"the values must be a matrix [clients, classes], found shape {table.shape}")
     names = style.class_names_of(table.shape[1], class_names)
     ids = list(range(len(table))) if clients is None else list(clients)
-    rows = [{"client": i, **dict(zip(names, row.tolist(), strict=True))} for i, row in zip(ids, np.asarray(values), strict=True)]
+    heads = style.columns("client", names, "class")
+    rows = [{"client": i, **dict(zip(heads, row.tolist(), strict=True))} for i, row in zip(ids, np.asarray(values), strict=True)]
     shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), style.MOST_CLIENTS)).round().astype(int))
     part = table[shown].T * (100 if percent else 1)
     columns = len(shown)

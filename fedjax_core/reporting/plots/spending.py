@@ -84,12 +84,12 @@ def _draw(axes: Axes, line: lines.Line, spent: Mapping[int, float], i: int) -> N
     colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
     if not spent:
         last = line.values[-1]
-        axes.axhline(last, color=colour, linestyle="--", linewidth=1, label=line.label)
+        axes.axhline(last, color=colour, linestyle="--", linewidth=1, label=style.entry(line.label))
         if line.band is not None:
             axes.axhspan(last - line.band[-1], last + line.band[-1], color=colour, alpha=0.1, linewidth=0)
         return
     at = [spent[int(r)] for r in line.rounds]
-    axes.plot(at, line.values, color=colour, marker=marker, markersize=2.5, label=line.label)
+    axes.plot(at, line.values, color=colour, marker=marker, markersize=2.5, label=style.entry(line.label))
     lines.draw_band(axes, at, line, colour)
 
 

@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "savefig.dpi": 300,
     "pdf.fonttype": 42,
+    "text.parse_math": False,  # a dollar in a class's name or a label is a dollar
 }
 
 
@@ -96,6 +97,16 @@ def class_names_of(classes: int, names: Sequence[str] | None) -> list[str]:
     if len(found) != classes:
         raise ValueError(f"{len(found)} class names for {classes} classes; give one per class")
     return found
+
+
+def columns(head: str, names: Iterable[str], what: str) -> list[str]:
+    """Names as columns of a CSV beside one that is called `head`: a name like that says in brackets what it is."""
+    return [f"{name} ({what})" if name == head else name for name in names]
+
+
+def entry(label: str) -> str:
+    """A label as a legend shows it: without the space of no width, matplotlib leaves out what is empty or begins with "_"."""
+    return label if label and not label.startswith("_") else f"\u200b{label}"
 
 
 def short(names: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ def fake(monkeypatch):
         with report.Reporter(workdir, config.rounds, progress=False) as reporter:
             for i, accuracy in enumerate((0.4, 0.6, 0.8 + config.seed / 100), 1):
                 reporter.log({"round": i, "seconds": 2.0, "compile_seconds": 1.5, "test/global/accuracy": accuracy} | made.more)
-            reporter.note(bytes_down=2000.0, bytes_up=1500.0)
+            reporter.note(bytes_down=2000.0, bytes_up=1500.0, peak_memory_bytes=1)
         return SimpleNamespace(stopped=bool(stopped))
 
     monkeypatch.setattr(experiment, "execute", execute)

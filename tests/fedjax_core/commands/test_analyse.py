@@ -13,7 +13,7 @@ from PIL import Image
 from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
 from fedjax_core import experiment
 from fedjax_core.commands import analyse
-from fedjax_core.commands.analyses import answers
+from fedjax_core.commands.analyses import answers, asked
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.files import write_text
 from fedjax_core.storage.json_files import json_lines, read_json, write_json
@@ -395,3 +395,21 @@ def test_what_holds_no_run_is_left_as_it_is(tmp_path, capsys):
     assert analyse.main([str(missing), "--what=clients"]) == 1
     assert f"error: {missing} holds no run: there is neither config.json nor metrics.jsonl" in capsys.readouterr().err
     assert not missing.exists()
+
+
+def test_the_partition_of_a_run_without_a_label_table_gets_one_line(tmp_path, capsys):
+    run = fake(tmp_path / "fedavg", **{"test/global/accuracy": 0.25})
+    assert call(run, "--what=partition", f"--out={tmp_path / 'out'}") == 1
+    assert f"error: {run} has no label table, which {run / 'run.json'} would hold" in capsys.readouterr().err
+    write_json(run / "run.json", {"partition": {"hash": "ab", "number": 60, "whole": "label_table.csv"}})
+    assert call(run, "--what=partition", f"--out={tmp_path / 'out'}") == 1
+    assert f"error: {run} has no label table, which {run / 'label_table.csv'} would hold" in capsys.readouterr().err
+    write_json(run / "run.json", {"partition": {"hash": "ab", "label_table": [[1, 2], [3, 4]]}})
+    assert call(run, "--what=partition", f"--out={tmp_path / 'out'}") == 0
+
+
+def test_a_bar_in_a_label_is_no_border_of_a_cell(tmp_path):
+    assert (
+        asked.markdown(tmp_path / "x.md", [{"run": "a|b", "p|q": "1"}]).read_text()
+        == "| run | p\\|q |\n| --- | --- |\n| a\\|b | 1 |\n"
+    )

@@ -10,6 +10,8 @@ from configs.tables import first
 from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands import analyse, tables
+from fedjax_core.run import directory
+from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
 
@@ -100,3 +102,26 @@ def test_an_interrupted_notebook_cell_leaves_a_run_that_goes_on(tmp_path):
     for name in ("train/loss", "test/global/accuracy"):
         assert resumed.history[name].rounds.tolist() == [1, 2, 3]
         assert resumed.history[name].values.tolist() == whole.history[name].values.tolist()
+
+
+def test_a_run_that_an_error_ends_after_its_last_round_is_resumed(tmp_path, monkeypatch):
+    """The disk is full when its last checkpoint is written: all rounds are recorded, and the state after them is lost."""
+    changes = {"evaluation.every": 1, "checkpoint.seconds": 0.0, "plan.devices": 1}
+    table = definition(seeds=(0,), changes=changes)
+    save = directory.save
+
+    def full(simulation, checkpoints, state, done, before):
+        if done == 3:
+            raise OSError(28, "No space left on device")
+        return save(simulation, checkpoints, state, done, before)
+
+    monkeypatch.setattr(directory, "save", full)
+    outcome, _ = run(tmp_path, table, only=["fedavg/iid"])
+    assert (outcome.results, list(outcome.failures.values())) == ({}, ["No space left on device"])
+    assert len(list((tmp_path / "runs").glob("*.error.txt"))) == 1
+    monkeypatch.setattr(directory, "save", save)
+    outcome, said = run(tmp_path, table, only=["fedavg/iid"])
+    assert said[0] == "0 of 1 runs are finished, 1 to do"
+    assert (len(outcome.results), outcome.failures) == (1, {})
+    (place,) = (tmp_path / "runs").iterdir()
+    assert Checkpoints(place / "checkpoints").latest() == 3

@@ -51,7 +51,7 @@ def fake(monkeypatch):
         with report.Reporter(workdir, config.rounds, progress=False, tensorboard=False) as reporter:
             for i in range(1, 4):
                 reporter.log({"round": i, "seconds": 1.0, f"{name}/mean": float(np.nanmean(each)) - 0.1 * (3 - i)})
-            reporter.note(bytes_down=1.0, bytes_up=1.0)
+            reporter.note(bytes_down=1.0, bytes_up=1.0, peak_memory_bytes=1)
             if label not in made.left_out:
                 rows = np.full(N, 5) - 5 * np.isnan(each)
                 clients.write(Path(workdir) / clients.LAST, made.last, ByClient(np.arange(N), rows, {name: each}))

@@ -10,10 +10,21 @@ import numpy as np
 import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from fedjax_core.reporting import resampling
-from fedjax_core.reporting.plots import attention, contact_sheet, curves, heatmap, partition_bubbles, run_plots
+from fedjax_core.reporting.plots import (
+    attention,
+    contact_sheet,
+    contours,
+    curves,
+    dots,
+    heatmap,
+    partition_bubbles,
+    run_plots,
+    spending,
+)
 from fedjax_core.reporting.plots.lines import Line, draw
 from fedjax_core.storage.json_files import JsonLines, write_json
 from fedjax_core.storage.workdir import WorkDir
@@ -295,3 +306,42 @@ def test_the_key_of_differences_names_the_level_of_the_intervals(monkeypatch):
     assert runpy.run_path(str(sys.modules["fedjax_core.reporting.plots.differences"].__file__))["KEY"].startswith(
         "line: 90 % interval"
     )
+
+
+def texts(figure: Figure) -> list[str]:
+    """All that stands in a figure, once it is drawn."""
+    return [found.get_text() for found in figure.findobj(Text)]
+
+
+def test_a_dollar_is_a_dollar(tmp_path):
+    """And no label of ours needs formulas, such as ticks on a scale of powers."""
+    names = ["$5_$10", "$10 & more", "a_b$c^$"]
+    counts = np.arange(6).reshape(2, 3)
+    drawn = [
+        partition_bubbles(counts, tmp_path / "b.png", names),
+        heatmap(counts, tmp_path / "h.pdf", names),
+        dots({"$a_$b": {"0": 0.5}, "x^$y$": {"0": 0.6}}, tmp_path / "d.svg", "client", "accuracy"),
+    ]
+    assert all(any("$" in text for text in texts(figure)) for figure in drawn)
+    steps = np.linspace(-1, 1, 5)
+    for loss in (1 + steps[:, None] ** 2 + steps**2, np.exp(9 * (steps[:, None] ** 2 + steps**2))):
+        assert not any("$" in text for text in texts(contours(steps, loss, tmp_path / "c.png", marks={"a": [[0, 1]]})))
+    run = log(tmp_path / "run", *RECORDS)
+    write_json(run / "summary.json", {"facts": {"bytes_up": 1e6}})
+    assert not any("$" in text for text in texts(spending([run], "test/global/accuracy", tmp_path / "s.png")))
+
+
+def test_labels_that_begin_with_a_line_are_in_the_legend(tmp_path):
+    folders = [log(tmp_path / name, *RECORDS) for name in ("_a", "_b", "c")]
+    shown = lambda figure: [text.get_text().strip("\u200b") for legend in figure.legends for text in legend.get_texts()]
+    assert shown(curves(folders, "test/global/accuracy", tmp_path / "x.png")) == ["_a", "_b", "c"]
+    assert shown(curves(folders[:2], "test/global/accuracy", tmp_path / "x.png", ["", "_"])) == ["", "_"]
+    assert shown(dots({"_a": {"0": 0.5}, "b": {"0": 0.6}}, tmp_path / "x.png", "client", "accuracy")) == ["_a", "b"]
+
+
+def test_a_name_does_not_stand_in_place_of_the_first_column(tmp_path):
+    for chart in (partition_bubbles, heatmap):
+        chart([[1, 2], [3, 4]], tmp_path / "x.png", ["client", "owl"])
+        assert rows(tmp_path / "x.csv") == [["client", "client (class)", "owl"], ["0", "1", "2"], ["1", "3", "4"]]
+    dots({"class": {"cat": 0.5}, "b": {"cat": 0.25}}, tmp_path / "x.png", "class", "accuracy")
+    assert rows(tmp_path / "x.csv") == [["class", "class (run)", "b"], ["cat", "0.5", "0.25"]]

@@ -16,7 +16,7 @@ from configs import fedavg
 from fedjax_core import experiment
 from fedjax_core.engine.simulation import Diverged
 from fedjax_core.run import loop
-from fedjax_core.storage.json_files import read_jsonl
+from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 
 ROOT = Path(__file__).parents[3]
 
@@ -119,3 +119,17 @@ def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
         first, second = processes.map(of_process, range(2))
     assert first == second == alone[0]
     assert sum(first[0]) == 60
+
+
+def test_a_resume_that_is_refused_changes_nothing(tmp_path: Path):
+    config = fedavg.get_config("smoke")
+    config.models, config.rounds = ("mlp(widths=(4,))",), 1
+    experiment.execute(config, str(tmp_path), progress=False)
+    recorded = read_json(tmp_path / "run.json")
+    recorded["partition"]["hash"] = "0" * 64
+    write_json(tmp_path / "run.json", recorded)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    config.rounds = 2
+    with pytest.raises(ValueError, match="holds a run on other data"):
+        experiment.execute(config, str(tmp_path), progress=False)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"} == before

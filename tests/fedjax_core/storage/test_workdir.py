@@ -81,6 +81,9 @@ def test_the_same_config_resumes_and_the_environment_keeps_its_history(tmp_path)
         assert run.recorded("nothing") is None
         run.record("plan", {"chunk": 2, "devices": 1})
         assert run.recorded("plan") == {"chunk": 2, "devices": 1}
+        assert "resumed" not in read_json(tmp_path / "environment.json"), "the run may still be refused"
+        for _ in range(2):
+            run.take_over()
     environment = read_json(tmp_path / "environment.json")
     assert [set(resumption) for resumption in environment["resumed"]] == [{"time"}]
 
@@ -108,6 +111,8 @@ def test_fields_that_may_differ(tmp_path):
         WorkDir.open(tmp_path, asked, may_differ=("report", "round"))
     with WorkDir.open(tmp_path, asked, may_differ=("report", "rounds")) as run:
         assert run.resumed
+        assert read_json(tmp_path / "config.json")["rounds"] == 20, "the run may still be refused"
+        run.take_over()
     assert read_json(tmp_path / "config.json") == asked
 
 

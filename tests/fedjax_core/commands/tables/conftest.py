@@ -31,7 +31,7 @@ def fake_search(monkeypatch):
                 reporter.log(
                     {"round": i, "seconds": 2.0, "test/global/accuracy": score, BY: score, "validation/global/loss": -score}
                 )
-            reporter.note(bytes_down=2000.0, bytes_up=1500.0)
+            reporter.note(bytes_down=2000.0, bytes_up=1500.0, peak_memory_bytes=1)
         return SimpleNamespace(stopped=False)
 
     monkeypatch.setattr(experiment, "execute", execute)

@@ -12,8 +12,8 @@ from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import search, trials
 from fedjax_core.run import CallbackFailed
-from fedjax_core.storage.files import write_text
-from fedjax_core.storage.json_files import json_lines, read_jsonl, write_json
+from fedjax_core.storage.files import write_csv, write_text
+from fedjax_core.storage.json_files import JsonLines, json_lines, read_jsonl, write_json
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, line, quality, rates, run
 
 
@@ -250,3 +250,31 @@ def test_with_a_selected_round_its_score_counts(tmp_path, fake_search):
     best = -min(abs(math.log10(lr / 0.3)) for lr in rates())
     assert f"| {90 + 10 * best:.2f} |" in line(tmp_path, "A"), "of the first round, where it is best"
     assert "in the round selected on validation rows" in (tmp_path / "table.md").read_text()
+
+
+def test_none_is_a_value_that_the_row_may_have_already():
+    """A trial with it would be trial 0 again, in the same directory."""
+    space = {"optimizer.momentum": (None, 0.9)}
+    for sampler in ("grid", "random"):
+        table = definition({"trials": 3, "sampler": sampler, "fewer": ("A",)})
+        table = dataclasses.replace(
+            table, rows=(dataclasses.replace(table.rows[0], changes={"optimizer.momentum": None}, space=space),)
+        )
+        study = tables.plan(table, "smoke")["A", "IID"]
+        assert [trial.values for trial in study.trials] == [{"optimizer.momentum": None}, {"optimizer.momentum": 0.9}]
+        assert len({trial.cells[0].name for trial in study.trials}) == 2
+
+
+def test_a_score_is_read_without_a_change_to_the_directory(tmp_path):
+    """Another process goes on with the trial: it has cut the records after its checkpoint, and appends to the file."""
+    records = [{"round": i, BY: i / 10} for i in (1, 2, 3)]
+    write_csv(tmp_path / "metrics.csv", records, ["round"])
+    write_json(tmp_path / "summary.json", {"rounds": 3, "facts": {}})
+    write_text(tmp_path / "metrics.jsonl", json_lines(records[:1]))
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    config = get_config("smoke")
+    config.rounds = 3
+    assert trials.score_of(tmp_path, tables.Cell("A", "IID", 0, config, "a", 1), (BY,)) == 0.3
+    lines.append(records[1])
+    lines.close()
+    assert read_jsonl(tmp_path / "metrics.jsonl") == records[:2]

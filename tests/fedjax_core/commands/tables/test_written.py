@@ -5,7 +5,7 @@ import dataclasses
 
 from configs.tables.base import Column, Measure, Paper, Row
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import latex, measures, written
+from fedjax_core.commands.tables import latex, measures, texts, written
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
 
 PAPER = {"FedAvg": {"IID": 80.5, "Skewed": Paper(82.0, 0.25, "Table 9")}, "Uniform & co.": None}
@@ -97,3 +97,19 @@ def test_the_best_of_a_column_is_bold():
     tex = latex.latex(contents(values, names))
     assert r"A & \textbf{80.00} $\pm$ 14.14 \\" in tex
     assert r"Mean $\pm$ sample standard deviation over seeds 0, 1." in tex
+
+
+def test_many_rounds_are_written_out():
+    assert [texts.rounds(each) for each in ([1234, 1300, None], [1000], [99, 100], [7])] == ["1,267 (2 of 3)", "1,000", "99.5", "7"]
+    found = contents({"A": {0: 0.5, 1: 0.5}}, {"A": GLOBAL.scores[0]})
+    results = {name: one._replace(reached={0.5: 1234}, seconds_per_round=1500.0) for name, one in found.results.items()}
+    found = found._replace(results=results)
+    assert "| A | IID | 1,234 | | 1,500 |" in tables.markdown(found).replace("|  |", "| |")
+    assert written.records(found)[0]["rounds_to_0.5"] == "1234"
+
+
+def test_a_label_is_no_option_of_the_line_above():
+    labels = ("[A]", "*D", "B [C]")
+    tex = latex.latex(contents({label: {0: 0.5} for label in labels}, dict.fromkeys(labels, GLOBAL.scores[0])))
+    lines = tex.splitlines()
+    assert [line.partition(" &")[0] for line in lines if line.endswith(r"(n=1) \\")] == ["{}[A]", "{}*D", "B [C]"]
