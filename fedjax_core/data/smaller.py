@@ -72,6 +72,9 @@ def _whole(number: object) -> bool:
 
 def _resized(images: np.ndarray, height: int, width: int) -> np.ndarray:
     """[rows, H, W, C] uint8 -> [rows, height, width, C]."""
+    channels = images.shape[-1]
+    if channels not in (1, 3):  # Pillow would take the last of 2 or 4 for how opaque a pixel is
+        return np.concatenate([_resized(images[..., c : c + 1], height, width) for c in range(channels)], -1)
 
     def one(image):
         picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)

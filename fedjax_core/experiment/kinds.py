@@ -96,6 +96,8 @@ def _classified(
         model = model if asked.augment is None else augment.augmented(model, asked.augment)
         return model if asked.episodes is None else episodes.prototypical(model, data.classes)
 
+    if asked.augment is not None and not shapes_only:
+        normalising.check_colours(asked.said["augment"], data.train)
     outputs = data.classes + (int(everybodys.y.max()) + 1 if isinstance(everybodys, Examples) else 0)
     outputs = 1 if asked.episodes is not None else outputs
     model = networks.model(

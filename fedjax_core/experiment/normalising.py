@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
 from fedjax_core.data.readers import in_file
 from fedjax_core.experiment.asked import Config, resolve
@@ -12,6 +13,7 @@ from fedjax_core.experiment.named import NORMALISATIONS
 from fedjax_core.storage import weights
 
 Scaling = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel
+NEARLY = 1e-3  # how far pixels may lie outside [0, 1], as after a resizing
 
 
 def scaling(config: Config, examples: Examples, file: str | None = None, rows: np.ndarray | None = None) -> Scaling | None:
@@ -64,9 +66,25 @@ def scale(examples: Examples, rows: np.ndarray | None = None) -> tuple[tuple[flo
 
 def _of_file_blocks(shape: tuple[int, ...], number: int, block_of: Callable) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation [C] of so many rows of an array in a file, a thousand rows in memory at a time."""
-    sums = np.zeros((2, shape[-1]))
+    sums, first = np.zeros((2, shape[-1])), block_of(0, 1).reshape(-1, shape[-1])[0].astype(np.float64)
     for start in range(0, number, 1000):
-        block = block_of(start, 1000).reshape(-1, shape[-1]).astype(np.float64)
+        block = block_of(start, 1000).reshape(-1, shape[-1]) - first  # of a constant exactly 0
         sums += np.stack([block.sum(0), (block * block).sum(0)])
     mean, square = sums * shape[-1] / (number * math.prod(shape[1:]))
-    return mean, np.sqrt(np.maximum(square - mean**2, 0))
+    return first + mean, np.sqrt(np.maximum(square - mean**2, 0))
+
+
+def check_colours(augment: str, examples: Examples) -> None:
+    """Raises ValueError for inputs outside [0, 1] whose colours an augmentation is to change: it would cut them there, in training
+    alone."""
+    x = np.asarray(examples.x)
+    if x.dtype == np.uint8 or "colour_jitter" not in (by_name.parse(part)[0] for part in augment.split("|")):
+        return
+    x = x[:1] if x.strides[0] == 0 else x
+    blocks = [x[start : start + 1000] for start in range(0, len(x), 1000)]
+    low, high = min(float(block.min()) for block in blocks), max(float(block.max()) for block in blocks)
+    if low < -NEARLY or high > 1 + NEARLY:
+        raise ValueError(
+            f"augment={augment!r}: colour_jitter is for images of bytes, or of floats in [0, 1], these {x.dtype} are in "
+            f"[{low:.4g}, {high:.4g}]"
+        )

@@ -288,6 +288,9 @@ def answers(
       batch: rows at once.
       longest: the most tokens that a language model writes; an encoder chooses one of the options.
       beams: of a language model; 1: greedily.
+
+    Raises:
+      ValueError: a language model has no place for a question before so long an answer.
     """
     if isinstance(made.model, Encoder):
         assert made.options is not None
@@ -298,6 +301,8 @@ def answers(
             x = {name: made.data.test.x[name][mine] for name in ("tokens", "mask", "options")}
             chosen += np.asarray(choose(params, x)).tolist()[: len(rows) - start]
         return [made.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
+    if longest >= made.model.context:
+        raise ValueError(f"longest={longest} leaves no place for a question: {made.model.name} takes {made.model.context} tokens")
     asked, tokenizer = [made.divided.test[row] for row in rows], pretrained.tokenizer(made.folder)
     widest = min(made.spec.limit, made.model.context - longest)
     tokens = instructions.prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)

@@ -337,13 +337,21 @@ def adapted(
 
     task = Task(network, classes, population, arrays, public, shape)
     if shape is not None:
-        x = np.zeros((1, *shape), np.float32)
+        net = jax.eval_shape(task.model.init, jax.random.key(0))
+
+        def traced(dtype: type) -> None:
+            x = np.zeros((1, *shape), dtype)
+            jax.eval_shape(lambda net, frozen: network(frozen).apply(net, x), net, arrays)
+
         try:
-            jax.eval_shape(
-                lambda net, frozen: network(frozen).apply(net, x), jax.eval_shape(task.model.init, jax.random.key(0)), arrays
-            )
-        except TypeError as error:
-            raise ValueError(
-                f"adapter: {model.name} does not use its kernels as x @ kernel, as vit and language models do"
-            ) from error
+            traced(np.float32)
+        except (TypeError, ValueError) as error:
+            try:
+                traced(np.int32)  # a network that embeds token ids reads nothing else
+            except (TypeError, ValueError):
+                if not isinstance(error, TypeError):
+                    raise error from None
+                raise ValueError(
+                    f"adapter: {model.name} does not use its kernels as x @ kernel, as vit and language models do"
+                ) from error
     return task

@@ -9,6 +9,7 @@ from fedjax_core.algorithm import Array, PyTree, targets_of
 from fedjax_core.values import Fraction, NonNegative
 
 TINY = 1e-24  # squared length below which a vector counts as zero
+ABSENT = -1e8  # logits below it are of classes that are not there: of other episodes, of options that a question has not
 OfLabels = Callable[[Array, Array, Array], Array]  # a network's outputs, y, mask [B] -> the mean over the rows in `mask`
 
 
@@ -70,17 +71,21 @@ def of_targets(outputs: Array, y: Array, mask: Array) -> Array:
 
 
 def smoothed(logits: Array, y: Array, mask: Array, epsilon: Fraction = 0.1) -> Array:
-    """Cross-entropy with smoothed labels: 1 - epsilon at the label and epsilon over all K classes evenly (Szegedy et al. 2016,
-    Section 7); arguments otherwise as in `cross_entropy`."""
+    """Cross-entropy with smoothed labels: 1 - epsilon at the label and epsilon over all classes evenly (Szegedy et al. 2016,
+    Section 7), but those whose logit is below `ABSENT`; arguments otherwise as in `cross_entropy`."""
     rows = cross_entropy_rows(logits, jnp.maximum(y, 0))
-    even = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, -1)
+    there = logits > ABSENT
+    mean = jnp.sum(jnp.where(there, logits, 0), -1) / jnp.maximum(jnp.sum(there, -1), 1)
+    even = jax.nn.logsumexp(logits, axis=-1) - mean
     return masked_mean((1 - epsilon) * rows + epsilon * even, counted(y, mask))
 
 
 def focal(logits: Array, y: Array, mask: Array, gamma: NonNegative = 2.0) -> Array:
     """The focal loss (1 - p)^gamma (-log p), p the label's probability (Lin et al. 2017, Eq. 4); gamma 0 is `cross_entropy`."""
     rows = cross_entropy_rows(logits, jnp.maximum(y, 0))
-    return masked_mean((-jnp.expm1(-rows)) ** gamma * rows, counted(y, mask))
+    some = rows > 0  # at 0 a power below 1 has no derivative, and 0 times none is NaN
+    factor = jnp.where(some, (-jnp.expm1(-jnp.where(some, rows, 1))) ** gamma, 0.0**gamma)
+    return masked_mean(factor * rows, counted(y, mask))
 
 
 def squared_error(logits: Array, y: Array, mask: Array) -> Array:

@@ -33,6 +33,7 @@ def from_module(
     std: Scale | None = 1.0,
     stats_mode: str = "average",
     dtype: jax.typing.DTypeLike | None = None,
+    images: bool = False,
 ) -> Model:
     """Splits a module once into a static graph and pure nested dicts.
 
@@ -50,12 +51,13 @@ def from_module(
       stats_mode: "average" and "local": training uses and moves batch statistics (where they are kept is the caller's
         business); "freeze": the running ones are used always, and never move.
       dtype: of the computation; parameters, statistics, features and logits stay float32. None: float32.
+      images: whether inputs are images, which must not be whole numbers once they are normalised.
 
     Returns:
       The Model. `apply` and `features` also take `intermediates=True`: outputs gain a dict "intermediates".
 
     Raises:
-      ValueError: unknown `stats_mode`, or variables of another kind.
+      ValueError: unknown `stats_mode`, or variables of another kind. When traced: `images` are whole numbers.
     """
     if stats_mode not in STATS_MODES:
         raise ValueError(f"unknown stats_mode {stats_mode!r}; use one of {', '.join(STATS_MODES)}")
@@ -72,7 +74,9 @@ def from_module(
 
     def run(net, x, key, train, mask):
         module = nnx.merge(graphdef, no_head | net.params, net.stats)
-        x = normalise(x, mean, std, dtype)
+        x, found = normalise(x, mean, std, dtype), x.dtype
+        if images and not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"images must be uint8 or floats, {name} was given {found}{list(x.shape[1:])} and no mean to subtract")
         if mask is not None:
             x = jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0, x, 0)
         batch = train and stats_mode != "freeze"
@@ -188,11 +192,12 @@ def build(
     if name in TEXTS and (len(shape) != 1 or mean is not None):
         what = f"model {name!r} reads token ids [T], and these examples have the shape {list(shape)}"
         raise ValueError(what if len(shape) != 1 else f"{what} and are no whole numbers that are taken as they are (mean=None)")
-    if name not in ("mlp", *TEXTS) and len(shape) != 3:
+    images = name not in ("mlp", *TEXTS)
+    if images and len(shape) != 3:
         what = f"model {name!r} reads images [H, W, C], and these examples have the shape {list(shape)}"
         raise ValueError(f"{what}; 'mlp' reads rows of numbers, and so may a network of yours")
     make = functools.partial(module, classes, shape, dtype=dtype, **fixed, **options)
-    model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype)
+    model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype, images)
     model = framed(model, image, frame) if frame else model
     return model if resize is None else resized(model, (image[0], image[1]))
 

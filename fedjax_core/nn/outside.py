@@ -14,6 +14,7 @@ must take `mask` and hand it on. Where devices are to hold it together (`plan.mo
 axes they divide: {end of an array's path: axis counted from its end}, such as {"dense/kernel": -1}.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,13 +22,14 @@ from typing import Any
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import errors, nnx
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.task import TO_ADD, Axes, Model
 
 Prepare = Callable[[Array], Array]
+FROZEN = "moves batch statistics, which are frozen: its normalisation must be Flax's BatchNorm, and leave use_running_average to it"
 
 
 def build(
@@ -36,7 +38,7 @@ def build(
     classes: int,
     input_shape: tuple[int, ...],
     options: dict[str, Any],
-    prepare: Prepare = lambda x: x,
+    prepare: Prepare | None = None,
     stats_mode: str = "average",
 ) -> Model:
     """The Model of a builder from outside.
@@ -47,12 +49,14 @@ def build(
       classes: K.
       input_shape: of one example.
       options: the builder's own.
-      prepare: of inputs, such as normalisation.
+      prepare: of inputs, such as normalisation. One that leaves whole numbers as they are says that inputs are such numbers, with
+        which a Linen module is then initialised; else it is with floats. None: inputs are floats that are taken as they are.
       stats_mode: "freeze" uses running batch statistics always; see `model.from_module`.
 
     Raises:
       TypeError: it returned something else than a module or a Model.
-      ValueError: the module has variables of an unknown kind, or batch statistics and no `mask`.
+      ValueError: the module has variables of an unknown kind, batch statistics and no `mask`, or a head of another name. When
+        traced: it moves statistics that are frozen.
     """
 
     def make(rngs: nnx.Rngs) -> Any:
@@ -61,10 +65,13 @@ def build(
     made = nnx.eval_shape(lambda: make(nnx.Rngs(0))) if _is_nnx(builder) else make(nnx.Rngs(0))
     if isinstance(made, Model):
         return made
+    same = lambda x: x
     if isinstance(made, nnx.Module):
-        return _of_nnx(make, name, prepare, stats_mode)
+        return _of_nnx(make, name, prepare or same, stats_mode)
     if isinstance(made, linen.Module):
-        return _of_linen(made, name, input_shape, prepare, stats_mode)
+        of_type = lambda dtype: jax.eval_shape(prepare or same, jax.ShapeDtypeStruct((1, *input_shape), dtype))
+        whole = prepare is not None and jnp.issubdtype(of_type(jnp.int32).dtype, jnp.integer)
+        return _of_linen(made, name, of_type(jnp.int32 if whole else jnp.float32), prepare or same, stats_mode)
     raise TypeError(f"model {name!r} is a {type(made).__name__}; a builder returns a module of flax.nnx or flax.linen, or a Model")
 
 
@@ -150,12 +157,18 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
 
     def run(net, x, key, train, mask):
         module = module_of(net, key)
-        batch = train and stats_mode != "freeze"
         module.train() if train else module.eval()
+        frozen = train and stats_mode == "freeze"
+        if frozen:
+            module.set_attributes(use_running_average=True, raise_if_not_found=False)
+        before = jax.tree.leaves(nnx.state(module, nnx.BatchStat))
         call = module.body if parts else module
         out = call(x, **_taken(named, train=train, mask=mask, key=key))
         out = out[0] if isinstance(out, tuple) else out
-        return out, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat)) if batch else net.stats
+        after = nnx.state(module, nnx.BatchStat)
+        if frozen and any(new is not old for new, old in zip(jax.tree.leaves(after), before, strict=True)):
+            raise ValueError(f"model {name!r} {FROZEN}")
+        return out, nnx.to_pure_dict(after) if train and not frozen else net.stats
 
     def head(net: Net, features: Array) -> Array:
         return module_of(net, None).head(features).astype(jnp.float32)
@@ -163,10 +176,35 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, prepare: Prepare, stats_
     return _model(name, init, run, head if parts else None, prepare, _axes(name, abstract))
 
 
-def _of_linen(module: linen.Module, name: str, input_shape: tuple[int, ...], prepare: Prepare, stats_mode: str) -> Model:
-    parts = hasattr(type(module), "body") and hasattr(type(module), "head")
+def _has_head(module: linen.Module) -> bool:
+    """Whether a Linen module has a `head`: a method, a field, or a layer that its `setup` makes."""
+    found = []
+    note = lambda module: found.append(hasattr(module, "head"))
+    jax.eval_shape(lambda key: module.init({"params": key, "dropout": key}, method=note), jax.random.key(0))
+    return found[-1]
+
+
+def _running(call: Callable, args: tuple, kwargs: dict[str, Any], context: linen.module.InterceptorContext) -> Any:
+    """Lets Linen's batch normalisation use its running statistics, whatever it was told."""
+    if isinstance(context.module, linen.BatchNorm) and type(context.module).__call__ is linen.BatchNorm.__call__:
+        object.__setattr__(context.module, "use_running_average", True)  # of a module that lives for this call
+        args, kwargs = args[:1], kwargs | {"use_running_average": None}
+    return call(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _frozen(name: str):
+    """In which Linen modules do not move their statistics."""
+    try:
+        with linen.intercept_methods(_running):
+            yield
+    except errors.ModifyScopeVariableError:
+        raise ValueError(f"model {name!r} {FROZEN}") from None
+
+
+def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
+    parts = hasattr(type(module), "body") and _has_head(module)
     named = getattr(type(module), "body" if parts else "__call__")
-    example = jax.eval_shape(prepare, jax.ShapeDtypeStruct((1, *input_shape), jnp.float32))
 
     def variables(key: Array) -> dict[str, PyTree]:
         def whole(module, x):
@@ -179,6 +217,10 @@ def _of_linen(module: linen.Module, name: str, input_shape: tuple[int, ...], pre
     if others := set(shapes) - {"params", "batch_stats"}:
         raise ValueError(f"model {name!r} has variables besides params and batch_stats: {', '.join(sorted(others))}")
     _checked(name, shapes.get("batch_stats", {}), [named])
+    if parts and "head" not in shapes["params"]:
+        raise ValueError(
+            f"model {name!r} has a method head whose layer is none of its params {', '.join(shapes['params'])}: name it head"
+        )
 
     def init(key: Array) -> Net:
         made = variables(key)
@@ -192,12 +234,15 @@ def _of_linen(module: linen.Module, name: str, input_shape: tuple[int, ...], pre
         rngs = {} if key is None else {"dropout": key}
         given = _taken(named, train=train, mask=mask, key=key, deterministic=not train)
         method = "body" if parts else None
+        if train and stats_mode == "freeze" and net.stats:
+            with _frozen(name):
+                return module.apply(collections(net), x, rngs=rngs, method=method, **given), net.stats
         if not batch:
             return module.apply(collections(net), x, rngs=rngs, method=method, **given), net.stats
         out, moved = module.apply(collections(net), x, rngs=rngs, method=method, mutable=["batch_stats"], **given)
         return out, dict(moved)["batch_stats"]
 
     def head(net: Net, features: Array) -> Array:
-        return jnp.asarray(module.apply(collections(net), features, method="head")).astype(jnp.float32)
+        return jnp.asarray(module.apply(collections(net), features, method=lambda m, z: m.head(z))).astype(jnp.float32)
 
     return _model(name, init, run, head if parts else None, prepare, _axes(name, module))

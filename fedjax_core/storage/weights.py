@@ -19,6 +19,7 @@ https://github.com/google-research/vision_transformer
 """
 
 import json
+import math
 import os
 import re
 import zipfile
@@ -33,6 +34,7 @@ import numpy as np
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Net
+from fedjax_core.nn import image_size
 from fedjax_core.storage import layouts, positions
 from fedjax_core.storage.export import named
 from fedjax_core.storage.files import explained, write_bytes
@@ -134,12 +136,11 @@ def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int,
         wanted = {key: place for key, place in wanted.items() if key not in heads}
     _fits(arrays, wanted, where, name, layouts.HEADS[layout])
 
-    shapes = named(like)
+    shapes, seen = named(like), _seen(_description(metadata, path))
     found = {place.leaf: np.empty(shapes[place.leaf].shape, shapes[place.leaf].dtype) for place in wanted.values()}
     for key, place in wanted.items():
         array = np.asarray(arrays[key])
-        if place.leaf == "params.positions" and array.shape != place.shape:
-            seen = _description(metadata, path).get("input_shape", ())
+        if place.leaf == "params.positions" and (array.shape != place.shape or _other_grid(like, place, image, seen)):
             array = positions.fitted(array.astype(np.float32), place.shape, like, layout, image, seen, where)
         target = found[place.leaf]
         target[place.at] = array.transpose(place.order).reshape(target[place.at].shape)
@@ -253,6 +254,25 @@ def _fits(arrays: Arrays, wanted: Mapping[str, layouts.Place], where: str, name:
     if unused:
         more = f" (nor have {len(unused) - 1} others)" if len(unused) > 1 else ""
         raise ValueError(f"{where}: {unused[0]} has no place in {name}{more}")
+
+
+def _seen(description: Mapping[str, Any]) -> tuple[int, ...]:
+    """Height and width of the images that a described network sees, which it may resize; () if that is not told."""
+    try:
+        return image_size(description.get("input_shape", ()), **by_name.parse(description.get("model", "none"))[1]) or ()
+    except (TypeError, ValueError):
+        return ()
+
+
+def _other_grid(like: Net, place: layouts.Place, image: tuple[int, int] | None, seen: tuple[int, ...]) -> bool:
+    """Whether a file's positions are of another grid than the network's, of as many patches."""
+    if image is None or "patches" not in like.params:
+        return False
+    patch, number = like.params["patches"]["kernel"].shape[0], place.shape[-2] - 1
+    grid, old = ((size[0] // patch, size[1] // patch) if size else (0, 0) for size in (image, seen))
+    side = math.isqrt(number)
+    old = old if math.prod(old) == number else (side, side)  # as in `positions.fitted`
+    return old != grid and math.prod(old) == math.prod(grid) == number
 
 
 def _packed(path: str | os.PathLike) -> bool:

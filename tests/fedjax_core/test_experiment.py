@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from configs import base, fedavg_regression
+from configs import base, fedavg, fedavg_regression
 from fedjax_core import by_name, experiment
 from fedjax_core.algorithm import Examples
+from fedjax_core.data import federated, sources
 from fedjax_core.engine import parallel
-from fedjax_core.experiment import asked, building, kinds, named, runs
+from fedjax_core.experiment import asked, building, kinds, named, normalising, runs
 from tests import toy
 
 
@@ -284,6 +285,40 @@ class ScaleTest(chex.TestCase):
         mean, std = experiment.scale(Examples(x, None))
         np.testing.assert_allclose(mean, [2.5, 7.0])
         np.testing.assert_allclose(std, [1.0, np.arange(15).std()])
+
+    def test_a_constant_channel_of_a_file_is_undivided(self):
+        x = np.stack([np.full(5000, 0.1), np.random.default_rng(0).normal(7.0, 2.0, 5000)], -1).astype(np.float32)
+        with tempfile.TemporaryDirectory() as folder:
+            np.save(f"{folder}/x.npy", x)
+            mean, std = experiment.scale(Examples(np.load(f"{folder}/x.npy", mmap_mode="r"), None))
+        wanted = experiment.scale(Examples(x, None))
+        self.assertEqual(std[0], 1.0)
+        np.testing.assert_allclose((mean, std), wanted, rtol=1e-12)
+
+    def test_colours_are_changed_of_pixels_alone(self):
+        """In [0, 1]: others would be cut in training alone."""
+        images = np.random.default_rng(0).uniform(0, 1, (6, 4, 4, 3)).astype(np.float32)
+        jitter = "flip | colour_jitter(hue=0.1)"
+        for x, text in (
+            (images, jitter),
+            (images * 1.0001, jitter),
+            ((images * 255).astype(np.uint8), jitter),
+            (images * 255, "flip"),
+        ):
+            normalising.check_colours(text, Examples(x, None))
+        for x in (images * 255, images - 0.5):
+            with self.assertRaisesRegex(
+                ValueError, r"colour_jitter is for images of bytes, or of floats in \[0, 1\], these float32"
+            ):
+                normalising.check_colours(jitter, Examples(x, None))
+
+    def test_a_config_that_changes_colours_of_other_images_is_refused(self):
+        x, y = np.random.default_rng(0).normal(size=(40, 8, 8, 3)).astype(np.float32), np.arange(40) % 2
+        data = federated.federate(sources.from_arrays(x, y, x[:4], y[:4]), "iid", clients=4, seed=0)
+        config = fedavg.get_config("smoke")
+        config.augment = "colour_jitter"
+        with self.assertRaisesRegex(ValueError, "augment='colour_jitter': colour_jitter is for images of bytes"):
+            experiment.build(config, data)
 
 
 class ProgramsTest(chex.TestCase):

@@ -2,7 +2,8 @@
 
   0 <pad>   1 <bos>   2 <eos>   3 ... 3 + V - 1 the words, the most frequent first   3 + V <unk>
 
-as FedJAX and TensorFlow Federated have StackOverflow's. A text is <bos>, its words, <eos>.
+as FedJAX and TensorFlow Federated have StackOverflow's. A text is <bos>, its words, <eos>. Where a text itself has one of these
+four names as a word, as published texts have <unk>, that word is <unk>.
 """
 
 import heapq
@@ -13,18 +14,20 @@ import numpy as np
 
 PAD, BOS, EOS = 0, 1, 2
 FIRST = 3
-SPECIAL = ("<pad>", "<bos>", "<eos>")
+SPECIAL, UNKNOWN = ("<pad>", "<bos>", "<eos>"), "<unk>"
 
 
 def most_frequent(texts: Iterable[Sequence[str]], number: int) -> list[str]:
-    """So many words, the most frequent first; of equally frequent ones in alphabetical order."""
+    """So many words, the most frequent first; of equally frequent ones in alphabetical order. Names of other numbers are none."""
     counts = Counter(word for text in texts for word in text)
+    for name in names(()):
+        del counts[name]
     return sorted(counts, key=lambda word: (-counts[word], word))[:number]
 
 
 def names(words: Sequence[str]) -> list[str]:
     """Of all numbers."""
-    return [*SPECIAL, *words, "<unk>"]
+    return [*SPECIAL, *words, UNKNOWN]
 
 
 def rows(texts: Sequence[Sequence[str]], words: Sequence[str], length: int, behind: bool) -> np.ndarray:
@@ -79,7 +82,8 @@ class Interned:
     def told_apart(self, number: int, parts: Mapping[str, deque[np.ndarray]]) -> tuple[list[str], dict[str, np.ndarray]]:
         """(names, rows of each part), by the words that were counted. Takes the pieces out of their queues, so that memory has no
         part twice."""
-        words = heapq.nsmallest(number, self._numbers, key=lambda word: (-self._counts[self._numbers[word]], word))
+        told = self._numbers.keys() - names(())
+        words = heapq.nsmallest(number, told, key=lambda word: (-self._counts[self._numbers[word]], word))
         place = np.full(FIRST + len(self._counts), FIRST + len(words), np.int32)
         place[:FIRST] = np.arange(FIRST)
         place[[FIRST + self._numbers[word] for word in words]] = FIRST + np.arange(len(words))

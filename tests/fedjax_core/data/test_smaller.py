@@ -91,3 +91,11 @@ def test_what_is_not_an_image_is_not_adapted():
     rows = Examples(np.zeros((2, 5), np.float32), np.zeros(2, np.int32))
     with pytest.raises(ValueError, match=r"public examples uint8\[4, 4, 3\] cannot be made float32\[5\]"):
         adapted(dataset().train, rows)
+
+
+@pytest.mark.parametrize("channels", [2, 4, 5])
+def test_no_channel_says_how_opaque_a_pixel_is(channels):
+    x = np.random.default_rng(0).integers(0, 256, (6, 4, 4, channels), np.uint8)
+    x[..., -1] //= 8
+    small = smaller(sources.from_arrays(x, [0, 1] * 3, x, [0, 1] * 3), size=2).train.x
+    np.testing.assert_allclose(small, x.reshape(6, 2, 2, 2, 2, channels).astype(float).mean((2, 4)), atol=1)

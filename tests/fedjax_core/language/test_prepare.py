@@ -351,3 +351,10 @@ def test_what_does_not_go_together_is_refused(config):
     asked.data.source = "instructions(folder='flan')"
     with pytest.raises(TypeError, match="data set 'instructions' needs the option 'leave_out'"):
         experiment.resolve(asked)
+
+
+@pytest.mark.parametrize("longest", [256, 300])
+def test_an_answer_that_leaves_no_place_for_a_question_is_refused(config, longest):
+    prepared = experiment.prepared(config("llama", name="fedit", batch=4))
+    with pytest.raises(ValueError, match=rf"^longest={longest} leaves no place for a question: .* takes 256 tokens$"):
+        language.answers(prepared, {}, [0], longest=longest)

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import parallel, simulation
 from fedjax_core.learning import lora, training
 from fedjax_core.learning.metrics import nbytes
-from fedjax_core.nn import bert, build, llama
+from fedjax_core.nn import bert, build, llama, outside
 from fedjax_core.task import Model
 from methods.fedoa import fedoa
 from tests import toy
@@ -237,3 +238,22 @@ def test_what_cannot_be_adapted_is_refused():
     mlp = build("mlp", 3, (5,))
     with pytest.raises(ValueError, match="mlp does not use its kernels as x @ kernel"):
         lora.adapted(mlp, mlp.init(jax.random.key(0)), lora.lora(targets="dense1"), shape=(5,), **settings)
+
+
+class Words(nnx.Module):
+    """Reads token ids alone."""
+
+    def __init__(self, classes: int, *, rngs: nnx.Rngs):
+        self.embed = nnx.Embed(20, 8, rngs=rngs)
+        self.query = nnx.Linear(8, 8, rngs=rngs)
+        self.head = nnx.Linear(8, classes, rngs=rngs)
+
+    def body(self, x):
+        return self.embed(x).mean(1) @ self.query.kernel.get_value()
+
+
+def test_a_network_of_token_ids_is_adapted():
+    model = outside.build(Words, "words", 3, (7,), {})
+    net = model.init(jax.random.key(0))
+    task = lora.adapted(model, net, lora.lora(targets="query"), "head", classes=3, population=2, shape=(7,))
+    assert task.model.apply(task.model.init(jax.random.key(1)), jnp.zeros((2, 7), int))[0]["logits"].shape == (2, 3)

@@ -150,3 +150,28 @@ def test_of_sequences_the_tokens_that_are_not_negative_count():
         [False, False, False, True],
         [False] * 4,
     ]
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_focal_loss_has_a_gradient_where_a_row_is_certain(gamma):
+    """Of a row in the mask or out of it; with gamma 0 that of the cross-entropy."""
+    logits, y = jnp.asarray([[30.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), jnp.asarray([0, 0])
+    gradient = jax.jit(jax.grad(lambda logits, mask: losses.focal(logits, y, mask, gamma)))
+    for mask in ([True, True], [False, True], [True, False]):
+        slope = gradient(logits, jnp.asarray(mask))
+        assert np.isfinite(slope).all()
+        if gamma == 0:
+            wanted = jax.grad(lambda logits, mask: losses.cross_entropy(logits, y, mask))(logits, jnp.asarray(mask))
+            np.testing.assert_allclose(slope, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lowest", [-1e9, -1e30])
+def test_smoothing_leaves_out_classes_that_are_not_there(lowest):
+    there, y, mask = jnp.asarray([[1.0, 2.0], [0.5, -1.0]]), jnp.asarray([0, 1]), jnp.asarray([True, True])
+    smoothed = jax.jit(jax.value_and_grad(lambda logits, mask: losses.smoothed(logits, y, mask, 0.2)))
+    loss, slope = smoothed(jnp.pad(there, ((0, 0), (0, 2)), constant_values=lowest), mask)
+    wanted, wanted_slope = smoothed(there, mask)
+    np.testing.assert_allclose(loss, wanted, rtol=1e-6)
+    np.testing.assert_allclose(slope, np.pad(wanted_slope, ((0, 0), (0, 2))), rtol=1e-5)
+    nowhere = smoothed(jnp.full((2, 4), lowest), ~mask)
+    jax.tree.map(lambda found: np.testing.assert_array_equal(found, np.zeros(found.shape)), nowhere)

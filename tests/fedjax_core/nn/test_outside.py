@@ -1,5 +1,6 @@
 """Modules that know nothing of this library."""
 
+import functools
 import inspect
 
 import flax.linen as linen
@@ -11,7 +12,7 @@ from flax import nnx
 
 from configs import fedavg, fedper, fedproto, fedrcl, fedrod
 from fedjax_core import experiment
-from fedjax_core.nn import outside
+from fedjax_core.nn import normalise, outside
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
@@ -144,3 +145,111 @@ def test_a_config_names_a_module_of_a_file(tmp_path):
         asked.models = config.models
         with pytest.raises(ValueError, match=r"give its module a method body\(x\) .* and a linear `head` for them"):
             experiment.build(asked)
+
+
+class MaskedOfLinen(linen.Module):
+    """Says at the call, or in its field, which statistics it uses."""
+
+    classes: int
+    at_call: bool = False
+
+    @linen.compact
+    def __call__(self, x, train=False, mask=None):
+        mask = None if mask is None else mask[:, None]
+        if self.at_call:
+            x = linen.BatchNorm()(x, not train, mask=mask)
+        else:
+            x = linen.BatchNorm(use_running_average=not train)(x, mask=mask)
+        return linen.Dense(self.classes)(linen.Dropout(0.5, deterministic=not train)(x))
+
+
+class Stubborn(Masked):
+    def __call__(self, x, mask=None):
+        return self.last(self.norm(x, use_running_average=False, mask=mask[:, None]))
+
+
+class Own(linen.Module):
+    """A normalisation of one's own."""
+
+    classes: int
+
+    @linen.compact
+    def __call__(self, x, train=False, mask=None):
+        mean = self.variable("batch_stats", "mean", lambda: jnp.zeros(x.shape[1:]))
+        if train:
+            mean.value = jnp.mean(x, 0, where=mask[:, None])
+        return linen.Dense(self.classes)(x - mean.value[None])
+
+
+@pytest.mark.parametrize(
+    "builder", [Masked, MaskedOfLinen, lambda classes: MaskedOfLinen(classes, True)], ids=["nnx", "field", "call"]
+)
+def test_frozen_statistics_are_used_in_training_too(builder):
+    model = outside.build(builder, "frozen", 3, (4,), {}, stats_mode="freeze")
+    net, mask = model.init(jax.random.key(0)), jnp.ones(6, bool)
+    net = net._replace(stats=jax.tree.map(lambda leaf: leaf + 0.5, net.stats))
+    run = jax.jit(lambda net, x: model.apply(net, x, jax.random.key(1), train=True, mask=mask))
+    outputs, stats = run(net, X)
+    jax.tree.map(np.testing.assert_array_equal, stats, net.stats)
+    moved = run(net, X.at[3:].add(9.0))[0]  # of a batch's statistics these rows would be a part
+    np.testing.assert_allclose(outputs["logits"][:3], moved["logits"][:3], atol=1e-6)
+    if builder is Masked:
+        np.testing.assert_allclose(outputs["logits"], model.apply(net, X)[0]["logits"], atol=1e-6)
+    else:
+        assert np.abs(np.subtract(outputs["logits"], model.apply(net, X)[0]["logits"])).max() > 1e-3  # dropout is not frozen
+
+
+@pytest.mark.parametrize("builder", [Stubborn, Own])
+def test_frozen_statistics_that_move_are_refused(builder):
+    model = outside.build(builder, "mine", 3, (4,), {}, stats_mode="freeze")
+    net, mask = model.init(jax.random.key(0)), jnp.ones(6, bool)
+    with pytest.raises(ValueError, match="model 'mine' moves batch statistics, which are frozen"):
+        model.apply(net, X, jax.random.key(1), train=True, mask=mask)
+
+
+class Words(linen.Module):
+    classes: int
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(self.classes)(linen.Embed(20, 8)(x).mean(1))
+
+
+def test_a_linen_module_reads_token_ids():
+    as_they_are = functools.partial(normalise, mean=None, std=None, dtype=None)
+    model = outside.build(Words, "words", 3, (7,), {}, as_they_are)
+    outputs, _ = model.apply(model.init(jax.random.key(0)), jnp.arange(14).reshape(2, 7))
+    assert outputs["logits"].shape == (2, 3)
+
+
+class InSetup(linen.Module):
+    classes: int
+
+    def setup(self):
+        self.dense = linen.Dense(8)
+        self.head = linen.Dense(self.classes)
+
+    def body(self, x):
+        return linen.relu(self.dense(x))
+
+
+class ByMethod(InSetup):
+    def setup(self):
+        self.dense = linen.Dense(8)
+        self.last = linen.Dense(self.classes)
+
+    def head(self, features):
+        return self.last(features)
+
+
+def test_a_linen_module_makes_its_head_in_setup():
+    model = of(InSetup)
+    net = model.init(jax.random.key(0))
+    outputs, _ = model.apply(net, X)
+    assert set(net.params) == {"dense", "head"}
+    assert outputs["features"].shape == (6, 8)
+    np.testing.assert_allclose(outputs["logits"], model.head(net, model.features(net, X)[0]), atol=1e-6)
+    with pytest.raises(
+        ValueError, match="'ByMethod' has a method head whose layer is none of its params dense, last: name it head"
+    ):
+        of(ByMethod)

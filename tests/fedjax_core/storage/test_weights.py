@@ -510,3 +510,23 @@ def test_every_tensor_lands_somewhere_else():
             for place in layouts.places(like, layout, "").values():
                 flat[place.leaf][place.at] += 1
             assert all((leaf == 1).all() for leaf in flat.values())
+
+
+def test_positions_of_another_grid_of_as_many_patches(tmp_path):
+    """4 x 4 and 2 x 8; what the file's own network saw is told by its shape and its resizing, or is a square."""
+    small = functools.partial(nn.build, "vit", patch=4, width=8, depth=1, heads=2)
+    net, path = filled(small(3, (16, 16, 3))), tmp_path / "m"
+    wide = shapes(small(3, (8, 32, 3)))
+    wanted = positions.interpolated(net.params["positions"], (2, 8), "timm", (4, 4))
+    assert np.abs(wanted - net.params["positions"]).max() > 0.01
+    description = {"model": "vit(patch=4)", "input_shape": (16, 16, 3)}
+    for told, changes in (
+        (None, True),
+        (description, True),
+        (description | {"input_shape": (8, 32, 3)}, False),
+        (description | {"model": "vit(patch=4, resize=(8, 32))"}, False),
+    ):
+        weights.write(path, net, "timm", told)
+        found = weights.backbone(path, "vit", wide, image=(8, 32)).params["positions"]
+        np.testing.assert_allclose(found, wanted if changes else net.params["positions"], rtol=1e-5, atol=1e-6)
+        close(weights.backbone(path, "vit", wide).params["positions"], net.params["positions"])

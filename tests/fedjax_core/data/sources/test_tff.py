@@ -238,3 +238,18 @@ def test_stackoverflow_keeps_each_word_once(tmp_path):
 def test_windows_begin_with_the_last_of_the_one_before():
     assert tff._windows(np.arange(1, 7), 3).tolist() == [[1, 2, 3, 4], [4, 5, 6, -1]]
     assert vocabulary.most_frequent([["b", "a"], ["c", "c"]], 2) == ["c", "a"]
+
+
+def test_names_of_other_numbers_are_no_words():
+    """As in published texts, where rare words are <unk> already."""
+    texts = {"train": [["<unk>", "a", "<unk>", "<eos>", "b", "a"]], "test": [["<unk>", "b"]]}
+    wanted, rows = vocabulary.told_apart(texts, 5, 6, behind=False)
+    assert wanted == ["<pad>", "<bos>", "<eos>", "a", "b", "<unk>"]
+    assert rows["train"].tolist() == [[1, 5, 3, 5, 5, 4]]
+    assert rows["test"].tolist() == [[1, 5, 4, 2, 0, 0]]
+    words = vocabulary.Interned(6, behind=False)
+    pieces = {part: deque([words.rows(of, part == "train")]) for part, of in texts.items()}
+    names, found = words.told_apart(5, pieces)
+    assert names == wanted
+    for part in texts:
+        np.testing.assert_array_equal(found[part], rows[part])
