@@ -184,7 +184,7 @@ def _costs(summary: Mapping[str, Any]) -> list[str]:
         parts[0] += f" in {readable_time(speed['seconds'])}"
     for what in ("rounds", "clients", "examples"):
         if f"{what}_per_second" in speed:
-            parts.append(f"{_significant(speed[f'{what}_per_second'])} {what}/s")
+            parts.append(f"{significant(speed[f'{what}_per_second'])} {what}/s")
     compiling = speed.get("compile_seconds", facts.get("compile_seconds"))
     if compiling is not None:
         parts.append(f"compiling {readable_time(compiling)}")
@@ -205,5 +205,6 @@ def shown(name: str, value: float) -> str:
     return f"{100 * value:.1f} %" if is_accuracy(name) else f"{value:.4g}"
 
 
-def _significant(value: float) -> str:
+def significant(value: float) -> str:
+    """A number with three digits, or with all those before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -11,6 +11,7 @@ from fedjax_core.commands.tables.compared import Compared, Known, compare
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
 from fedjax_core.reporting import report
+from fedjax_core.reporting.summary import significant
 
 SHOWN = {
     "last": "last round",
@@ -197,11 +198,6 @@ def rounds(of_seeds: Sequence[int | None]) -> str:
     if not there:
         return "never"
     return significant(statistics.fmean(there)) + (f" ({len(there)} of {len(of_seeds)})" if len(there) < len(of_seeds) else "")
-
-
-def significant(value: float) -> str:
-    """A number with three digits, or with all those before the point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
