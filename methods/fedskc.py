@@ -59,7 +59,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core import by_name
-from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, Net, PyTree
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Task, needs_logits, width
 from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
@@ -202,6 +202,38 @@ def distances(logits: Array, knowledge: Array, mask: Array) -> Array:
     return jnp.sum(jnp.where(mask[:, None], apart, 0), 0)
 
 
+def summarize_weights(weights: Array, cohort: Cohort) -> dict[str, tuple[Array, Array]]:
+    """Returns metrics of one round's aggregation weights, as (value, 1); (0, 0) where undefined.
+
+    Args:
+      weights: [C] weights of the cohort up to a common factor, 0 for absent clients.
+      cohort: who took part.
+
+    Returns:
+      `weight_min` and `weight_max`: smallest and largest share of a client that took part, where all
+      shares sum to 1; `weight_size_correlation`: Pearson's correlation of the shares with the numbers
+      of training examples, undefined where either is the same for all.
+    """
+    active = cohort.examples > 0
+    count = jnp.sum(active)
+    shares = weights / jnp.maximum(jnp.sum(weights), aggregators.TINY)
+
+    def center(values):
+        return jnp.where(active, values - jnp.sum(jnp.where(active, values, 0)) / jnp.maximum(count, 1), 0)
+
+    w, n = center(shares), center(cohort.examples.astype(shares.dtype))
+    spread = jnp.sqrt(jnp.sum(w**2) * jnp.sum(n**2))
+    # Shares that are equal up to rounding are correlated with nothing.
+    varies = (jnp.sqrt(jnp.sum(w**2)) > 1e-6) & (spread > 0)
+    correlation = jnp.where(varies, jnp.sum(w * n) / jnp.where(varies, spread, 1), 0)
+    is_any = jnp.any(active).astype(shares.dtype)
+    return {
+        "weight_min": (jnp.where(is_any > 0, jnp.min(jnp.where(active, shares, jnp.inf)), 0), is_any),
+        "weight_max": (jnp.max(jnp.where(active, shares, 0)), is_any),
+        "weight_size_correlation": (correlation, varies.astype(shares.dtype)),
+    }
+
+
 def fedskc(
     task: Task,
     *,
@@ -253,7 +285,7 @@ def fedskc(
             review = optax.masked(review, Net(params=True, stats=False))
     aggregator = aggregators.aggregate(
         aggregators.stack if discrepancy.on else aggregators.mean(weigh),
-        by_discrepancy if discrepancy.on else None,
+        (lambda cohort, *, weights, **_: weights) if discrepancy.on else None,
         review,
     )
 
@@ -311,12 +343,16 @@ def fedskc(
         merged, known = aggregators.merge_neighbours(c, held, made.neighbours)  # Eq. 1
         after = jnp.where(known[:, None], merged, server.knowledge if made.keep else 0)
         known = known | server.known if made.keep else known
-        net, state = aggregator.update(  # Eq. 4, 5
-            server.net, delta, cohort, server.review, values=c, held=held, merged=merged, knowledge=after, known=known
+        e = by_discrepancy(cohort, values=c, held=held, merged=merged) if discrepancy.on else None  # Eq. 4
+        net, state = aggregator.update(  # Eq. 5
+            server.net, delta, cohort, server.review, weights=e, knowledge=after, known=known
         )
         new = Server(net, after, known, state)
         new = jax.tree.map(lambda new, old: jnp.where(jnp.any(there), new, old), new, server)
-        return new, {"known": (jnp.sum(new.known, dtype=jnp.float32), jnp.float32(classes))}
+        metrics = {"known": (jnp.sum(new.known, dtype=jnp.float32), jnp.float32(classes))}
+        if e is not None:
+            metrics |= summarize_weights(e, cohort)
+        return new, metrics
 
     return Algorithm(
         server_init,

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.algorithm import ClientData
+from fedjax_core.algorithm import ClientData, Cohort
 from fedjax_core.engine import parallel, simulation
 from fedjax_core.learning import training
 from fedjax_core.task import of_model
 from methods import fedskc as module
-from methods.fedskc import Sent, contrast, fedskc
+from methods.fedskc import Sent, contrast, fedskc, summarize_weights
 from tests import naive, toy
 
 K, TAU = toy.CLASSES, 0.08
@@ -298,6 +298,35 @@ class FedSkcTest(chex.TestCase):
         sim = toy.simulate("fedavg", optimizer=training.sgd(0.1), cohort=1, dispatch=3)
         state, _ = sim.rounds(sim.init(0), 3)
         chex.assert_trees_all_close(server.net, jax.device_get(state.server.net), atol=1e-6)
+
+    def test_records_the_weights_of_the_aggregation(self):
+        """As NumPy has them, absent clients left out; without GDA there are none to record."""
+        weights, examples = np.array([0.2, 0.0, 0.5, 0.1], np.float32), np.array([10, 0, 30, 15])
+        cohort = Cohort(jnp.arange(4), jnp.asarray(examples))
+        found = {name: float(v / w) for name, (v, w) in summarize_weights(jnp.asarray(weights), cohort).items()}
+        active = examples > 0
+        shares = weights[active] / weights.sum()
+        wanted = {
+            "weight_min": shares.min(),
+            "weight_max": shares.max(),
+            "weight_size_correlation": np.corrcoef(shares, examples[active])[0, 1],
+        }
+        for name, value in wanted.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5)
+        equal = summarize_weights(jnp.full(4, 0.25), cohort._replace(examples=jnp.full(4, 7)))
+        self.assertEqual(float(equal["weight_size_correlation"][1]), 0)
+        nobody = summarize_weights(jnp.zeros(4), cohort._replace(examples=jnp.zeros(4, int)))
+        self.assertEqual({float(x) for pair in nobody.values() for x in pair}, {0})
+        names = [f"server/{name}" for name in wanted]
+        for on in (True, False):
+            build = functools.partial(fedskc, optimizer=training.sgd(0.1), batch=toy.BATCH, epochs=1, gda={"on": on})
+            sim = simulation.Simulation(toy.groups(build), toy.data(), cohort=5)
+            record = sim.rounds(sim.init(0), 1)[1][0]
+            self.assertEqual([name in record for name in names], [on] * 3)
+            if on:
+                self.assertLess(0, record["server/weight_min"])
+                self.assertLessEqual(record["server/weight_min"], 0.2)
+                self.assertLessEqual(0.2, record["server/weight_max"])
 
     def test_the_first_round_is_cross_entropy(self):
         nothing = sent(known=(False, False, False))

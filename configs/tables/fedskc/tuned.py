@@ -5,16 +5,18 @@ Expect:   see configs/RESULTS.md.
 Variants: small (the default): 12,000 training images, a CNN of 16 and 32 channels, 2 local epochs, 60 rounds; paper: all images,
           10 local epochs, 200 rounds; smoke: two rounds of digits, two trials.
 
-20 clients, 8 a round, batches of 64, plain SGD. The rows are those of the paper's Table V. A tenth of each client's training rows
-is for validation: it chooses settings, with one number of trials for every row and column, and the round. Test rows choose
-nothing. All rows try rates between 0.01 and 0.5; rows with LCL its temperature too, over two magnitudes. A third of the trials
-goes on after a third of the rounds. Each seed divides the data anew.
+20 clients, 8 a round, batches of 64, plain SGD. The rows are those of the paper's Table V and three
+controls that it does not have: FedAvg and LCL with uniform weights, and GDA alone. They say whether GDA
+does more than uniform weights do. A tenth of each client's training rows is for validation: it chooses
+settings, with one number of trials for every row and column, and the round. Test rows choose nothing.
+All rows try rates between 0.01 and 0.5; rows with LCL its temperature too, over two magnitudes. A third
+of the trials goes on after a third of the rounds. Each seed divides the data anew.
 """
 
 from configs import fedavg, fedskc
 from configs.tables.base import Changes, Column, LogUniform, Measure, Row, Search, Table
 from configs.tables.fedskc import all_methods
-from configs.tables.fedskc.table5 import PARTS
+from configs.tables.fedskc.table5 import ALONE, PARTS
 
 CNN = {"models": ("cnn(widths=(16, 32), dense=64)",)}
 SETTINGS = {
@@ -42,8 +44,13 @@ def table(variant: str, data: str, changes: Changes, highest: float, trials: int
       trials: of each row and column.
     """
     rate = {"optimizer.lr": LogUniform(0.01, highest)}
-    rows = [Row("FedAvg", fedavg.get_config, space=rate)]
     with_tau = rate | {"method.lcl.tau": LogUniform(0.05, 5.0)}
+    rows = [
+        Row("FedAvg", fedavg.get_config, space=rate),
+        Row("FedAvg (uniform)", fedavg.get_config, {"method.weights": "uniform"}, space=rate),
+        Row("GDA alone", fedskc.get_config, ALONE["GDA"], space=rate),
+        Row("LCL + uniform", fedskc.get_config, PARTS["LCL"] | {"method.weights": "uniform"}, space=with_tau),
+    ]
     rows += [Row(label, fedskc.get_config, own, space=with_tau) for label, own in PARTS.items()]
     smoke = variant == "smoke"
     return Table(

@@ -31,7 +31,7 @@ from fedjax_core.data.partition.origin import by_domain, natural
 from fedjax_core.data.partition.own import dirichlet_clients, overlapping_dirichlet, pathological_clients
 from fedjax_core.data.partition.quantity import iid, quantity_skew
 from fedjax_core.data.partition.rows import Index, index_list
-from fedjax_core.data.partition.skew import dirichlet, pathological, shards
+from fedjax_core.data.partition.skew import dirichlet, grouped_dirichlet, pathological, shards
 from fedjax_core.data.partition.tail import long_tail
 
 Lists = Sequence[np.ndarray]
@@ -40,6 +40,7 @@ __all__ = ["GIVEN", "SCHEMES", "WITHOUT_CLASSES", "Index", "long_tail", "make"]
 SCHEMES: dict[str, Callable[..., Lists | tuple[Lists, Lists | None]]] = {
     "iid": iid,
     "dirichlet": dirichlet,
+    "grouped_dirichlet": grouped_dirichlet,
     "quantity_skew": quantity_skew,
     "dirichlet_clients": dirichlet_clients,
     "pathological_clients": pathological_clients,

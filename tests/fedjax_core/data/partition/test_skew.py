@@ -73,6 +73,47 @@ def test_dirichlet_small_alpha_means_more_skew():
     assert largest_share(1e6) < 0.11
 
 
+@LIGHT
+@given(labelled(), st.integers(1, 12), seeds, st.sampled_from([0.3, 1.0, 100.0]), st.booleans())
+def test_grouped_dirichlet_covers_without_overlap(labels, clients, seed, alpha, equal):
+    index = partition.grouped_dirichlet(labels, clients, seed, alpha=alpha, group_size=3, min_fraction=0.1, equal_sizes=equal)
+    assert_valid(index, clients, len(labels))
+    assert_covers(index, len(labels))
+    if equal:
+        sizes = [len(part) for part in index]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_grouped_dirichlet_has_the_least_and_largest_sizes_of_its_groups():
+    """Of 20 clients, ten by ten share 500 rows: at least 25 each, and a client below 50 gets at most one more class."""
+    for seed in range(5):
+        index = partition.grouped_dirichlet(BALANCED, 20, seed, alpha=0.05, equal_sizes=False)
+        numbers = table(BALANCED, index)  # [N, K]
+        sizes = numbers.sum(1)
+        np.testing.assert_array_equal([sizes[:10].sum(), sizes[10:].sum()], [500, 500])
+        assert sizes.min() >= 25
+        before = np.cumsum(numbers, 1) - numbers
+        assert np.all(numbers[before >= 50] == 0)  # whoever has the mean gets no more
+
+
+def test_grouped_dirichlet_cuts_what_it_drew():
+    """One seed, with and without equal sizes: the same rows in the same order of clients, cut elsewhere."""
+    drawn = partition.grouped_dirichlet(BALANCED, 20, 3, alpha=0.2, equal_sizes=False)
+    cut = partition.grouped_dirichlet(BALANCED, 20, 3, alpha=0.2)
+    assert [len(part) for part in cut] == [50] * 20
+    numbers = table(BALANCED, drawn)
+    classes = np.concatenate([np.repeat(np.arange(10), n) for n in numbers])
+    wanted = [np.bincount(part, minlength=10) for part in classes.reshape(20, 50)]
+    np.testing.assert_array_equal(table(BALANCED, cut), wanted)
+
+
+def test_grouped_dirichlet_refuses_what_it_cannot_do():
+    with pytest.raises(ValueError, match="alpha=0"):
+        partition.grouped_dirichlet(BALANCED, 20, 0, alpha=0)
+    with pytest.raises(ValueError, match="grouped_dirichlet: none of 5 draws"):
+        partition.grouped_dirichlet(BALANCED, 20, 0, alpha=0.001, min_fraction=1.0, max_tries=5)
+
+
 def test_rows_of_a_balanced_dirichlet_of_very_many_clients_are_moved_together(monkeypatch):
     """To the same sizes, of the same rows, and about as one move after the other has it, which takes minutes of 300,000 clients."""
     rows, log_share = np.array([4000, 6000, 500]), concentration.log_dirichlet(np.random.default_rng(1), 0.5, (3, 40))
