@@ -54,11 +54,15 @@ def median() -> Rule:
     """Median of each coordinate: Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018, Def. 1."""
 
     def rule(rows, there):
-        n, ordered = jnp.sum(there), _sorted(rows, there)
-        low, high = ordered[jnp.maximum(n - 1, 0) // 2], ordered[n // 2]
-        return jnp.where(n > 0, low / 2 + high / 2, 0)
+        return _median_of_sorted(_sorted(rows, there), jnp.sum(there))
 
     return rule
+
+
+def _median_of_sorted(ordered: Array, n: Array) -> Array:
+    """Returns each column's median, [D], of its first n values, which are in ascending order."""
+    low, high = ordered[jnp.maximum(n - 1, 0) // 2], ordered[n // 2]
+    return jnp.where(n > 0, low / 2 + high / 2, 0)
 
 
 def trimmed_mean(attackers: Attackers = 0.2) -> Rule:
@@ -134,15 +138,28 @@ def bulyan(attackers: Attackers = 0.2) -> Rule:
 
 
 def _nearest_mean(rows: Array, there: Array, number: Array) -> Array:
-    """[D] each coordinate's mean of so many values closest to its median: in order, they stand side by side. Where values on either
-    side are as far, the mean of both choices."""
-    ordered, middle, rank = _sorted(rows, there), median()(rows, there)[None], jnp.arange(len(rows))[:, None]
-    last = jnp.take(ordered, rank[:, 0] + number - 1, 0, mode="fill", fill_value=jnp.inf)  # of those that begin at each
-    far = jnp.where(rank + number <= jnp.sum(there), jnp.maximum(middle - ordered, last - middle), jnp.nan)
-    least = far == jnp.nanmin(far, 0, keepdims=True)
-    low, high = jnp.argmax(least, 0)[None], len(rows) - 1 - jnp.argmax(least[::-1], 0)[None]
-    of = lambda first: jnp.sum(jnp.where((rank >= first) & (rank < first + number), ordered, 0), 0)
-    return (of(low) / 2 + of(high) / 2) / jnp.maximum(number, 1)
+    """Returns each coordinate's mean of the `number` values closest to its median, [D].
+
+    Of values that are equally far on either side, where not all of them count, the mean of two
+    choices: as many as can be from below, and as many as can be from above.
+    """
+    ordered, n, rank = _sorted(rows, there), jnp.sum(there), jnp.arange(len(rows))[:, None]
+    middle = _median_of_sorted(ordered, n)[None]
+    # The closest values stand side by side, so that the radius is that of the best of all windows.
+    last = jnp.take(ordered, rank[:, 0] + number - 1, 0, mode="fill", fill_value=jnp.inf)
+    farthest = jnp.maximum(middle - ordered, last - middle)
+    radius = jnp.min(jnp.where(rank + number <= n, farthest, jnp.inf), 0, keepdims=True)
+    inside = jnp.abs(ordered - middle) < radius
+    below = (middle - ordered == radius) & (rank < n)
+    above = (ordered - middle == radius) & (ordered > middle) & (rank < n)
+    free = number - jnp.sum(inside, 0, keepdims=True)
+    at_below = jnp.sum(below, 0, keepdims=True)
+    at_above = jnp.sum(above, 0, keepdims=True)
+    from_below = (jnp.minimum(free, at_below) + jnp.maximum(free - at_above, 0)) / 2
+    weight_below = from_below / jnp.maximum(at_below, 1)
+    weight_above = (free - from_below) / jnp.maximum(at_above, 1)
+    weights = jnp.where(inside, 1, jnp.where(below, weight_below, weight_above * above))
+    return jnp.sum(jnp.where(weights > 0, weights * ordered, 0), 0) / jnp.maximum(number, 1)
 
 
 def geometric_median(iterations: AtLeastOne = 8, smoothing: Positive = 1e-6) -> Rule:

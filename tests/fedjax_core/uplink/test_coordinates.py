@@ -14,6 +14,7 @@ from fedjax_core.engine.parallel import Plan
 from fedjax_core.uplink import bare, coordinates, rules
 from fedjax_core.uplink.link import Reduction
 from tests import toy
+from tests.fedjax_core.uplink.test_rules import naive_bulyan
 
 C, D = 12, 101  # clients, a multiple of the devices; coordinates, none
 RULES = (
@@ -73,6 +74,17 @@ def test_a_divided_rule_gives_what_it_gives_whole(rule):
     memory = np.full(D, 4.0, np.float32) if rule.startswith("centred") else ()
     wanted = of(link.reduction)(rows, weights, memory)
     chex.assert_trees_all_close(of(link.reduction, devices())(rows, weights, memory), wanted, rtol=2e-6, atol=1e-6)
+
+
+def test_a_divided_bulyan_averages_the_nearest_values_where_values_tie():
+    """Copies of one vector, as attackers send them, among small integers."""
+    rng = np.random.default_rng(1)
+    rows, weights = rng.integers(-3, 4, (C, D)).astype(np.float32), np.ones(C, np.float32)
+    rows[1:3] = rows[0]
+    wanted = naive_bulyan(rows.astype(np.float64), 2)
+    reduction = rules.parse("bulyan(attackers=0.2)").reduction
+    for mesh in (None, devices()):
+        np.testing.assert_allclose(of(reduction, mesh)(rows, weights, ())[0], wanted, atol=2e-6)
 
 
 def test_beside_an_axis_of_networks_and_in_lanes():

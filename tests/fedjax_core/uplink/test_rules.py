@@ -49,9 +49,18 @@ def naive_bulyan(x, f):
         chosen.append(left.pop(best))
     found = []
     for column in np.array(chosen).T:
-        middle = np.median(column)
-        found.append(np.mean(sorted(column, key=lambda v: abs(v - middle))[: len(column) - 2 * f]))
+        found.append(mean_of_nearest(column, len(column) - 2 * f))
     return np.array(found)
+
+
+def mean_of_nearest(column, number):
+    """Returns the mean of the `number` values closest to the median; where windows of values in order
+    are as good, by their farthest value and then by the sum of distances, that of the first and last."""
+    ordered, middle = np.sort(np.asarray(column, np.float64)), np.median(column)
+    windows = [ordered[i : i + number] for i in range(len(ordered) - number + 1)]
+    far = [(np.max(np.abs(w - middle)), np.sum(np.abs(w - middle))) for w in windows]
+    best = [np.mean(w) for w, key in zip(windows, far, strict=True) if key == min(far)]
+    return (best[0] + best[-1]) / 2
 
 
 def naive_geometric_median(x, f):
@@ -238,6 +247,21 @@ def test_a_rule_is_that_of_byzfl(text, theirs, monkeypatch):
         memory = jnp.zeros(D) if text.startswith("centred") else ()
         found = theirs(byzfl, int(0.25 * C))(rows.astype(np.float64))
         np.testing.assert_allclose(applied(text, rows, there, memory), found, atol=2e-4)
+
+
+def test_bulyan_averages_the_nearest_values_where_values_tie():
+    """Values worked by hand, then many small integers, as copies of one vector make them."""
+    column, everyone = np.array([[6, 2, 3, 2, 3, -1, 7]], np.float32).T, np.ones(7, bool)
+    np.testing.assert_allclose(rules.bulyan(attackers=0.2)(column, everyone), [8 / 3], rtol=1e-6)
+    column = np.array([[-3, -3, -1, 0, 9, 9, 9]], np.float32).T
+    np.testing.assert_allclose(rules._nearest_mean(column, everyone, 3), [-4 / 3], rtol=1e-6)
+    rng, nearest_mean = np.random.default_rng(0), jax.jit(rules._nearest_mean)
+    for n in range(1, 14):
+        rows, there = rng.integers(-4, 5, (13, 300)).astype(np.float32), rng.permutation(13) < n
+        for number in range(1, n + 1):
+            wanted = [mean_of_nearest(column, number) for column in rows[there].T]
+            found = nearest_mean(rows, there, number)
+            np.testing.assert_allclose(found, wanted, atol=2e-6, err_msg=f"{number} of {n}")
 
 
 def test_of_values_equally_far_from_the_median_bulyan_favours_no_side():
