@@ -32,6 +32,8 @@ class Model(NamedTuple):
       behind: of a network that is augmented: (the network without, (inputs, key, train) -> inputs), for a method that changes
         inputs behind the augmentation; else None.
       episodic: whether logits are of the classes of an episode (`learning/episodes.py`), not of all K.
+      vocabulary: V, where x is token ids that the network embeds, of which it has V; None: it embeds none, or
+        does not say so. `check_tokens` refuses others.
     """
 
     init: Callable[[Array], Net]
@@ -43,6 +45,34 @@ class Model(NamedTuple):
     model_axes: Axes = ()
     behind: tuple["Model", Callable[..., Array]] | None = None
     episodic: bool = False
+    vocabulary: int | None = None
+
+
+def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | None = None, where: str = "") -> None:
+    """Refuses token ids that an embedding does not have: JAX would read its last row for each of them.
+
+    Args:
+      tokens: ids of any shape. Of traced ones nothing is known, and nothing is said.
+      vocabulary: V, how many tokens are embedded.
+      model: the network's name.
+      mask: which of them count, of the same shape; None: all.
+      where: the message's beginning, such as "test: ".
+
+    Raises:
+      ValueError: an id that counts is negative, or not below V.
+    """
+    if isinstance(tokens, jax.core.Tracer) or isinstance(mask, jax.core.Tracer):
+        return
+    ids = np.asarray(tokens)
+    if mask is not None:
+        ids = ids[np.asarray(mask, bool)]
+    elif ids.size:  # of an array that repeats along an axis, such as a stand-in's, once
+        ids = ids[tuple(slice(1) if stride == 0 else slice(None) for stride in ids.strides)]
+    low, high = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
+    if low >= 0 and high < vocabulary:
+        return
+    wrong = high if high >= vocabulary else low
+    raise ValueError(f"{where}token id {wrong}: {model} embeds {vocabulary} tokens, ids 0 to {vocabulary - 1}")
 
 
 def axis_of(path: str, axes: Axes) -> int | None:
@@ -266,6 +296,6 @@ def part_of(
             return model.features(whole(net), x, key, mask=mask)[0], net.stats
 
         head = lambda net, z: model.head(whole(net), z)
-        return Model(init, apply, features, head, model.name, whole, model.model_axes)
+        return Model(init, apply, features, head, model.name, whole, model.model_axes, vocabulary=model.vocabulary)
 
     return Task(network, classes, population, arrays, public, shape)

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import TARGETS, Array, Examples, PyTree, targets_of
+from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import promises
 from fedjax_core.engine.federation import SCOPES, Evaluation, Federation, Group, Held
 from fedjax_core.engine.placement import PLACES
 from fedjax_core.learning import metrics
 from fedjax_core.learning.episodes import Episodes
-from fedjax_core.task import TO_ADD
+from fedjax_core.task import TO_ADD, check_tokens
 
 
 class Shape(NamedTuple):
@@ -81,6 +82,20 @@ def targets(groups: Sequence[Group], examples: Examples) -> None:
             continue
         needs = f"{promises.name_of(group.build)} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
         raise ValueError(f"{needs}; fedavg, fedprox, scaffold, fedopt, fedper, ditto and others that read no class can")
+
+
+def tokens(groups: Sequence[Group], data: FederatedData) -> None:
+    """Raises ValueError where examples have a token id that a group's network does not embed."""
+    for group in groups:
+        model, public = group.task.model, group.task.public
+        if model.vocabulary is None:
+            continue
+        parts = {"train": data.train, "test": data.test}
+        parts |= {"public": public} if isinstance(public, Examples) else {}
+        for part, examples in parts.items():
+            x = examples.x
+            ids, mask = (x["tokens"], x.get("mask")) if isinstance(x, Mapping) else (x, None)
+            check_tokens(ids, model.vocabulary, f"network {model.name!r}", mask, f"{part}: ")
 
 
 def _gives_classes(group: Group, examples: Examples) -> None:

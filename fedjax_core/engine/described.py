@@ -76,6 +76,7 @@ def described(
     population = len(data.train_index)
     check.settings(groups, population, dropout, hold, evaluation, dispatch, episodes)
     check.targets(groups, data.train)
+    check.tokens(groups, data)
     why, newcomers = unseen.reason(tuple(groups)), 0 if data.unseen is None else len(data.unseen.ids)
     evaluation = unseen.scored(evaluation, why, newcomers > 0)
     size = cohorts.number(cohort, population)

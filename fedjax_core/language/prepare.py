@@ -31,7 +31,7 @@ from fedjax_core.learning import lora, metrics
 from fedjax_core.learning.metrics import Pair, mean_of
 from fedjax_core.nn.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.task import Task, part_of
+from fedjax_core.task import Task, check_tokens, part_of
 from fedjax_core.values import AtLeastOne, Positive, one_of
 
 SOURCE, MODEL, PARTITION = "instructions", "pretrained", "by_domain"
@@ -145,6 +145,8 @@ def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec
         return Prepared(found, model, options, own, folder, divided, kinds, _widths(data, divided, kind))
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
+    if model.vocabulary is not None:
+        check_tokens(model.stop[0], model.vocabulary, model.name, where=f"{folder}: eos_token_id: ")
     data = instructions.to_write(divided, tokenizer, own.limit, model.stop[0], long=own.long)
     return Prepared(_beside(data, kind=kind), model, None, own, folder, divided, kinds, _widths(data, divided, kind))
 

@@ -22,6 +22,7 @@ from fedjax_core.nn import bert, llama
 from fedjax_core.nn.transformer import Encoder, LanguageModel
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.tensors import read_tensors
+from fedjax_core.values import short
 
 FAMILIES = {"llama": llama, "bert": bert}
 CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
@@ -97,8 +98,12 @@ class Tokenizer:
       size: how many tokens there are.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, embedded: int | None = None):
         """Reads tokenizer.json; what it says of cutting and padding does not count.
+
+        Args:
+          path: of the file.
+          embedded: how many tokens the network embeds, so that `encode` refuses others; None: any.
 
         Raises:
           ImportError: the package `tokenizers` is not installed.
@@ -117,7 +122,7 @@ class Tokenizer:
             raise ValueError(f"{path} is no tokenizer ({error})") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.size = self._tokenizer.get_vocab_size()
+        self.size, self._embedded, self._path = self._tokenizer.get_vocab_size(), embedded, path
 
     def encode(self, texts: Sequence[str], special: bool = True, limit: int | None = None) -> list[list[int]]:
         """Tokens of each text.
@@ -128,7 +133,7 @@ class Tokenizer:
           limit: the most tokens, those included; of a longer text the tail is kept. None: no limit.
 
         Raises:
-          ValueError: the limit has no room for text.
+          ValueError: the limit has no room for text, or a text has a token that the network does not embed.
         """
         found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         if limit is not None:
@@ -139,7 +144,21 @@ class Tokenizer:
                 encoding.truncate(room, direction="left")
         if special:
             found = [self._tokenizer.post_process(encoding, None, True) for encoding in found]
-        return [encoding.ids for encoding in found]
+        rows = [encoding.ids for encoding in found]
+        self._check(rows, texts)
+        return rows
+
+    def _check(self, rows: Sequence[Sequence[int]], texts: Sequence[str]) -> None:
+        """Raises ValueError for a token that the network does not embed."""
+        size = self._embedded
+        for row, text in zip(rows, texts, strict=True) if size is not None else ():
+            if row and max(row) >= size:
+                token = self._tokenizer.id_to_token(max(row))
+                raise ValueError(
+                    f"{self._path} makes the token {token!r} of the text {short(text)}; its id is {max(row)}, "
+                    f"and the model embeds vocab_size={size} tokens, ids 0 to {size - 1}: resize its embedding "
+                    "for the tokens that were added, or take the tokenizer of these weights"
+                )
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """Text of each row of tokens, without the special ones."""
@@ -147,5 +166,11 @@ class Tokenizer:
 
 
 def tokenizer(folder: str | os.PathLike) -> Tokenizer:
-    """The tokenizer of a folder; raises as `Tokenizer`."""
-    return Tokenizer(Path(folder) / TOKENIZER)
+    """Returns the tokenizer of a folder, for the network of the config.json beside it, if there is one.
+
+    Raises:
+      ValueError, ImportError, FileNotFoundError: as `Tokenizer`; or config.json is damaged.
+    """
+    path = Path(folder) / CONFIG
+    size = read_json(path, {"vocab_size?": (int, type(None))}).get("vocab_size") if path.is_file() else None
+    return Tokenizer(Path(folder) / TOKENIZER, size)

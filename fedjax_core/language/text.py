@@ -125,7 +125,9 @@ def scoring(encoder: Encoder, options: int, temperature: float = TEMPERATURE) ->
         outputs: dict[str, Any] = {"logits": jnp.where(x["options"] >= 0, scores, MINUS), "features": found}
         return (outputs if layers is None else outputs | {"intermediates": _layers(layers)}), net.stats
 
-    return Model(init, apply, features, head, f"scoring {encoder.name}", model_axes=encoder.model_axes)
+    return Model(
+        init, apply, features, head, f"scoring {encoder.name}", model_axes=encoder.model_axes, vocabulary=encoder.vocabulary
+    )
 
 
 def with_options(encoder: Encoder, base: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64) -> Net:
@@ -186,7 +188,7 @@ def writing(model: LanguageModel) -> Model:
         return written(model, net.params, _real(x, mask)).features, net.stats
 
     init, head = lambda key: Net(model.init(key), {}), lambda net, features: model.logits(net.params, features)
-    return Model(init, apply, features, head, f"writing {model.name}", model_axes=model.model_axes)
+    return Model(init, apply, features, head, f"writing {model.name}", model_axes=model.model_axes, vocabulary=model.vocabulary)
 
 
 def _real(x: PyTree, mask: Array | None) -> PyTree:

@@ -189,4 +189,13 @@ def prototypical(model: Model, classes: int) -> Model:
             f"a prototypical {model.name} has no linear head; use a method that does without, or task='classification'"
         )
 
-    return Model(model.init, apply, features, head, f"prototypical {model.name}", model_axes=model.model_axes, episodic=True)
+    return Model(
+        model.init,
+        apply,
+        features,
+        head,
+        f"prototypical {model.name}",
+        model_axes=model.model_axes,
+        episodic=True,
+        vocabulary=model.vocabulary,
+    )

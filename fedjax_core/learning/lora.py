@@ -333,7 +333,7 @@ def adapted(
             return Net(own.merged(around(net), net.params[ENTRY]), frozen.stats)
 
         head = lambda net, z: model.head(Net(around(net), {}), z)
-        return Model(init, apply, features, head, model.name, whole, axes)
+        return Model(init, apply, features, head, model.name, whole, axes, vocabulary=model.vocabulary)
 
     task = Task(network, classes, population, arrays, public, shape)
     if shape is not None:

@@ -42,6 +42,7 @@ from fedjax_core.nn.transformer import (
     read_params,
     stack,
 )
+from fedjax_core.task import check_tokens
 
 ACTIVATIONS = {
     "gelu": gelu,
@@ -197,13 +198,15 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 
     def hidden(params: PyTree, tokens: Array, mask: Array, types: Array | None = None, read=None):
         fits(name, tokens.shape[1], c.context)
+        check_tokens(tokens, c.vocabulary, name, mask)
         types = jnp.zeros_like(tokens) if types is None else types
+        check_tokens(types, c.types, f"the types of {name}", mask)
         x = embedding(params["embedding"])(tokens, positions(mask), types)
         everyone = jnp.broadcast_to(mask[:, None], (*mask.shape, mask.shape[1]))
         found = layers.run(params["layers"], x, everyone, read=read)
         return found[0] if read is None else found
 
-    return Encoder(init, hidden, c.width, c.context, name, AXES)
+    return Encoder(init, hidden, c.width, c.context, name, AXES, c.vocabulary)
 
 
 def from_tensors(

@@ -18,6 +18,7 @@ from flax import nnx
 
 from fedjax_core.nn.attention import attend, heads
 from fedjax_core.nn.layers import dropout
+from fedjax_core.task import check_tokens
 from fedjax_core.values import AtLeastOne, BelowOne, Width
 
 Array = jax.Array
@@ -96,7 +97,8 @@ class Causal(nnx.Module):
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
         """x [B, T] ids -> features [B, T, D] and the layers by name."""
         del batch, mask
-        table, seen = self.embedding[...], {}
+        check_tokens(x, len(self.embedding[...]), "causal")
+        table, seen = jnp.asarray(self.embedding[...]), {}
         x = (table[x] * table.shape[1] ** 0.5 + places(x.shape[1], table.shape[1])[None]).astype(self.dtype)
         keys = [None] * 2 * self.layers if key is None else jax.random.split(key, 2 * self.layers)
         for i in range(self.layers):

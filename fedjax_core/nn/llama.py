@@ -44,6 +44,7 @@ from fedjax_core.nn.transformer import (
     read_params,
     stack,
 )
+from fedjax_core.task import check_tokens
 
 ROPE_TYPES = ("default", "linear", "llama3")
 IGNORED = r".*rotary_emb\.inv_freq"  # old files have this table, which follows from the configuration
@@ -260,6 +261,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
     def hidden(params: PyTree, tokens: Array, mask: Array, read=None):
         t = tokens.shape[1]
         fits(name, t, c.context)
+        check_tokens(tokens, c.vocabulary, name, mask)
         causal = jnp.tril(jnp.ones((t, t), bool))
         found = run(params, tokens, positions(mask), mask[:, None] & causal[None], read=read)
         return found[0] if read is None else found
@@ -272,6 +274,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
     ) -> tuple[Array, Array]:
         b, t = tokens.shape
         fits(name, t + limit, c.context)
+        check_tokens(tokens, c.vocabulary, name, mask)
         kept = jnp.zeros((c.layers, b, t + limit, c.groups, c.head_width), params["embedding"].dtype)
 
         def step(cache, tokens, places, place, mask, at):
@@ -281,7 +284,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
         search = greedy if beams == 1 else functools.partial(beam_search, beams=beams)
         return search(step, {"key": kept, "value": kept}, tokens, mask, limit=limit, stop=stop)
 
-    return LanguageModel(init, hidden, logits, generate, c.width, c.context, c.stop, name, AXES)
+    return LanguageModel(init, hidden, logits, generate, c.width, c.context, c.stop, name, AXES, c.vocabulary)
 
 
 def from_tensors(

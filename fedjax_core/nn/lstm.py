@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_core.nn.layers import dropout
+from fedjax_core.task import check_tokens
 from fedjax_core.values import AtLeastOne, BelowOne, Width
 
 Array = jax.Array
@@ -88,7 +89,8 @@ class LSTM(nnx.Module):
     def body(self, x: Array, *, key: Array | None, train: bool, batch: bool, mask: Array | None) -> tuple[Array, dict[str, Array]]:
         """x [B, T] ids -> features [B, T, D] and the layers by name."""
         del batch, mask
-        x, seen = self.embedding[...][x].astype(self.dtype), {}
+        check_tokens(x, len(self.embedding[...]), "lstm")
+        x, seen = jnp.asarray(self.embedding[...])[x].astype(self.dtype), {}
         keys = [None] * self.layers if key is None else jax.random.split(key, self.layers)
         for i in range(self.layers):
             x = seen[f"layer{i + 1}"] = getattr(self, f"layer{i + 1}")(x)

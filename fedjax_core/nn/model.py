@@ -199,6 +199,7 @@ def build(
     make = functools.partial(module, classes, shape, dtype=dtype, **fixed, **options)
     model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype, images)
     model = framed(model, image, frame) if frame else model
+    model = model._replace(vocabulary=classes) if name in TEXTS else model
     return model if resize is None else resized(model, (image[0], image[1]))
 
 

@@ -54,4 +54,4 @@ def projected(model: Model, classes: int, size: int, hidden: bool = True) -> Mod
         z, stats = features(net, x, key, train, mask)
         return {"logits": head(net, z), "features": z}, stats
 
-    return Model(init, apply, features, head, f"projected {model.name}", model_axes=model.model_axes)
+    return Model(init, apply, features, head, f"projected {model.name}", model_axes=model.model_axes, vocabulary=model.vocabulary)

@@ -49,6 +49,7 @@ class Encoder(NamedTuple):
       context: the most tokens that it takes at once.
       name: what error messages call it.
       model_axes: see `Model`.
+      vocabulary: V, how many tokens it embeds; others are refused by `hidden` where they are no traced arrays.
     """
 
     init: Callable[[Array], PyTree]
@@ -57,6 +58,7 @@ class Encoder(NamedTuple):
     context: int
     name: str
     model_axes: Axes = ()
+    vocabulary: int | None = None
 
 
 class LanguageModel(NamedTuple):
@@ -74,6 +76,7 @@ class LanguageModel(NamedTuple):
       stop: ids of the tokens that end a text, from the configuration; may be empty.
       name: what error messages call it.
       model_axes: see `Model`.
+      vocabulary: V, how many tokens it embeds; others are refused by `hidden` where they are no traced arrays.
     """
 
     init: Callable[[Array], PyTree]
@@ -85,6 +88,7 @@ class LanguageModel(NamedTuple):
     stop: tuple[int, ...]
     name: str
     model_axes: Axes = ()
+    vocabulary: int | None = None
 
 
 class Linear(nnx.Module):

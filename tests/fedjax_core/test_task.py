@@ -1,6 +1,7 @@
 """A task rebinds its arrays and its round, and leaves itself alone."""
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -8,9 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_core import nn
 from fedjax_core.algorithm import Examples, Net
+from fedjax_core.data import federated
+from fedjax_core.data.sources import Dataset
+from fedjax_core.engine.simulation import Simulation, one_group
+from fedjax_core.learning import training
+from fedjax_core.nn import bert, llama
 from fedjax_core.task import Peers, Task, of_model, part_of, width
+from methods.fedavg import fedavg
 from tests import toy
+from tests.fedjax_core.nn import test_bert, test_llama
 
 
 def test_a_bound_task_reads_the_given_arrays():
@@ -28,6 +37,49 @@ def test_of_model_freezes_nothing():
     assert task.model is model
     assert task.held == ((), public)
     assert task.bind(task.held, 1).model is model
+
+
+LETTERS = [nn.build(name, 5, (4,), None, None) for name in ("lstm", "causal")]
+
+
+@pytest.mark.parametrize("model", LETTERS, ids=lambda model: model.name)
+def test_ids_that_a_network_of_letters_does_not_embed_are_refused(model):
+    net = model.init(jax.random.key(0))
+    assert model.apply(net, np.array([[0, 1, 2, 4]]))[0]["logits"].shape == (1, 4, 5)
+    for wrong in (5, -1):
+        for call in (model.apply, model.features):
+            with pytest.raises(ValueError, match=f"token id {wrong}: {model.name} embeds 5 tokens"):
+                call(net, np.array([[0, 1, 2, wrong]]))
+
+
+@pytest.mark.parametrize("model", LETTERS, ids=lambda model: model.name)
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_simulation_is_refused_ids_that_its_network_does_not_embed(model, part):
+    x = {name: np.array([[0, 1, 2, 4]] * 2, np.int32) for name in ("train", "test")}
+    x[part][1, 2] = 7
+    examples = [Examples(x[name], np.array([[1, 2, 3, 4]] * 2, np.int32)) for name in x]
+    data = federated.from_index(Dataset("letters", *examples, tuple("abcde")), [[0], [1]])
+    settings = {"classes": 5, "population": 2, "shape": (4,)}
+    whole = of_model(model, **settings)
+    arrays = jax.device_get(model.init(jax.random.key(0)))
+    for task in (whole, part_of(model, arrays, "head", **settings)):
+        groups = one_group(functools.partial(fedavg, optimizer=training.sgd(0.1)), task, 2)
+        with pytest.raises(ValueError, match=f"{part}: token id 7: network '{model.name}' embeds 5"):
+            Simulation(groups, data)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_ids_that_a_language_model_does_not_embed_are_refused(name):
+    family, config = {"bert": (bert, test_bert.CONFIG), "llama": (llama, test_llama.PLAIN)}[name]
+    model, size = family.build(config), config["vocab_size"]
+    params = model.init(jax.random.key(0))
+    tokens, mask = np.array([[1, size - 1, size]]), np.array([[True, True, False]])
+    assert np.isfinite(model.hidden(params, tokens, mask)).all(), "padding may be any number"
+    with pytest.raises(ValueError, match=f"token id {size}: {name} of width .* embeds {size} tokens"):
+        model.hidden(params, tokens, mask | True)
+    if name == "llama":
+        with pytest.raises(ValueError, match=f"token id {size}: llama"):
+            model.generate(params, tokens, mask | True, limit=2)
 
 
 def test_width_is_the_number_of_features():

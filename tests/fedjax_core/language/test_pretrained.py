@@ -196,6 +196,24 @@ def test_a_tokenizer_that_is_none_is_named(tmp_path):
         pretrained.tokenizer(tmp_path)
 
 
+def test_a_token_that_the_network_does_not_embed_is_refused(tmp_path):
+    """As of a tokenizer to which tokens were added; one that occurs in no text is no harm."""
+    package = pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
+    words = package.models.WordLevel({"yes": 0, "no": 1, "<unk>": 2}, unk_token="<unk>")
+    made = package.Tokenizer(words)
+    made.pre_tokenizer = package.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<|user|>"])
+    made.save(str(tmp_path / pretrained.TOKENIZER))
+    assert pretrained.tokenizer(tmp_path).encode(["yes <|user|>"]) == [[0, 3]]
+    (tmp_path / pretrained.CONFIG).write_text(json.dumps({"vocab_size": 3}))
+    tokenizer = pretrained.tokenizer(tmp_path)
+    assert tokenizer.encode(["yes", "no maybe"]) == [[0], [1, 2]]
+    says = r"'<\|user\|>' of the text 'yes <\|user\|>'; its id is 3, .* embeds vocab_size=3 tokens"
+    with pytest.raises(ValueError, match=says):
+        tokenizer.encode(["no", "yes <|user|>"])
+    assert tokenizer.encode(["<|user|> yes"], limit=1) == [[0]], "what is cut off does not count"
+
+
 def test_an_encoder_has_a_folder_too(tmp_path):
     (tmp_path / pretrained.CONFIG).write_text(json.dumps(test_bert.CONFIG))
     write_tensors(tmp_path / pretrained.ONE_FILE, test_bert.tensors(), {})
