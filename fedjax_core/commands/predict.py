@@ -68,6 +68,8 @@ def predict(
     if batch < 1:
         raise ValueError(f"batch={batch} must be at least 1")
     model, arrays, description = _loaded(path, trust)
+    if array is not None and (Path(examples).is_dir() or Path(examples).suffix.lower() != ".npz"):
+        raise ValueError(f"array={array!r} names one of the arrays in a .npz file, and {examples} is none; leave it out")
     names, read = _source(Path(examples), description, array)
     size = min(batch, len(names))
     apply = jax.jit(lambda arrays, x: jax.nn.softmax(model(arrays, x)["logits"]))

@@ -61,6 +61,12 @@ def build(
     kind = kinds.of(asked) if kind is None else kind
     data = kinds.parted(asked, kind.federated(asked) if data is None else data)
     _fits(asked, targets_of(data.train.y))
+    updates = asked.said["evaluation.newcomer_updates"]
+    if accounted and updates is not None and data.unseen is None:
+        raise ValueError(
+            f"evaluation.newcomer_updates={updates} is for unseen clients, and no client is unseen; "
+            "set data.unseen_clients, such as 0.2, or leave it out"
+        )
     clients, networks = np.arange(data.clients), asked.networks
     if not 1 <= len(networks) <= len(clients):
         models = tuple(one.found.spec for one in networks)

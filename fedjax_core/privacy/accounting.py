@@ -17,6 +17,8 @@ import importlib
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 ACCOUNTANTS = ("pld", "rdp")
 RELATIONS = {
     "poisson": "add or remove one client",
@@ -26,6 +28,7 @@ RELATIONS = {
     "local": "replace one client's data",
 }
 INTERVAL = 1e-3  # of the discretised privacy loss; ten times dp-accounting's default, at a tenth of the time; rounded upwards
+MOST_OF_ONE, MOST = 5 * 10**5, 2 * 10**8  # numbers of a discretised loss, of one round and of all: seconds each
 FINEST = 1e-4  # to which calibrated multipliers are rounded, upwards
 
 
@@ -88,18 +91,45 @@ def _accountant(release: Release, name: str) -> Any:
     return dp.pld.PLDAccountant(relations.ADD_OR_REMOVE_ONE, INTERVAL)
 
 
-def choose(release: Release, name: str | None) -> str:
-    """The accountant to take: the one that is named, or the tightest that can account for the release.
+def fits_pld(release: Release, multiplier: float, rounds: int) -> bool:
+    """Returns whether the privacy loss of so many rounds can be discretised: it takes a number for each
+    `INTERVAL` of its range, which grows with the rounds and, of Gaussian noise, with one over the squared
+    multiplier."""
+    scale = multiplier / 2 if release.sampling == "local" else multiplier
+    inverse = 1 / scale if scale else math.inf
+    numbers = (2 * inverse if release.noise == "laplace" else (inverse / 2 + 8) * inverse) / INTERVAL
+    return numbers <= MOST_OF_ONE and rounds * numbers <= MOST
+
+
+def choose(release: Release, name: str | None, multiplier: float | None = None, rounds: int = 1, delta: float = 1) -> str:
+    """Returns the accountant to take: the one that is named, or the tightest that can account for the release.
+
+    Args:
+      release: of one round.
+      name: "pld", "rdp" or None.
+      multiplier: deviation, or Laplace's scale, over the clip; None: it is not known yet.
+      rounds: how many, as `epsilon` takes them.
+      delta: see `epsilon`.
 
     Raises:
-      ValueError: it cannot.
+      ValueError: the one that is named cannot.
     """
     if release.sampling == "fixed" and name == "pld":
         raise ValueError(
             "privacy.accountant='pld' cannot account for cohorts of a fixed size, drawn without replacement: take 'rdp', or "
             "cohort.sampling='poisson'"
         )
-    return name or ("rdp" if release.sampling == "fixed" else "pld")
+    tight = name or ("rdp" if release.sampling == "fixed" else "pld")
+    if tight == "rdp" or multiplier is None or (delta == 0 and release.noise == "laplace"):
+        return tight
+    if fits_pld(release, multiplier, rounds):
+        return tight
+    if name == "pld":
+        raise ValueError(
+            f"privacy.accountant='pld' has no room for a noise multiplier of {multiplier:.4g} over {rounds} rounds: "
+            "there is so little noise that epsilon is in the hundreds or more; take more noise, or 'rdp'"
+        )
+    return "rdp"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -121,7 +151,10 @@ def epsilon(release: Release, multiplier: float, rounds: int, delta: float, acco
     if delta == 0 and release.noise == "laplace":
         return rounds / (multiplier / 2 if release.sampling == "local" else multiplier)
     if accountant == "rdp":
-        spent = rounds * _renyi(release, multiplier)
+        try:
+            spent = rounds * _renyi(release, multiplier)
+        except ZeroDivisionError:  # the square of the multiplier is zero in floats
+            return math.inf
         return float(importlib.import_module("dp_accounting.rdp").compute_epsilon(_orders(), spent, delta)[0])
     made = _accountant(release, accountant)
     made.compose(event(release, multiplier), rounds)
@@ -132,7 +165,8 @@ def epsilon(release: Release, multiplier: float, rounds: int, delta: float, acco
 def _renyi(release: Release, multiplier: float) -> Any:
     """Renyi divergences of one round by order: those of more rounds are multiples."""
     made = _accountant(release, "rdp")
-    made.compose(event(release, multiplier))
+    with np.errstate(divide="ignore", over="ignore"):  # of a multiplier whose square is no number
+        made.compose(event(release, multiplier))
     return made.rdp
 
 

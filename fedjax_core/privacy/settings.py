@@ -82,14 +82,19 @@ class Privacy(NamedTuple):
             release = Release(kind, "all" if real == everybody else sampling, real, everybody)
         accountant = choose(release, self.accountant)
         noise, before = self.noise, (known or {}).get("noise_multiplier")
+        times = 1 if strategy is not None else self.rounds if turns is None else turns.times
         if noise is None and not calibrate:
             noise = before or 1.0
         elif noise is None:
             assert self.epsilon is not None
-            times = 1 if strategy is not None else self.rounds if turns is None else turns.times
+            if accountant == "pld" and self.delta > 0:  # which may need half of the noise that RDP does
+                least = calibrated(release, self.epsilon, self.delta, times, "rdp") / 2
+                accountant = choose(release, self.accountant, least, times, self.delta)
             found = epsilon(release, before, times, self.delta, accountant) / self.epsilon if before else math.inf
             noise = before if before and 0.999 <= found <= 1 + 1e-6 else None  # else it is of other rounds
             noise = calibrated(release, self.epsilon, self.delta, times, accountant) if noise is None else noise
+        elif calibrate:
+            accountant = choose(release, self.accountant, noise, times, self.delta)
         simulated = cohort, population
         made = Spent(release, noise, self.clip, self.delta, accountant, self.rounds, self.name, simulated, turns, strategy)
         if calibrate:

@@ -144,7 +144,8 @@ def link(name: str, attack: Attack | Crafted, ids: Sequence[int] | np.ndarray) -
         evil = among(sender.id)
         leaves, structure = jax.tree.flatten((value.deltas, tuple(values for values, _ in value.classes)))
         keys = jax.random.split(sender.key, max(1, len(leaves)))
-        changed = [jnp.where(evil, attack(x, key), x) for x, key in zip(leaves, keys, strict=False)]
+        made = [checked(attack(x, key), x.shape, f"attack {name!r}").astype(x.dtype) for x, key in zip(leaves, keys, strict=False)]
+        changed = [jnp.where(evil, new, x) for new, x in zip(made, leaves, strict=True)]
         deltas, of_classes = structure.unflatten(changed)
         classes = tuple((values, counts) for values, (_, counts) in zip(of_classes, value.classes, strict=True))
         return Passed(Carried(deltas, classes))

@@ -37,11 +37,12 @@ def checked(made: Any, shape: tuple[int, ...], who: str) -> Array:
       who: the subject of the message, such as "rule 'mine'".
 
     Raises:
-      ValueError: it is no array, or one of another shape.
+      ValueError: it is no array, or one of another shape, or of complex numbers.
     """
-    found = getattr(made, "shape", None)
-    if found != shape:
+    found, dtype = getattr(made, "shape", None), getattr(made, "dtype", None)
+    if found != shape or dtype is None or jnp.issubdtype(dtype, jnp.complexfloating):
         what = type(made).__name__ if found is None else f"an array {list(found)}"
+        what += f" of {dtype}" if found == shape else ""
         raise ValueError(f"{who} returned {what}; an array {list(shape)} is wanted")
     return made
 

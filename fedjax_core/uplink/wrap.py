@@ -13,7 +13,7 @@ from fedjax_core.task import Task
 from fedjax_core.uplink import coordinates
 from fedjax_core.uplink.link import Carried, Link, Reduction, Sender, order
 from fedjax_core.uplink.statistics import floored
-from fedjax_core.uplink.vectors import joined, of_vector, vector
+from fedjax_core.uplink.vectors import checked, joined, length, of_vector, vector
 
 HIDING = ("local privacy", "compression", "privacy")  # kinds of links that can make a number of what is not finite
 _STREAM = 0x6C696E6B  # keeps the links' draws apart from the method's own, which come from the same key
@@ -127,6 +127,7 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
     reduces = bool(chosen or crafting)
     at, reduction = (chosen[0][0], chosen[0][1].reduction) if chosen else (None, Reduction())
     assert reduction is not None
+    who = f"{chosen[0][1].kind} {chosen[0][1].name!r}, combining," if chosen else "the mean"
 
     def of_link(key: Array, place: int) -> Array:
         return jax.random.fold_in(jax.random.fold_in(key, _STREAM), place)
@@ -209,6 +210,7 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
             order = jnp.argsort(seen.ids) if reduction.join == "stack" else None
             if parts.like.deltas:
                 made, new, said = coordinates.combine(reduction, deltas, memory_of(server.memory), draw, order)
+                made = checked(made, (length(parts.like),), who)
                 record |= said
                 if at is not None:
                     memory[at] = new

@@ -267,6 +267,14 @@ def test_arrays_in_every_form(saved, digits, tmp_path):
             assert row["probability"] == pytest.approx(other["probability"], abs=2e-6)
 
 
+@pytest.mark.parametrize("name", ["x.npy", "photos"])
+def test_the_name_of_an_array_is_refused_where_arrays_have_none(name, saved, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((2, 8, 8, 1), np.uint8))
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(ValueError, match=f"array='q' names one of the arrays in a .npz file, and .*{name} is none"):
+        predict.predict(saved, tmp_path / name, array="q")
+
+
 def floats_model(path, shape):
     """An untrained model that was, as it says, trained on floats."""
     description = {"model": "mlp(widths=(4,))", "classes": 2, "class_names": ["no", "yes"], "input_shape": shape}

@@ -103,6 +103,23 @@ def test_what_cannot_be_accounted_for_is_refused(monkeypatch):
     assert planned(noise=None, epsilon=2.0).spent(5, 50, "poisson", calibrate=False).noise == 1
 
 
+@needs_library
+@pytest.mark.parametrize("name", ["gaussian", "local_gaussian", "local_laplace"])
+def test_very_little_noise_is_accounted_for_at_once(name):
+    """By RDP, for PLD would need memory for each thousandth of a loss of thousands and more."""
+    for noise in (1e-3, 1e-6, 1e-200):
+        spent = planned(name, noise=noise, accountant=None).spent(5, 50, "poisson")
+        assert spent.accountant == "rdp"
+        assert spent.epsilon(40) > 1000
+        with pytest.raises(ValueError, match=r"privacy\.accountant='pld' has no room for a noise multiplier of"):
+            planned(name, noise=noise, accountant="pld").spent(5, 50, "poisson")
+    if name == "gaussian":
+        little = planned(noise=None, epsilon=1e6, accountant=None).spent(5, 50, "poisson")
+        assert little.accountant == "rdp"
+        assert little.epsilon(40) == pytest.approx(1e6, rel=1e-2)
+    assert planned(name, accountant=None).spent(5, 50, "poisson").accountant == "pld"
+
+
 def test_release_names_whom_it_protects():
     assert {Release("gaussian", name).relation for name in accounting.RELATIONS} == set(accounting.RELATIONS.values())
     np.testing.assert_equal(len(set(accounting.RELATIONS.values())), 4)

@@ -87,6 +87,10 @@ def test_inputs_are_scaled_without_the_rows_of_unseen_clients(monkeypatch):
         ({"cohort.size": 5}, "cohort=5 .* population's 4"),
         ({"task": "episodes(way=2, shot=1, query=1)"}, "data.unseen_clients=2 is for clients with labelled rows of their own"),
         ({"evaluation.newcomer_updates": 0}, "evaluation.newcomer_updates=0"),
+        (
+            {"evaluation.newcomer_updates": 3, "data.unseen_clients": None},
+            "evaluation.newcomer_updates=3 is for unseen clients, and no client is unseen; set data.unseen_clients",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(changes, message):

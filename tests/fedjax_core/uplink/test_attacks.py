@@ -38,6 +38,25 @@ def test_an_attacker_sends_something_else_and_the_honest_what_they_have(spec, wa
         np.testing.assert_array_equal(found.classes[0][1], counts)
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("jnp.sum(x)", r"an array \[\]; an array \[2\] is wanted"),
+        ("x[:1]", r"an array \[1\]; an array \[2\] is wanted"),
+        ("x[None]", r"an array \[1, 2\]; an array \[2\] is wanted"),
+        ("0.0", r"float; an array \[2\] is wanted"),
+        ("1j * x", r"an array \[2\] of complex64; an array \[2\] is wanted"),
+    ],
+)
+def test_an_own_attack_with_another_shape_is_refused_in_a_line(tmp_path, body, says):
+    """It was stretched to the delta's shape."""
+    file = tmp_path / "own.py"
+    file.write_text(f"import jax.numpy as jnp\n\ndef mine():\n    return lambda x, key: {body}\n")
+    value = Carried(({"w": jnp.ones(2)},), ())
+    with pytest.raises(ValueError, match=f"attack .*mine' returned {says}"):
+        made(f"{file}:mine").send(value, Sender(jnp.int32(4), 3, jax.random.key(0), ()), ())
+
+
 def test_noise_has_its_deviation_and_a_draw_for_every_array():
     value = Carried((jnp.ones(4000), jnp.ones(4000)), ())
     found = made("noise(deviation=0.5)").send(value, Sender(jnp.int32(4), 3, jax.random.key(0), ()), ()).value.deltas

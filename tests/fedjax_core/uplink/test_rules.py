@@ -206,6 +206,20 @@ def test_an_own_rule_with_another_shape_is_refused_in_a_line(tmp_path, text, say
         applied(" ".join([f"{file}:{name}", *rest]), np.ones((5, 2), np.float32), np.ones(5, bool))
 
 
+@pytest.mark.parametrize(("body", "says"), [("jnp.sum(total)", r"\[\]"), ("total[:1]", r"\[1\]")])
+def test_an_own_reduction_with_another_shape_is_refused_in_a_line(tmp_path, body, says):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import jax.numpy as jnp\nfrom fedjax_core.uplink.link import Link, Reduction\n\n"
+        "def combine(joined, memory, key):\n"
+        f"    total, weight = joined\n    return {body}, memory, {{}}\n\n"
+        "def mine():\n    return Link('rule', 'mine', reduction=Reduction(combine=combine))\n"
+    )
+    sim = toy.simulate("fedavg", links=[rules.parse(f"{file}:mine")])
+    with pytest.raises(ValueError, match=rf"rule 'mine', combining, returned an array {says}; an array \["):
+        sim.rounds(sim.init(0), 1)
+
+
 def test_an_own_rule_from_a_file_and_a_rule_over_classes(tmp_path):
     """FedProto's class means, of which each class has its own holders: the median of these."""
     file = tmp_path / "own.py"
