@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HOME = Path(__file__).parents[1]  # of this package, of `methods` and of `configs`
+from fedjax_core.bundled import HOME, PACKAGES
+
 Named = tuple[Callable, str]  # a function or class, and its origin: a file, or a module with what may stand behind ":"
 
 
@@ -147,9 +148,10 @@ def _on_the_way(name: str, shipped: tuple[Path, ...]) -> Iterator[Place]:
         folders = spec.submodule_search_locations
         if spec.has_location and spec.origin is not None:
             file = Path(spec.origin).resolve()
-            if not _own(file, shipped):
+            own = _own(file, shipped)
+            if not own and top not in PACKAGES:  # beside ours a user's modules may be found
                 return
-            if file.suffix == ".py" and file.is_file():
+            if own and file.suffix == ".py" and file.is_file():
                 yield Place(file, known if folders is not None else known.rpartition(".")[0])
         if part is None or folders is None:
             return

@@ -27,14 +27,15 @@ ROOMS = {  # of fedjax_core, top to bottom: what each may import beside itself
     "data": set(),
     "task": set(),
     "by_name": {"outside"},
-    "own_code": set(),
+    "own_code": {"bundled"},
+    "bundled": set(),
     "outside": set(),
     "values": set(),
     "algorithm": set(),
     "deferred": set(),
 }
-EVERYBODY = {"by_name", "outside", "own_code", "values", "algorithm", "deferred"}  # what all others may import too
-ALONE = {"values", "algorithm", "deferred"}  # which import nothing of ours
+EVERYBODY = {"by_name", "bundled", "outside", "own_code", "values", "algorithm", "deferred"}  # what all others may import too
+ALONE = {"values", "algorithm", "deferred", "bundled"}  # which import nothing of ours
 OF_METHODS = {"learning", "nn", "task"} | EVERYBODY
 
 

@@ -50,8 +50,7 @@ def command(module: str, arguments: Sequence[str]) -> int:
     """
     try:
         with _interruptible():
-            shipped = importlib.import_module("fedjax_core.commands.shipped")
-            shipped.take_ours()
+            importlib.import_module("fedjax_core.bundled").take_ours()
             main: Callable[[Sequence[str]], int] = importlib.import_module(module).main
         return main(arguments)
     except KeyboardInterrupt as error:

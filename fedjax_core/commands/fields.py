@@ -1,7 +1,6 @@
 """The fields of a config: defaults, what they are for, what they may hold; read from `configs/base.py` and `experiment.fields`."""
 
 import ast
-import importlib
 import io
 import re
 import textwrap
@@ -9,7 +8,7 @@ import tokenize
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name, values
+from fedjax_core import bundled, by_name, values
 from fedjax_core.commands import shipped
 from fedjax_core.experiment.fields import FIELDS
 
@@ -34,7 +33,7 @@ class Field(NamedTuple):
 
 def fields() -> list[Field]:
     """Those that all configs have, in the order of `configs/base.py`. A method's options are fields `method.*` beside them."""
-    config = importlib.import_module("configs.base").get_config("small")
+    config = bundled.import_bundled("configs.base").get_config("small")
     said = _comments(Path(shipped.FOLDERS["config"] / "base.py").read_text(encoding="utf-8"))
     found = []
     for name, text in said.items():

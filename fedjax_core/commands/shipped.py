@@ -1,38 +1,20 @@
 """What comes with the package and has a bare name: configs ("fedavg") and definitions of tables ("fedskc/table1").
 
 The packages `methods` and `configs` lie beside `fedjax_core`. A user's folder may have packages of these names; a command takes
-ours, and reaches the user's files by path.
+ours (`bundled.py`), and reaches the user's files by path.
 """
 
-import importlib.machinery
-import importlib.util
+import logging
 import os
-import sys
+import re
 from pathlib import Path
 
-import fedjax_core
-from fedjax_core import by_name
+from fedjax_core import bundled, by_name
+from fedjax_core.bundled import HOME
 
-HOME = Path(fedjax_core.__file__).parents[1]
-PACKAGES = ("methods", "configs")
 FOLDERS = {"config": HOME / "configs", "table": HOME / "configs" / "tables"}
 NOT_SHOWN = {"base", "__init__"}
-
-
-def take_ours() -> None:
-    """Imports `methods` and `configs` from beside `fedjax_core`, wherever else such packages lie. The current folder comes last on
-    the path, so that a user's modules are found."""
-    for name in PACKAGES:
-        loaded = sys.modules.get(name)
-        spec = importlib.machinery.PathFinder.find_spec(name, [str(HOME)])
-        if spec is None or spec.loader is None or (loaded and Path(str(loaded.__file__)).parent == HOME / name):
-            continue
-        for other in [module for module in sys.modules if module.partition(".")[0] == name]:
-            del sys.modules[other]
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())
+_log = logging.getLogger(__name__)
 
 
 def names(what: str) -> list[str]:
@@ -66,4 +48,23 @@ def file(what: str, text: str) -> str:
         return str(FOLDERS[what] / f"{name}.py")
     if not os.path.isfile(text):
         raise ValueError(f"there is no {what} file {text!r}")
+    _add_package_of(Path(text).resolve())
     return text
+
+
+def _add_package_of(path: Path) -> None:
+    """Lets a user's file import its neighbours, where its folder is a package `configs` of the user's own. Modules of
+    ours come first; the log names those of the user's that they hide."""
+    folder = next((folder for folder in path.parents if folder.name == "configs"), None)
+    if folder is None or folder == FOLDERS["config"].resolve():
+        return
+    bundled.add_folder("configs", folder)
+    imported = {
+        name
+        for names in re.findall(r"\bfrom configs import (.+)|\bconfigs\.(\w+)", path.read_text(errors="replace"))
+        for name in re.findall(r"\w+", " ".join(names))
+    }
+    for name in sorted(imported):
+        mine, theirs = FOLDERS["config"] / f"{name}.py", folder / f"{name}.py"
+        if mine.is_file() and theirs.is_file() and mine.read_bytes() != theirs.read_bytes():
+            _log.warning("%s: 'configs.%s' is the library's own, not %s; give yours another name to import it", path, name, theirs)

@@ -12,6 +12,7 @@ from fedjax_core.experiment.asked import (
     resolve,
 )
 from fedjax_core.experiment.building import build
+from fedjax_core.experiment.configs import load_config
 from fedjax_core.experiment.kinds import dataset, prepared
 from fedjax_core.experiment.methods import method, names, switch
 from fedjax_core.experiment.named import LOSSES, NORMALISATIONS, OPTIMIZERS, builder
@@ -43,6 +44,7 @@ __all__ = [
     "keep_programs",
     "lanes_of",
     "load",
+    "load_config",
     "method",
     "names",
     "network",

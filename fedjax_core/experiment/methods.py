@@ -1,12 +1,11 @@
 """The methods that there are, found by name, and a config's method changed to another one."""
 
 import functools
-import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_core import by_name
+from fedjax_core import bundled, by_name
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 PROTOCOL = ("epochs", "batch", "weights")  # how a method trains, whatever it is: what a config keeps with another one
@@ -22,7 +21,7 @@ class _Methods(Mapping[str, Callable]):
     """Builders by name, each imported when it is asked for."""
 
     def __iter__(self):
-        return (name for name in _modules(tuple(importlib.import_module("methods").__path__)) if name != "main")
+        return (name for name in _modules((str(bundled.HOME / "methods"),)) if name != "main")
 
     def __len__(self):
         return sum(1 for _ in self)
@@ -30,7 +29,7 @@ class _Methods(Mapping[str, Callable]):
     def __getitem__(self, name: str) -> Callable:
         if name not in iter(self):
             raise KeyError(name)
-        return getattr(importlib.import_module(f"methods.{name}"), name)
+        return getattr(bundled.import_bundled(f"methods.{name}"), name)
 
 
 METHODS = _Methods()
@@ -38,7 +37,7 @@ METHODS = _Methods()
 
 def names() -> dict[str, str]:
     """The methods that there are, each with the first line of its docstring."""
-    return {name: (importlib.import_module(f"methods.{name}").__doc__ or "").partition("\n")[0] for name in METHODS}
+    return {name: (bundled.import_bundled(f"methods.{name}").__doc__ or "").partition("\n")[0] for name in METHODS}
 
 
 def method(name: str) -> Callable:
