@@ -16,12 +16,13 @@ from tests import quick
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
+EXAMPLES = {file.name: file.read_text() for file in sorted((ROOT / "docs" / "examples").glob("*.py"))}
 TEXT = "\n".join(page.read_text() for page in [*PAGES, ROOT / "README.md"])
 
 
 def blocks(page: Path) -> list[str]:
     found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    return [code for code in found if "--8<--" not in code]  # files that are shown
+    return [code for code in found if code not in EXAMPLES.values()]  # which have a test of their own
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
@@ -30,6 +31,14 @@ def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
     scope: dict = {}
     for code in blocks(page):
         exec(compile(code, page.name, "exec"), scope)
+
+
+def test_a_page_shows_the_files_of_the_examples_as_they_are():
+    """Readable on a plain Markdown page: a file that was changed is pasted into the page again."""
+    page = (ROOT / "docs" / "pages" / "your-method.md").read_text()
+    for name, code in EXAMPLES.items():
+        assert f"```python\n{code}```\n" in page, f"docs/examples/{name} is not what docs/pages/your-method.md shows"
+    assert "--8<--" not in TEXT
 
 
 def test_commands_name_what_is_there():

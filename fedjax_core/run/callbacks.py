@@ -8,7 +8,8 @@ A callback has any of these methods, and is called in process 0 only:
     end(ended: Ended)                         at the end, however it comes
 
 True, or a text that says why, asks the run to stop: it does so after the rounds that were computed together (at most two seconds'
-worth), leaves a checkpoint, and the same command goes on from there. A callback sees no state and changes no number.
+worth), leaves a checkpoint, and the same command goes on from there. A callback reads the state by `started.look`: a client's
+models, scores by client. It changes no number.
 
     class Patience:
         def __init__(self, rounds: int = 10):
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core import by_name
 from fedjax_core.reporting import loggers
+from fedjax_core.run.look import Look
 
 METHODS = ("start", "round", "evaluation", "end")
 
@@ -41,12 +43,14 @@ class Started(NamedTuple):
       config: as plain values.
       rounds: how many the run has in all.
       done: how many of them were done before this start.
+      look: what the run's state is at any time between rounds, to read only (`look.py`): a client's models, scores by client.
     """
 
     directory: Path
     config: Mapping[str, Any]
     rounds: int
     done: int
+    look: Look | None = None
 
 
 class Ended(NamedTuple):

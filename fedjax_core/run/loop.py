@@ -23,6 +23,7 @@ from fedjax_core.run import directory as directories
 from fedjax_core.run.asked import Asked, Steps
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
 from fedjax_core.run.goal import Goal
+from fedjax_core.run.look import Look
 from fedjax_core.run.selection import SELECTED, Selection
 from fedjax_core.run.stopping import Stop
 from fedjax_core.storage.checkpoint import Checkpoints
@@ -168,8 +169,9 @@ def steps(
                 elif not together.said(selection.best in checkpoints.rounds()):
                     what = f"round {selection.best} is the best one so far, and its state is gone"
                     reporter.say(f"{what}: that of a later round, given up since, had taken its place")
+            look = Look(simulation, lambda: (going.state, going.done))
             try:
-                hooks.start(Started(workdir.path, dict(config), rounds, going.done))
+                hooks.start(Started(workdir.path, dict(config), rounds, going.done, look))
                 stopped = yield from going.on(asked_for, rounds, every, checkpoint_seconds, going.done + 1 if profile else None)
             except BaseException as error:
                 if isinstance(error, Diverged):

@@ -4,10 +4,12 @@ import functools
 
 import chex
 import jax
+import numpy as np
 import pytest
 
 from fedjax_core import run as runs
 from fedjax_core.run.callbacks import Callbacks, Ended, Started
+from fedjax_core.run.look import Look
 from fedjax_core.storage.checkpoint import Checkpoints
 from tests import toy
 
@@ -140,3 +142,45 @@ def test_other_processes_call_none():
     listener = Listener()
     Callbacks([listener], writer=False).rounds([{"round": 1}], False)
     assert not listener.heard
+
+
+class Reader:
+    """Reads the state after each evaluation."""
+
+    def __init__(self):
+        self.found = []
+
+    def start(self, started: Started):
+        self.look = started.look
+        assert (self.look.done, self.look.clients) == (started.done, simulation().population)
+
+    def evaluation(self, record):
+        view, scores = self.look.view(3), self.look.client_scores()
+        self.found.append((self.look.done, record, view, scores))
+        for leaf in jax.tree.leaves((view.holds, view.task.frozen)):
+            with pytest.raises((ValueError, TypeError)):
+                leaf[...] = 0
+
+
+def test_a_callback_reads_the_state_and_changes_nothing(alone, tmp_path):
+    reader, sim = Reader(), simulation()
+    done, _ = go(tmp_path / "run", reader)
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), done.state.server, alone[1].state.server))
+    assert [entry[0] for entry in reader.found] == [2, 4]
+    for number, record, view, scores in reader.found:
+        state = sim.rounds(sim.init(0), number)[0]
+        chex.assert_trees_all_close(view.holds, sim.view(state, 3).holds, atol=1e-6)
+        x = sim.data.test.x[:5]
+        assert view.predict("global", view.holds["global"], x)["logits"].shape == (5, toy.CLASSES)
+        for model, each in scores["own"].items():
+            assert each["accuracy"].shape == reader.look.scored_clients().shape
+            mean = record[f"test/{model}/own/accuracy/mean"]
+            assert np.nanmean(each["accuracy"]) == pytest.approx(mean, abs=1e-6)
+
+
+def test_the_state_of_several_processes_is_not_read(monkeypatch):
+    look = Look(simulation(), lambda: (None, 0))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for ask in (lambda: look.view(0), look.client_scores):
+        with pytest.raises(ValueError, match="on 2 processes cannot be read by a callback"):
+            ask()
