@@ -48,8 +48,8 @@ def export(
       layout: of the tensors, one of `weights.WRITTEN`.
 
     Returns:
-      The description in the file: `storage.export.FIELDS`, "input_dtype", "method", "predictor", "client", "round", "config"; of a
-      model that is not one network also `storage.predictor.FIELDS`.
+      The description in the file: `storage.export.FIELDS`, "input_dtype", "method", "predictor", "client", "round", "config" and
+      what `storage.export.with_use` says; of a model that is not one network also `storage.predictor.FIELDS`.
 
     Raises:
       ValueError: there is no such model, or it is not one network and has no such layout; no such checkpoint; other data.
@@ -98,6 +98,7 @@ def export(
         "round": int(state.round),
         "config": config.to_dict(),
     }
+    description = files.with_use(description, layout)
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if net is None:
         method = {option: value for option, value in config.method.to_dict().items() if value is not None and option != "name"}

@@ -83,6 +83,30 @@ def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]
     write_tensors(path, arrays, {"description": json.dumps(told, allow_nan=False)})
 
 
+def with_use(description: Mapping[str, Any], layout: str = "own") -> dict[str, Any]:
+    """Returns a description that also says how another program uses the network, where it does not say so itself.
+
+    "preprocessing" has {"divide", "mean", "std", "axes"}: inputs become (x / divide - mean) / std, one number or one
+    per channel; divide is 255 for uint8 inputs, else 1; "axes" are those of an image, in order, or null. It is null
+    for inputs that are taken as they are. "final_activation" is "softmax": the network itself gives logits.
+
+    Args:
+      description: as `save_model` takes it.
+      layout: of the tensors; in those of other programs images have their channels first.
+    """
+    uint8 = description.get("input_dtype", "uint8") == "uint8"
+    last = ["height", "width", "channels"]
+    axes = last if layout == "own" else [last[2], *last[:2]]
+    use = {
+        "divide": 255.0 if uint8 else 1.0,
+        "mean": description.get("mean"),
+        "std": description.get("std"),
+        "axes": axes if len(description.get("input_shape", ())) == 3 else None,
+    }
+    scaled = description.get("mean") is not None
+    return {"preprocessing": use if scaled else None, "final_activation": "softmax", **description}
+
+
 def load_model(path: str | os.PathLike, builders: Builders = nobodys) -> tuple[Model, Net, dict[str, Any]]:
     """Reads what `save_model` wrote.
 

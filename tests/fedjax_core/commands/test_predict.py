@@ -102,6 +102,12 @@ def test_the_global_model_of_a_run_predicts_as_it_scored(fedavg, digits, tmp_pat
     assert accuracy(found, digits.y) == pytest.approx(score, abs=1e-6)
     _, _, description = files.load_model(out)
     assert description["config"] == read_json(fedavg / "config.json")
+    said, x = description["preprocessing"], digits.x[:3]
+    scaled = (x / said["divide"] - np.array(said["mean"])) / np.array(said["std"])
+    wanted = nn.normalise(x, description["mean"], description["std"], None)
+    np.testing.assert_allclose(scaled, wanted, rtol=1e-5, atol=1e-6)
+    assert (said["divide"], said["axes"]) == (255.0, ["height", "width", "channels"])
+    assert description["final_activation"] == "softmax"
     assert (description["method"], description["predictor"], description["client"], description["round"]) == (
         "fedavg",
         "global",
