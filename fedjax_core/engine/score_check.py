@@ -131,11 +131,12 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
 
 def _try_finalize(what: str, score: Any, sums: PyTree) -> None:
     """Checks that `finalize` makes a number of sums, or [E] numbers of those of several clients."""
-    several = getattr(score, "vectorized", False)
-    for leading in ((), (2,)) if several else ((),):
+    several = [()] + [(2,)] * bool(getattr(score, "vectorized", False))
+    for leading in several:
+        given = jax.tree.map(lambda leaf, leading=leading: np.broadcast_to(leaf, (*leading, *np.shape(leaf))), sums)
         try:
             with np.errstate(all="ignore"):
-                value = score.finalize(jax.tree.map(lambda leaf: np.broadcast_to(leaf, (*leading, *np.shape(leaf))), sums))
+                value = score.finalize(given)
         except Exception as error:  # somebody else's code
             raise _explain(what, "finalize raised", error) from error
         found = np.asarray(value)

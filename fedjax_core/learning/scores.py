@@ -6,9 +6,9 @@ that is no such mean is an object that has two functions:
     __call__(outputs, x, y, mask [B]) -> sums        a pytree of numbers or arrays, whose shapes do not depend on B
     finalize(sums) -> value                          on the host, of NumPy arrays; NaN where the score is not defined
 
-Sums are added up over batches, clients and devices, and for each client by itself. Where clients are averaged "weighted", a client's
-value counts with its number of examples; a value of NaN counts for nothing. An attribute `vectorized = True` says that `finalize`
-takes the sums of many clients at once, with a leading axis [E, ...], and returns [E]; else it is called for each client.
+Sums are added up over batches, clients and devices, and for each client by itself. Where clients are averaged "weighted", a
+client's value counts with its number of examples; a value of NaN counts for nothing. An attribute `vectorized = True` says that
+`finalize` takes the sums of many clients at once, with a leading axis [E, ...], and returns [E]; else it is called for each client.
 
 Of classes and labels alike, a class is a column: "one against the rest" for classes, a label of its own for labels. A class with no
 examples among the rows that are scored is left out of means over classes.
