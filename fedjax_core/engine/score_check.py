@@ -78,7 +78,8 @@ def _outputs(fed: Federation, g: int, held: Held, shapes: Shapes, rows: int) -> 
         return take(of, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
 
     def predicted(held: Held, local: PyTree, x: PyTree) -> dict[str, PyTree]:
-        return {name: predict(*local, x) for name, predict in fed.algorithm(g, held, 0).predict.items()}
+        sent, client = local
+        return {name: predict(sent, client, x) for name, predict in fed.algorithm(g, held, 0).predict.items()}
 
     given = jax.eval_shape(batch, held)
     return given, jax.eval_shape(predicted, held, local, given.x)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +73,7 @@ def of_rows(logits, y) -> dict[str, float]:
 
 def test_clients_have_their_own_values_in_every_scope():
     sim, state, _, scores, by_client = trained()
+    assert by_client is not None
     data = sim.data
     places = {
         "test/personal/own": (data.test, data.test_index),
@@ -100,6 +102,7 @@ def test_clients_have_their_own_values_in_every_scope():
 
 def test_every_scope_has_every_score():
     sim, _, record, scores, by_client = trained()
+    assert by_client is not None
     for name in SCORES:
         assert f"test/personal/post_local/{name}/mean" in record
         assert f"test/personal/unseen/{name}/mean" in scores
@@ -146,7 +149,8 @@ def test_the_server_model_is_scored_by_the_whole_test_set():
     task = dataclasses.replace(of_model(toy.model(), classes=toy.CLASSES, population=of.clients), scores=SCORES)
     build = functools.partial(fedavg, optimizer=training.sgd(0.1), epochs=1, batch=4)
     found = []
-    for settings in ({"plan": parallel.Plan(1, 1)}, {"plan": parallel.Plan(1, 8)}, {"data_on": "host"}):
+    every: tuple[dict[str, Any], ...] = ({"plan": parallel.Plan(1, 1)}, {"plan": parallel.Plan(1, 8)}, {"data_on": "host"})
+    for settings in every:
         sim = Simulation(one_group(build, task, of.clients), of, evaluation=Evaluation(("global",), batch=5), **settings)
         state = sim.init(0)
         found.append(sim.evaluate(state))
@@ -161,8 +165,9 @@ def test_the_server_model_is_scored_by_the_whole_test_set():
 class Changed(FBeta):
     """With another part."""
 
-    def __init__(self, call=None, finalize=None):
+    def __init__(self, call=None, finalize=None, vectorized: bool = False):
         super().__init__()
+        self.vectorized = vectorized
         self.call, self.end = call, finalize
 
     def __call__(self, *rows):
@@ -227,8 +232,7 @@ def test_what_is_wrong_is_said_before_round_1(name):
 
 
 def test_finalize_of_several_clients_gives_a_number_for_each():
-    score = Changed(finalize=lambda sums: np.float64(0.5))
-    score.vectorized = True
+    score = Changed(finalize=lambda sums: np.float64(0.5), vectorized=True)
     with pytest.raises(TypeError, match=r"finalize must return \[E\] numbers of sums \[E, ...\], it returned .*0.5"):
         simulated({"x": score})
 
