@@ -137,7 +137,8 @@ def get_config(variant: str = "small") -> Any:
     config.evaluation.clients = placeholder(int)  # score at most so many
     config.evaluation.newcomer_updates = placeholder(int)  # local updates that make an unseen client's models; None: one
     config.evaluation.last_k = 10  # mean over the last k evaluations
-    # Scores beside accuracy and loss, such as ("my_package.scores:top5",): (outputs, x, y, mask [B]) -> (sum, weight)
+    # Scores beside accuracy and loss: "macro_f1", "balanced_accuracy", "auroc", "expected_calibration_error", or yours, such as
+    # ("my_file.py:top5",): (outputs, x, y, mask [B]) -> (sum, weight), or an object with `finalize`: fedjax_core/learning/scores.py
     config.evaluation.scores = placeholder(tuple)
     config.evaluation.select = placeholder(str)  # the best round by a score on validation rows, "validation/global/accuracy"
     config.evaluation.patience = placeholder(int)  # stop after so many evaluations without a better one

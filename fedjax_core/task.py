@@ -133,7 +133,8 @@ class Task:
       lane: which of the runs that share a program this is, a traced scalar (`engine/lanes.py`); `()` of a run alone.
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
       group: the place of this network's clients among them.
-      scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight).
+      scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight), or
+        an object with `finalize` (`learning/scores.py`).
       loss: of targets, in place of the one that fits them in every method's loss: (logits [B, K], y [B], mask [B]) -> the mean over
         the rows in `mask`; None: of classes cross-entropy (`training.of_labels`). The score named "loss" is the fitting one always.
 
@@ -151,7 +152,7 @@ class Task:
     lane: Array | tuple[()] = ()
     groups: tuple[Peers, ...] = ()
     group: int = 0
-    scores: Mapping[str, Callable[..., tuple[Array, Array]]] = dataclasses.field(default_factory=dict, hash=False)
+    scores: Mapping[str, Callable[..., PyTree]] = dataclasses.field(default_factory=dict, hash=False)
     loss: Callable[[Array, Array, Array], Array] | None = None
 
     @property

@@ -16,6 +16,7 @@ from tests.launch import Ended, Launcher, Process
 from tests.test_resume import CONFIGS, assert_close, leaves, lines, metrics
 
 ROUNDS = 4
+SCORES = "--config.evaluation.scores=('macro_f1', 'auroc')"  # of which client and device add up arrays
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +83,8 @@ def together(launcher: Launcher, *flags: str, **options: Any) -> list[Ended]:
 @pytest.mark.parametrize(
     ("name", "stops", "told", "more"),
     [
-        ("fedavg", [(2, ROUNDS // 2, 2), (2, ROUNDS, 1)], told_by_slurm, ("--config.plan.data=host",)),
-        ("fedhe", [(2, 2, 1), (1, 3, 1), (2, ROUNDS, 2)], told_by_open_mpi, ("--config.plan.hold=disk",)),
+        ("fedavg", [(2, ROUNDS // 2, 2), (2, ROUNDS, 1)], told_by_slurm, ("--config.plan.data=host", SCORES)),
+        ("fedhe", [(2, 2, 1), (1, 3, 1), (2, ROUNDS, 2)], told_by_open_mpi, ("--config.plan.hold=disk", SCORES)),
     ],
     ids=["fedavg, rows on the host", "fedhe, states on the disk"],
 )
@@ -103,6 +104,10 @@ def test_two_processes_agree_with_one(launcher, place, name, stops, told, more):
         assert "mean of last" in first.err
         assert (f"after round {before}" in first.err) == (before > 0)
     assert read_json(both / "environment.json")["processes"] == 2
+    assert {name.split("/")[-1 if name.count("/") == 2 else 3] for name in metrics(both)[-1] if "test/" in name} >= {
+        "macro_f1",
+        "auroc",
+    }
     plan = read_json(both / "run.json")["plan"]
     assert (plan["devices"], plan["model"]) == (2 * stops[-1][-1], stops[-1][-1])
     assert_close(both, one, ROUNDS)

@@ -75,7 +75,7 @@ KINDS = {
     "compressors": Kind("compressor", "compression.uplink", lambda: compression.COMPRESSORS),
     "mechanisms": Kind("mechanism", "privacy.mechanism", lambda: privacy.MECHANISMS, privacy.GIVEN),
     "tasks": Kind("task", "task", lambda: experiment.TASKS),
-    "scores": Kind("score", "evaluation.scores", dict, ("outputs", "x", "y", "mask")),
+    "scores": Kind("score", "evaluation.scores", lambda: experiment.SCORES, ("outputs", "x", "y", "mask")),
     "callbacks": Kind("callback", "callbacks", lambda: loggers.CALLBACKS),
 }
 FILES = {"configs": "config", "tables": "table"}  # found by bare name; see `shipped`
@@ -158,8 +158,7 @@ def listed(kind: str) -> str:
             first += f" [{outside.load(KINDS[kind].what, name)[1]}]"
         written = name if kind == "methods" else spelled(name, options(kind, name, builder))
         lines.append(f"{written:16}  {first}".rstrip() if len(written) <= 16 else f"{written}\n{'':16}  {first}".rstrip())
-    none = f"none is built in; config.{KINDS[kind].field} takes yours as package.module:name or path/to/file.py:name"
-    return "\n".join(lines) or none
+    return "\n".join(lines)
 
 
 def detailed(kind: str, name: str) -> str:

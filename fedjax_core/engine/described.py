@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.data.federated import FederatedData, pooled
 from fedjax_core.data.readers import Reader
-from fedjax_core.engine import check, parallel, placement, promises, unseen
+from fedjax_core.engine import check, parallel, placement, promises, score_check, unseen
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.engine.federation import Evaluation, Federation, Group, Held, acquainted, held_arrays, known_by_shape
 from fedjax_core.learning.episodes import Episodes
@@ -106,6 +106,7 @@ def described(
     if links or leave_out:
         fed = _linked(fed, shapes, links, leave_out)
         shapes = check.shapes(fed, host)
+    fed = dataclasses.replace(fed, score_bytes=score_check.check_scores(fed, host, shapes))
     return Described(fed, tasks, data, placed, readers, host, shapes, size, why if newcomers else "")
 
 

@@ -52,6 +52,7 @@ def evaluated(at: Planned, fitting: Fitting, state: State, data: FederatedData) 
         theirs = scores.ByClient(at.fed.population + np.arange(len(rows)), rows, own)
         by_client = theirs if by_client is None else scores.joined(by_client, theirs)
         found |= unseen.gaps(found, list(models), scored.NAMES[targets_of(at.arrays.host.train.y)][0])
+    faults.warn_of_nan(found, {name for group in at.fed.groups for name in group.task.scores}, number)
     return found, by_client
 
 
@@ -59,7 +60,7 @@ def _of_server(at: Planned, state: State, number: int) -> dict[str, float]:
     """The server's model on the test set, and on all validation rows; what has no weight there is left out."""
     found, targets = {}, targets_of(at.arrays.host.train.y)
     for rows in ("test", *(["validation"] if validated(at.arrays.host) else [])):
-        for name, pair in scored.finished(targets, of_server(at, state, rows)).items():
+        for name, pair in scored.finished(targets, of_server(at, state, rows), at.fed.groups[0].task.scores).items():
             if pair[1] > 0:
                 found[f"{rows}/global/{name}"] = float(pair[0] / pair[1])
     if not math.isfinite(found.get("test/global/loss", 0.0)):
@@ -109,7 +110,7 @@ def of_clients(at: Planned, state: State) -> dict[str, dict[str, Pairs]]:
             found = jax.device_get(at.programs.of_clients[g](held, state, initial, at.put(block), rows, touched))
             real = block < at.fed.population
             of_block = jax.tree.map(lambda x, real=real: x[real], found)
-            parts.append({scope: _finished(at, models) for scope, models in of_block.items()})
+            parts.append({scope: _finished(at, g, models) for scope, models in of_block.items()})
             ids.append(block[real])
     return {scope: scores.in_order([part[scope] for part in parts], ids) for scope in parts[0]}
 
@@ -125,7 +126,7 @@ def of_unseen(at: Planned, state: State) -> dict[str, Pairs]:
         for block, held in zip(blocks, at.arrays.supply.of_blocks(at.arrays.held, blocks, UNSEEN_TABLES), strict=True):
             sums = at.programs.of_unseen[g](held, state.server, state.round, state.key, at.put(block))
             real = block < number
-            parts.append(_finished(at, jax.tree.map(lambda x, real=real: x[real], jax.device_get(sums))))
+            parts.append(_finished(at, g, jax.tree.map(lambda x, real=real: x[real], jax.device_get(sums))))
             found.append(block[real])
     return scores.in_order(parts, found)
 
@@ -140,11 +141,13 @@ def tables(at: Planned, g: int) -> Sequence[str]:
     return [name for name, needed in wanted.items() if needed]
 
 
-def _finished(at: Planned, models: dict[str, PyTree]) -> dict[str, Pairs]:
-    """The scores of each model, of what the programs have added up."""
-    return {model: scored.finished(targets_of(at.arrays.host.train.y), sums) for model, sums in models.items()}
+def _finished(at: Planned, g: int, models: dict[str, PyTree]) -> dict[str, Pairs]:
+    """The scores of each model of group g, of what the programs have added up."""
+    targets, own = targets_of(at.arrays.host.train.y), at.fed.groups[g].task.scores
+    return {model: scored.finished(targets, sums, own) for model, sums in models.items()}
 
 
 def sums_bytes(at: Planned, g: int) -> int:
     """Of what a client of group g's scores are made of."""
-    return len(at.method(g).predict) * len(ROWS) * scored.sums_bytes(at.arrays.host.train.y)
+    each = scored.sums_bytes(at.arrays.host.train.y) + at.fed.score_bytes[g]
+    return len(at.method(g).predict) * len(ROWS) * each

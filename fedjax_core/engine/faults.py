@@ -7,7 +7,8 @@ finite before the round may stay so: a method may keep an infinity on purpose.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -112,6 +113,19 @@ def scores(found: Mapping[str, Mapping[str, tuple]], ids: np.ndarray, where: str
         if len(bad):
             some = f"client {bad[0]}" + (f" and of {len(bad) - 1} more" if len(bad) > 1 else "")
             raise Diverged(f"round {round}: the loss of the {model} model of {some} on {where} is not finite; {ADVICE}")
+
+
+def warn_of_nan(found: Mapping[str, float], own: Collection[str], round: int) -> None:  # noqa: A002
+    """Warns in process 0 of scores that are not finite.
+
+    Args:
+      found: the values of an evaluation, by the names in records.
+      own: scores that a config asks for, of which no loss tells that a model diverged.
+      round: from 1.
+    """
+    bad = [name for name, value in found.items() if not math.isfinite(value) and not set(own).isdisjoint(name.split("/"))]
+    if bad and jax.process_index() == 0:
+        log.warning("round %d: score%s %s %s not finite", round, "s" * (len(bad) > 1), ", ".join(bad), "are" if bad[1:] else "is")
 
 
 def outliers(ids: np.ndarray, seen: Seen) -> dict[int, float]:

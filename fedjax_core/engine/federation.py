@@ -139,6 +139,7 @@ class Federation:
       plan: the client loop's plan.
       mesh: the plan's devices.
       center: where targets are numbers, [D] the mean of the training rows'.
+      score_bytes: per group, bytes of a client's sums of scores with `finalize`, of one model.
       by_size: whether clients train by size whatever the plan, as in lanes: so those of all lanes that train at once are alike.
     """
 
@@ -156,6 +157,7 @@ class Federation:
     rate: float | None = None
     in_turn: bool = False
     by_size: bool = False
+    score_bytes: tuple[int, ...] = ()
 
     def algorithm(self, g: int, held: Held, round: Array | int) -> Algorithm:  # noqa: A002
         """Group g's method at a round."""

@@ -1,12 +1,14 @@
 """What the functions of a method must return. Shapes alone tell it: nothing here enters a program."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, PyTree, Reduce, targets_of
+from fedjax_core.learning.scored import finalizer
 
 
 def name_of(build: Any) -> str:
@@ -65,6 +67,39 @@ def pairs(found: Any, wants: str) -> None:
         if shapes := [shape for part in pair if (shape := _shape(part)) != ()]:
             has = "no number" if shapes[0] is None else f"an array of shape {list(shapes[0])}"
             raise TypeError(f"{wants}; {name!r} has {has}")
+
+
+def scored(name: str, score: Callable, found: Any) -> Any:
+    """Returns what a score of `evaluation.scores` gave: a pair, or of a score with `finalize` sums of at least 32 bits.
+
+    Args:
+      name: its name in the records.
+      score: it.
+      found: what it returned.
+
+    Raises:
+      TypeError: a score with `finalize` gave something else than numbers and arrays of numbers; another one no pair of numbers.
+    """
+    if finalizer(score) is None:
+        try:
+            pairs({name: found}, "a score of evaluation.scores must return (sum, weight)")
+        except TypeError as error:
+            raise TypeError(f"{error}; a score that is no mean of rows needs a function `finalize`") from None
+        return found
+    leaves, wants = jax.tree.leaves(found), f"score {name!r} of evaluation.scores must return numbers and arrays of numbers"
+    if not leaves:
+        raise TypeError(f"{wants}; found {_type(found)} without any")
+    for leaf in leaves:
+        is_number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
+        if not is_number and not any(jnp.issubdtype(getattr(leaf, "dtype", bool), kind) for kind in (jnp.integer, jnp.floating)):
+            raise TypeError(f"{wants}, which are added up; found {_type(leaf)}")
+    to_32_bits = lambda leaf: jnp.asarray(leaf, jnp.promote_types(jnp.result_type(leaf), _smallest(leaf)))
+    return jax.tree.map(to_32_bits, found)
+
+
+def _smallest(leaf: Any) -> Any:
+    """The smallest type in which sums of such numbers keep their digits."""
+    return jnp.float32 if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else jnp.int32
 
 
 def updated(result: Any) -> tuple[PyTree, dict[str, Any]]:

@@ -1,5 +1,7 @@
 """A round's record on the host: flat, with names."""
 
+from collections.abc import Callable, Mapping, Sequence
+
 import jax
 import numpy as np
 
@@ -8,13 +10,19 @@ from fedjax_core.engine import faults, scores
 from fedjax_core.learning import scored
 
 
-def flat(record: PyTree, round: int, targets: str = "classes") -> dict[str, float]:  # noqa: A002
+def flat(
+    record: PyTree,
+    round: int,  # noqa: A002
+    targets: str = "classes",
+    own: Sequence[Mapping[str, Callable]] = (),
+) -> dict[str, float]:
     """What one round says of itself; what has no weight, as where no client came, is left out.
 
     Args:
       record: as the round's program gives it.
       round: from 1.
       targets: what rows are labelled with, one of `algorithm.TARGETS`.
+      own: per group, what its task scores beside, by name; empty where the record has no such scores.
 
     Raises:
       Diverged: something was not finite; says what, and of which clients.
@@ -30,13 +38,13 @@ def flat(record: PyTree, round: int, targets: str = "classes") -> dict[str, floa
         said["train/examples"] = float(record["train"]["loss"][1])
     joined: dict[str, list] = {}
     behind = 0
-    for group in record.get("post_local", ()):
+    for g, group in enumerate(record.get("post_local", ())):
         here = ids[behind : behind + len(jax.tree.leaves(group)[0])] if group else ids[:0]
         faults.scores(group, here, "its own test rows right after training", round)
         behind += len(here)
         for name, score in group.items():
-            joined.setdefault(name, []).append(score)
+            joined.setdefault(name, []).append(scored.finished(targets, score, own[g]))
     after = {name: jax.tree.map(lambda *x: np.concatenate(x), *found) for name, found in joined.items()}
     for name, found in after.items():
-        said |= scores.statistics(f"test/{name}/post_local", scored.finished(targets, found))
+        said |= scores.statistics(f"test/{name}/post_local", found)
     return said

@@ -204,6 +204,7 @@ def _whole_test(fed: Federation, held: Held) -> tuple[int, Callable[[Array], tra
 def _score(fed: Federation, g: int, models: dict[str, Callable], batches: Batches):
     """Predictors (x -> outputs) on test batches: {predictor: {what `scored.sums` names, and the task's}: pairs}."""
     (number, batch), own = batches, fed.groups[g].task.scores
+    no_means = [name for name, score in own.items() if scored.finalizer(score) is not None]
 
     def found(i):
         x, y, mask, _ = batch(i)
@@ -215,9 +216,15 @@ def _score(fed: Federation, g: int, models: dict[str, Callable], batches: Batche
     if targets_of(jax.eval_shape(batch, jnp.int32(0)).y) in ("classes", "tokens"):
         pair = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
         zero = {name: dict.fromkeys(("accuracy", "loss", *own), pair) for name in models}
+        for name, like in (jax.eval_shape(found, jnp.int32(0)) if no_means else {}).items():
+            zero[name] |= {score: _zeros(like[score]) for score in no_means}
     else:
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(found, jnp.int32(0)))
+        zero = _zeros(jax.eval_shape(found, jnp.int32(0)))
     return jax.lax.fori_loop(0, number, add, zero)
+
+
+def _zeros(like: PyTree) -> PyTree:
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like)
 
 
 def _pairs(
@@ -229,6 +236,9 @@ def _pairs(
     center: np.ndarray | float,
 ) -> dict[str, metrics.Pair]:
     """The scores of the targets' kind, such as accuracy and loss, and a task's own."""
-    more = {name: score(outputs, x, y, mask) for name, score in own.items()}
-    promises.pairs(more, "a score of evaluation.scores must return (sum, weight)")
-    return scored.sums(outputs["logits"], outputs.get("targets", y), mask, center) | more
+    found = scored.sums(outputs["logits"], outputs.get("targets", y), mask, center)
+    more = {name: promises.scored(name, score, score(outputs, x, y, mask)) for name, score in own.items()}
+    for name, score in own.items():
+        if scored.finalizer(score) is not None:
+            more[name] = more[name], found["loss"][1]
+    return found | more

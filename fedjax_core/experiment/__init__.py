@@ -15,7 +15,7 @@ from fedjax_core.experiment.building import build
 from fedjax_core.experiment.configs import load_config
 from fedjax_core.experiment.kinds import dataset, prepared
 from fedjax_core.experiment.methods import method, names, switch
-from fedjax_core.experiment.named import LOSSES, NORMALISATIONS, OPTIMIZERS, builder
+from fedjax_core.experiment.named import LOSSES, NORMALISATIONS, OPTIMIZERS, SCORES, builder
 from fedjax_core.experiment.networks import beginning, begun_from, spelled, weight_files
 from fedjax_core.experiment.networks import network_of as network
 from fedjax_core.experiment.normalising import scale, scaling
@@ -27,6 +27,7 @@ __all__ = [
     "NORMALISATIONS",
     "OPTIMIZERS",
     "PROGRAMS",
+    "SCORES",
     "STATISTICS",
     "TASKS",
     "Asked",

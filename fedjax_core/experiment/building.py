@@ -17,6 +17,7 @@ from fedjax_core.experiment.asked import Asked, Config, algorithm, resolve
 from fedjax_core.experiment.named import OF_TARGETS, trained
 from fedjax_core.learning import backdoor, scored
 from fedjax_core.learning.normalisation import local_statistics
+from fedjax_core.task import Task
 from fedjax_core.uplink import order
 
 
@@ -79,6 +80,8 @@ def build(
     poisons, links = adversaries.attacked(asked, data.clients)
     trigger = next((one.trigger for one in poisons if one.trigger is not None), None)
     make = make if trigger is None else backdoor.watched(make, trigger)
+    if trigger is not None and "backdoor" in asked.scores:
+        raise ValueError("evaluation.scores has 'backdoor', the score of adversary.attack; give yours another name")
     scores_of_all = asked.scores | ({} if trigger is None else {"backdoor": backdoor.score(trigger)})
     loss_of_labels = trained(asked.loss)
     groups, fresh, everybodys = [], {}, kind.public(asked, data.train)
@@ -86,7 +89,7 @@ def build(
         one = networks[mine[0]]
         task = kind.task(asked, one._replace(file=None) if shapes_only else one, data, everybodys, shapes_only)
         if scores_of_all or loss_of_labels is not None:
-            task = dataclasses.replace(task, scores={**task.scores, **scores_of_all}, loss=loss_of_labels)
+            task = dataclasses.replace(_with_scores(task, scores_of_all), loss=loss_of_labels)
         fresh |= {} if one.file else {spec: task.model}
         groups.append(Group(f"{mine[0]}: {spec}", make, task, clients[np.isin(clients % len(networks), mine)]))
     if asked.adversary is not None and any(group.build(group.task).pooled for group in groups):
@@ -119,13 +122,42 @@ def _fits(asked: Asked, kind: str) -> None:
     loss = asked.loss
     if loss is not None and kind not in (fits := OF_TARGETS.get(loss.name, (kind,))):
         raise ValueError(f"loss={loss.spec!r} is for {' or '.join(fits)}, the data have {kind}: {TARGETS[kind]}")
-    if taken := [name for name in asked.scores if name in scored.NAMES[kind]]:
-        raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {kind} already; give yours another name")
+    _scores_fit(asked, kind)
     if kind == "classes":
         return
     for field, is_set in (("task", asked.episodes is not None), ("public", asked.public is not None)):
         if is_set:
             raise ValueError(f"{field}={asked.said[field]!r} needs classes, the data have {kind}: {TARGETS[kind]}")
+
+
+def _scores_fit(asked: Asked, kind: str) -> None:
+    """Raises ValueError for a score that is for other data, or whose name is taken.
+
+    Args:
+      asked: what the config asks for.
+      kind: of the targets.
+    """
+    if taken := [name for name in asked.scores if name in scored.NAMES[kind]]:
+        raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {kind} already; give yours another name")
+    texts = kinds.of(asked) is kinds.TEXTS
+    for name, score in asked.scores.items():
+        of = scored.unwrap(score)
+        if kind not in (fits := getattr(of, "targets", (kind,))):
+            raise ValueError(f"evaluation.scores has {name!r}, which is for {' or '.join(fits)}, the data have {kind}")
+        if getattr(of, "has_fixed_classes", False) and (texts or asked.episodes is not None):
+            why = "instructions have none" if texts else "an episode's are its own"
+            raise ValueError(f"evaluation.scores has {name!r}, which is for classes that all rows have in common; {why}")
+
+
+def _with_scores(task: Task, scores_of_all: Mapping[str, Callable]) -> Task:
+    """Returns the task with more scores.
+
+    Raises:
+      ValueError: it has one of that name.
+    """
+    if taken := [name for name in scores_of_all if name in task.scores]:
+        raise ValueError(f"evaluation.scores has {taken[0]!r}, which these data are scored by already; give yours another name")
+    return dataclasses.replace(task, scores={**task.scores, **scores_of_all})
 
 
 def _plan(asked: Asked, population: int, devices: Sequence[Any] | None) -> parallel.Plan | None:

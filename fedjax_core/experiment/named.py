@@ -1,6 +1,7 @@
 """What a config names, found by name and checked: method, optimiser, data, networks, losses and scores. No data are read."""
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +13,7 @@ from fedjax_core.data import partition, sources
 from fedjax_core.experiment.methods import METHODS, Config, without_none
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import losses, training
+from fedjax_core.learning.scores import SCORES
 from fedjax_core.run.callbacks import find as callback
 
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
@@ -29,6 +31,7 @@ NORMALISATIONS = {  # mean and deviation by channel, where the data's own are no
     "unit": ((0.0,), (1.0,)),
 }
 MODELS: dict[str, Callable] = nn.MODULES | {language.MODEL: language.Spec}
+GAP = "gap"  # which stands in the names of scores for the difference between two kinds of clients
 OF_MODELS = ("classes", "input_shape", "rngs", "dtype", "blocks", "block")
 
 
@@ -139,9 +142,8 @@ def public(spec: str | None) -> tuple[Found, int | None] | None:
         return None
     name, options = by_name.parse(spec, "public")
     number = values.check("public: examples", options.pop("examples", None), values.AtLeastOne | None)
-    written = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
     try:
-        return _reader(written, "public"), number
+        return _reader(_written(name, options), "public"), number
     except (ValueError, TypeError) as error:
         raise type(error)(f"public: {error}") from None
 
@@ -185,19 +187,56 @@ def builder(name: str) -> Callable:
 
 
 def scores(specs: Sequence[str]) -> dict[str, Callable]:
-    """What is scored beside, by its name in the records."""
+    """What is scored beside, by its name in the records: the option `name`, or else the function's or class's own name.
+
+    Raises:
+      ValueError: there is no such score; two would be recorded under one name, or one under a name that no score can have.
+      TypeError: a score is not called as (outputs, x, y, mask), or has no such option.
+    """
     scored, spec_of = {}, {}
     for spec in specs:
-        found = by_name.find("score", spec, {}, placed=("outputs", "x", "y", "mask"), field="evaluation.scores")
-        name = found.name.rpartition(":")[2]
+        name, score = _named_score(spec)
         if name in spec_of:
             both = " and ".join(map(values.short, (spec_of[name], spec)))
             raise ValueError(
-                f"evaluation.scores: {both} would both be recorded as {name!r}; give one of them a name of its own, such as by "
-                "another function"
+                f"evaluation.scores: {both} would both be recorded as {name!r}; give one of them a name of its own, such as "
+                f"{_with_option(spec, 'name', f'{name}_2')!r}"
             )
-        scored[name], spec_of[name] = _score(found), spec
+        scored[name], spec_of[name] = score, spec
     return scored
+
+
+def _named_score(spec: str) -> tuple[str, Callable]:
+    """Returns the name of a score in the records, and the score: of a class an object of it."""
+    field = "evaluation.scores"
+    place, options = by_name.parse(spec, field)
+    function, _ = by_name.lookup("score", place, SCORES)
+    name, is_class = place.rpartition(":")[2], isinstance(function, type)
+    if "name" in options and "name" not in by_name.parameters(function)[0]:
+        name = values.check(f"{field}: name of {place!r}", options.pop("name"), str)
+        spec = _written(place, options)
+    if not re.fullmatch(r"[^\W\d]\w*", name) or name == GAP:
+        raise ValueError(f"{field}: a score cannot be recorded as {name!r}; a name has letters, digits and _, and is not {GAP!r}")
+    placed = ("outputs", "x", "y", "mask")
+    found = by_name.find("score", spec, SCORES, placed=() if is_class else placed, field=field)
+    if not is_class:
+        return name, _score(found)
+    score = found()
+    if not callable(score):
+        raise TypeError(f"score {place!r} is a class, whose objects must have __call__({', '.join(placed)})")
+    by_name.by_place(f"score {place!r}", score, placed)
+    return name, score
+
+
+def _with_option(spec: str, option: str, value: str) -> str:
+    """Returns a spec with another value of an option."""
+    place, options = by_name.parse(spec)
+    return _written(place, options | {option: value})
+
+
+def _written(place: str, options: Mapping[str, Any]) -> str:
+    """Returns the spec of a name with options."""
+    return f"{place}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
 
 
 def _score(found: Found) -> Callable:

@@ -11,14 +11,20 @@ Average precision is sum_n (R_n - R_{n-1}) P_n over thresholds n, as scikit-lear
 steps from -REACH to REACH: scores of one step are one threshold. FLAIR's benchmark has 200 thresholds, even in the probability.
 A label that no row has counts for nothing. R2 is the mean over the D numbers of 1 - sum (y - f)^2 / sum (y - mean)^2, without
 those that do not vary; its sums are float32's, of y less a centre that all batches have: their mean may lie far from 0.
+
+What is scored beside may be no mean either: it then has a function `finalize` (`scores.py`), which the host calls.
 """
 
-from collections.abc import Mapping
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, targets_of
+from fedjax_core.algorithm import Array, PyTree, targets_of
 from fedjax_core.learning import losses, metrics
 from fedjax_core.learning.metrics import Pair
 
@@ -70,27 +76,32 @@ def _by_score(logits: Array, y: Array, mask: Array) -> Array:
     return jnp.zeros((y.shape[1], 2, BINS)).at[labels, (y > 0).astype(jnp.int32), step].add(real)
 
 
-def finished(kind: str, found: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def finished(
+    kind: str, found: Mapping[str, tuple[PyTree, np.ndarray]], own: Mapping[str, Callable] | None = None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The scores of a kind of targets, as pairs of numbers; in their place in `found` what a task scores beside.
 
     Args:
       kind: one of `NAMES`.
       found: added up, as NumPy arrays; with leading axes [E] of clients, or without.
+      own: by name, what a task scores beside.
 
     Returns:
       By name (value times weight, weight); the weight is that of the rows, or 0 where a score is not defined.
     """
+    no_means = {name: score for name, score in (own or {}).items() if finalizer(score) is not None}
+    found = {name: _finalized(no_means[name], *pair) if name in no_means else pair for name, pair in found.items()}
     if kind == "classes":
-        return dict(found)
+        return found
     made, rest = {}, dict(found)
     if kind == "labels":
         counts, rows = map(np.asarray, rest.pop("average_precision"))
         of_all = average_precision(counts.sum(-3))
-        made["average_precision"] = _pair(_mean(average_precision(counts)), rows)
+        made["average_precision"] = _pair(mean_of_defined(average_precision(counts)), rows)
         made["micro_average_precision"] = _pair(of_all, rows)
     elif kind == "numbers":
         moments, rows = map(np.asarray, rest.pop("r2"))
-        made["r2"] = _pair(_mean(_r2(moments.astype(np.float64), rows)), rows)
+        made["r2"] = _pair(mean_of_defined(_r2(moments.astype(np.float64), rows)), rows)
         made["mean_squared_error"] = rest["loss"]
     else:
         total, tokens = map(np.asarray, rest["loss"])
@@ -98,6 +109,37 @@ def finished(kind: str, found: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> d
             made["perplexity"] = _pair(np.exp(total.astype(np.float64) / tokens), tokens)
     both = made | rest
     return {name: both[name] for name in dict.fromkeys([*NAMES[kind], *both])}
+
+
+def unwrap(score: Callable) -> Any:
+    """Returns the function or object of a score without options that are bound to it."""
+    while isinstance(score, functools.partial):
+        score = score.func
+    return score
+
+
+def finalizer(score: Callable) -> Callable | None:
+    """Returns the function `finalize` of a score that is no mean; None of one that is."""
+    return getattr(unwrap(score), "finalize", None)
+
+
+def _finalized(score: Callable, sums: PyTree, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values of a score that is no mean as pairs.
+
+    Args:
+      score: it.
+      sums: leaves [...] of one set of rows, or [E, ...] of the sets of clients.
+      weights: [] or [E], how many rows each has; without any the score is not defined.
+    """
+    weights, finalize = np.asarray(weights), unwrap(score).finalize
+    if weights.ndim == 0:
+        values = finalize(sums) if weights > 0 else math.nan
+    elif getattr(unwrap(score), "vectorized", False):
+        values = finalize(sums)
+    else:
+        of_client = lambda i: finalize(jax.tree.map(lambda leaf: leaf[i], sums)) if weights[i] > 0 else math.nan
+        values = [float(of_client(i)) for i in range(len(weights))]
+    return _pair(np.asarray(values, np.float64), weights)
 
 
 def average_precision(counts: np.ndarray) -> np.ndarray:
@@ -117,8 +159,8 @@ def _r2(moments: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return 1 - np.divide(errors, spread, out=np.full(spread.shape, np.nan), where=varies)
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    """Over the last axis, of those that are not NaN; NaN if all are."""
+def mean_of_defined(values: np.ndarray) -> np.ndarray:
+    """The mean over the last axis of those that are not NaN; NaN if all are."""
     there = ~np.isnan(values)
     number = there.sum(-1)
     return np.divide(np.where(there, values, 0).sum(-1), number, out=np.full(number.shape, np.nan), where=number > 0)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.words import is_accuracy, is_gap, is_headline, is_loss, is_r2, merit
+from fedjax_core.reporting.words import is_accuracy, is_asked_for, is_gap, is_headline, is_loss, is_r2, merit
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
@@ -126,8 +126,7 @@ def table(summary: Mapping[str, Any]) -> str:
     Returns:
       Lines of text without a last newline, at most about 100 characters wide for the usual names.
     """
-    told = lambda name: is_accuracy(name) or is_gap(name) or _is_one_loss(name) or (is_r2(name) and _is_one(name))
-    scores = {name: entry for name, entry in summary["metrics"].items() if told(name)}
+    scores = {name: entry for name, entry in summary["metrics"].items() if _is_in_table(name)}
     targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))
     span = max((entry["k"] for entry in scores.values()), default=0)
     chosen = summary.get("selected")
@@ -154,9 +153,13 @@ def table(summary: Mapping[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in [*lines, *_spread(summary), *_costs(summary)])
 
 
-def _is_one_loss(name: str) -> bool:
-    """Whether a score is a loss of the whole run; how it spreads over clients is left to the files."""
-    return is_loss(name) and "mean_squared_error" not in name and _is_one(name)
+def _is_in_table(name: str) -> bool:
+    """Whether the closing table has a score: accuracies of clients with all statistics, gaps, and of losses, of R2 and of what a
+    config asks for those of the whole run; how these spread over clients is left to the files."""
+    if is_gap(name) or (is_accuracy(name) and not is_asked_for(name)):
+        return True
+    is_scored = is_loss(name) or is_r2(name) or name.startswith(("test/", "validation/"))
+    return is_scored and "mean_squared_error" not in name and _is_one(name)
 
 
 def _is_one(name: str) -> bool:

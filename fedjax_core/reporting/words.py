@@ -9,8 +9,10 @@ ROWS = {  # by scope: what a model is tested on, and of which moment it is
     "post_local": "own test rows, right after training",
     "unseen": "unseen clients' own test rows",
 }
-ACCURACIES = {"accuracy", "average_precision", "micro_average_precision"}
-LOSSES = {"loss", "perplexity", "mean_squared_error"}
+ASKED_FOR = {"macro_f1", "balanced_accuracy", "auroc"}  # accuracies that `config.evaluation.scores` names
+ACCURACIES = {"accuracy", "average_precision", "micro_average_precision"} | ASKED_FOR
+LOSSES = {"loss", "perplexity", "mean_squared_error", "expected_calibration_error"}
+OF_LOSSES = {"loss", "error"}  # words in a score's name that say that it is one
 GAP = "gap"  # scope of a difference of two accuracies
 
 
@@ -25,8 +27,15 @@ def is_gap(name: str) -> bool:
 
 
 def is_loss(name: str) -> bool:
-    """Whether a score of this name is a loss, or like one: the smaller the better, such as a perplexity."""
-    return not LOSSES.isdisjoint(name.split("/"))
+    """Whether a score of this name is a loss, or like one: the smaller the better, such as a perplexity; also a score on test or
+    validation rows with the word "loss" or "error" in its name.
+
+    >>> is_loss("test/global/perplexity"), is_loss("test/global/own/my_error/mean"), is_loss("test/global/errors")
+    (True, True, False)
+    """
+    parts = name.split("/")
+    has_word = any(not OF_LOSSES.isdisjoint(part.split("_")) for part in parts[2:])
+    return not LOSSES.isdisjoint(parts) or (parts[0] in ("test", "validation") and has_word)
 
 
 def is_r2(name: str) -> bool:
@@ -37,6 +46,11 @@ def is_r2(name: str) -> bool:
 def is_headline(name: str) -> bool:
     """Whether a score of this name says of a model at first how good it is."""
     return is_accuracy(name) or is_r2(name)
+
+
+def is_asked_for(name: str) -> bool:
+    """Whether a score of this name is an accuracy that a config asks for beside those of its targets."""
+    return not ASKED_FOR.isdisjoint(name.split("/"))
 
 
 def better(name: str) -> str:

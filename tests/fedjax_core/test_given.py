@@ -252,6 +252,5 @@ def test_what_is_given_returns_something_else(what, message):
     ],
 )
 def test_a_score_returns_a_sum_and_a_weight(score, message):
-    simulation = experiment.build(config(), scores=score)
     with pytest.raises(TypeError, match=message):
-        simulation.evaluate(simulation.init(0))
+        experiment.build(config(), scores=score)

@@ -13,7 +13,7 @@ from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.plots.bubbles import partition_bubbles
 from fedjax_core.reporting.plots.lines import Line, draw
 from fedjax_core.reporting.records import read
-from fedjax_core.reporting.words import is_headline, spoken
+from fedjax_core.reporting.words import axis, is_headline, spoken
 from fedjax_core.storage.workdir import METRICS
 
 
@@ -64,11 +64,14 @@ def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losse
     shared = None
     for place, names in enumerate(panels, 1):
         axes = shared = figure.add_subplot(len(panels), 1, place, sharex=shared)
-        lines = []
+        lines, several = [], len({axis(name) for name in names}) > 1
         for name in names:
             found = [(record["round"], record[name]) for record in records if name in record]
-            lines.append(Line(spoken(name), [r for r, _ in found], [v for _, v in found]))
+            label = f"{axis(name)}: {spoken(name)}" if several else spoken(name)
+            lines.append(Line(label, [r for r, _ in found], [v for _, v in found]))
         draw(axes, lines, names[0])
+        if several:
+            axes.set_ylabel("test score")
         if len(names) > 1:
             style.legend_above(figure, axes)
         elif names is scores:

@@ -69,7 +69,7 @@ def test_all_of_a_kind_are_listed(capsys, kind):
     status, out, _ = ended(capsys, "list", kind)
     assert status == 0
     names = listing.KINDS[kind].found() if kind in listing.KINDS else shipped.names(listing.FILES[kind])
-    assert len(names) > 1 or kind == "scores"
+    assert len(names) > 1
     lines = out.splitlines()
     assert all(any(line.partition("(")[0].split()[:1] == [name] for line in lines) for name in names)
 
@@ -88,7 +88,7 @@ def test_options_stand_with_their_defaults(capsys):
     )
 
 
-@pytest.mark.parametrize("kind", ["methods", "models", "sources", "partitions", "optimizers", "callbacks"])
+@pytest.mark.parametrize("kind", ["methods", "models", "sources", "partitions", "optimizers", "scores", "callbacks"])
 def test_the_docstrings_say_what_options_mean(kind):
     for name, builder in listing.KINDS[kind].found().items():
         said = listing.detailed(kind, name)
@@ -98,7 +98,6 @@ def test_the_docstrings_say_what_options_mean(kind):
 
 def test_every_kind_that_packages_announce_is_listed(capsys):
     assert {kind.what for kind in listing.KINDS.values()} >= set(outside.GROUPS)
-    assert "none is built in; config.evaluation.scores takes yours as" in ended(capsys, "list", "scores")[1]
     out = ended(capsys, "list", "callbacks", "wandb")[1]
     assert out.startswith(
         "wandb(project='fedjax', name='', mode='', directory='')\n\nRecords as metrics of a run of Weights & Biases"

@@ -1,0 +1,196 @@
+"""Scores that are no means of rows: macro F1, balanced accuracy, AUROC and the expected calibration error.
+
+A score of `config.evaluation.scores` is a function (outputs, x, y, mask [B]) -> (sum, weight), whose value is sum / weight. A score
+that is no such mean is an object that has two functions:
+
+    __call__(outputs, x, y, mask [B]) -> sums        a pytree of numbers or arrays, whose shapes do not depend on B
+    finalize(sums) -> value                          on the host, of NumPy arrays; NaN where the score is not defined
+
+Sums are added up over batches, clients and devices, and for each client by itself. Where clients are averaged "weighted", a
+client's value counts with its number of examples; a value of NaN counts for nothing. An attribute `vectorized = True` says that
+`finalize` takes the sums of many clients at once, with a leading axis [E, ...], and returns [E]; else it is called for each client.
+
+Of classes and labels alike, a class is a column: "one against the rest" for classes, a label of its own for labels. A class with no
+examples among the rows that are scored is left out of means over classes.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.learning import losses
+from fedjax_core.learning.scored import mean_of_defined
+from fedjax_core.values import AtLeastOne
+
+Outputs = Mapping[str, Array]
+FINEST, LARGEST = 0.01, 1e4  # log-odds: within which bins are of one width, and beyond which there are none
+
+
+class _OfClasses:
+    """A score of columns of classes or labels.
+
+    Attributes:
+      targets: of which `algorithm.TARGETS` it is.
+      has_fixed_classes: whether a class must be the same one in all batches, as it is not in episodes.
+      vectorized: see the module.
+    """
+
+    targets: ClassVar[tuple[str, ...]] = ("classes", "labels")
+    has_fixed_classes: ClassVar[bool] = True
+    vectorized: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True)
+class MacroF1(_OfClasses):
+    """Macro F1: the mean over classes of 2 TP / (2 TP + FP + FN).
+
+    A label is predicted where its logit is positive. A class with no examples is left out of the mean; where it is predicted
+    nevertheless, that is a miss of the class that was meant. In scikit-learn it is
+    `f1_score(y, predicted, labels=np.unique(y), average="macro")`.
+    """
+
+    def __call__(self, outputs: Outputs, x: PyTree, y: Array, mask: Array) -> Array:
+        """Returns the counts [3, K] of true positives, examples and predictions."""
+        del x
+        actual, predicted = _indicators(outputs["logits"], y)
+        return _count(mask, actual & predicted, actual, predicted)
+
+    def finalize(self, sums: np.ndarray) -> np.ndarray:
+        """Returns macro F1 [...] of counts [..., 3, K]; NaN without examples."""
+        hits, actual, predicted = (sums[..., i, :].astype(np.float64) for i in range(3))
+        return mean_of_defined(_divide(2 * hits, actual + predicted, actual > 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class BalancedAccuracy(_OfClasses):
+    """Balanced accuracy: the mean over classes of the recall, the share of a class's examples that are predicted as it.
+
+    A class with no examples is left out. In scikit-learn it is `balanced_accuracy_score(y, predicted)`.
+    """
+
+    targets: ClassVar[tuple[str, ...]] = ("classes",)
+
+    def __call__(self, outputs: Outputs, x: PyTree, y: Array, mask: Array) -> Array:
+        """Returns the counts [2, K] of true positives and examples."""
+        del x
+        actual, predicted = _indicators(outputs["logits"], y)
+        return _count(mask, actual & predicted, actual)
+
+    def finalize(self, sums: np.ndarray) -> np.ndarray:
+        """Returns the balanced accuracy [...] of counts [..., 2, K]; NaN without examples."""
+        hits, actual = (sums[..., i, :].astype(np.float64) for i in range(2))
+        return mean_of_defined(_divide(hits, actual, actual > 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class AUROC(_OfClasses):
+    """AUROC: the mean over classes of the area under the ROC curve of the class against the rest.
+
+    It is the share of pairs (an example of the class, one of the rest) in which the first has the higher probability; a tie counts
+    half. Examples are counted in bins of their log-odds, whose width grows with the distance from a guess, probability 1 / K (of
+    labels 1 / 2): with 4096 bins from 0.00007 at the guess to 0.7 % of the distance. Two examples in one bin tie, so the area of a
+    class is wrong by at most half the share of its pairs that are in one bin. That share is large, and more bins are better, only
+    if a network's log-odds lie much closer to each other than to a guess. A class that all examples are of, or none, is left out.
+    In scikit-learn it is `roc_auc_score(y, probabilities, multi_class="ovr", average="macro")`.
+
+    Attributes:
+      bins: how many; the counts of a client take 8 * K * bins bytes.
+    """
+
+    bins: AtLeastOne = 4096
+
+    def __call__(self, outputs: Outputs, x: PyTree, y: Array, mask: Array) -> Array:
+        """Returns the counts [K, 2, bins] of examples of the rest and of each class, by ascending log-odds."""
+        del x
+        logits = outputs["logits"].astype(jnp.float32)
+        actual = _indicators(logits, y)[0]
+        odds = logits if y.ndim == 2 else _log_odds(logits) + math.log(max(1, logits.shape[1] - 1))
+        reach = math.asinh(LARGEST / FINEST)
+        place = (jnp.arcsinh(odds / FINEST) + reach) * (self.bins / (2 * reach))
+        bins = jnp.clip(jnp.floor(place), 0, self.bins - 1).astype(jnp.int32)
+        classes = jnp.broadcast_to(jnp.arange(logits.shape[1])[None], logits.shape)
+        counted = jnp.broadcast_to(mask[:, None], logits.shape).astype(jnp.int32)
+        return jnp.zeros((logits.shape[1], 2, self.bins), jnp.int32).at[classes, actual.astype(jnp.int32), bins].add(counted)
+
+    def finalize(self, sums: np.ndarray) -> np.ndarray:
+        """Returns the mean area [...] of counts [..., K, 2, bins]; NaN where no class has both examples and others."""
+        rest, actual = (sums[..., i, :].astype(np.float64) for i in (0, 1))
+        below = np.cumsum(rest, -1) - rest / 2  # of the rest, with half of those in the same bin
+        pairs = rest.sum(-1) * actual.sum(-1)
+        return mean_of_defined(_divide(np.sum(actual * below, -1), pairs, pairs > 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibrationError:
+    """Expected calibration error: by how much the confidence of predictions is off from their accuracy.
+
+    Predictions are put into equal bins (i / n, (i + 1) / n] by their confidence, the largest probability. The error is the sum over
+    bins of |accuracy - mean confidence|, weighted by the bin's share of the predictions. It is 0 at best. Of texts, tokens are
+    counted. Guo, Pleiss, Sun, Weinberger. On Calibration of Modern Neural Networks. ICML 2017. https://arxiv.org/abs/1706.04599
+
+    Attributes:
+      bins: n.
+    """
+
+    bins: AtLeastOne = 15
+    targets: ClassVar[tuple[str, ...]] = ("classes", "tokens")
+    vectorized: ClassVar[bool] = True
+
+    def __call__(self, outputs: Outputs, x: PyTree, y: Array, mask: Array) -> Array:
+        """Returns sums [3, bins]: how many predictions, their confidence, how many are right."""
+        del x
+        y = outputs.get("targets", y)
+        confidence = jnp.exp(jnp.max(jax.nn.log_softmax(outputs["logits"].astype(jnp.float32)), -1))
+        right = jnp.argmax(outputs["logits"], -1) == y
+        counted = losses.counted(y, mask)
+        bins = jnp.clip(jnp.ceil(confidence * self.bins) - 1, 0, self.bins - 1).astype(jnp.int32)
+        sums = jnp.stack([jnp.ones_like(confidence), confidence, right.astype(jnp.float32)])
+        sums = jnp.where(counted[None], sums, 0).reshape(3, -1)
+        return jnp.zeros((3, self.bins)).at[:, bins.reshape(-1)].add(sums)
+
+    def finalize(self, sums: np.ndarray) -> np.ndarray:
+        """Returns the error [...] of sums [..., 3, bins]; NaN without predictions."""
+        number, confidence, right = (sums[..., i, :].astype(np.float64) for i in range(3))
+        total = number.sum(-1)
+        return _divide(np.abs(right - confidence).sum(-1), total, total > 0)
+
+
+SCORES: dict[str, Any] = {
+    "macro_f1": MacroF1,
+    "balanced_accuracy": BalancedAccuracy,
+    "auroc": AUROC,
+    "expected_calibration_error": CalibrationError,
+}
+
+
+def _indicators(logits: Array, y: Array) -> tuple[Array, Array]:
+    """Returns [B, K] of which classes a row is, and which are predicted; a label where its logit is positive."""
+    if y.ndim == 2:
+        return y > 0, logits > 0
+    classes = jnp.arange(logits.shape[-1])[None]
+    return y[:, None] == classes, jnp.argmax(logits, -1)[:, None] == classes
+
+
+def _count(mask: Array, *indicators: Array) -> Array:
+    """Returns how many rows of the mask have each of indicators [B, K], [..., K]."""
+    return jnp.stack([jnp.sum(mask[:, None] & indicator, 0, dtype=jnp.int32) for indicator in indicators])
+
+
+def _log_odds(logits: Array) -> Array:
+    """Returns log(p / (1 - p)) of the probabilities of logits [B, K], without the loss of digits where p is close to 1."""
+    log_p = jax.nn.log_softmax(logits)
+    is_largest = jnp.argmax(logits, -1)[:, None] == jnp.arange(logits.shape[-1])[None]
+    others = jax.nn.logsumexp(jnp.where(is_largest, -jnp.inf, logits), -1, keepdims=True)
+    rest = jnp.log1p(-jnp.exp(jnp.where(is_largest, -1.0, log_p)))  # p is at most 1/2 there
+    return jnp.where(is_largest, logits - others, log_p - rest)
+
+
+def _divide(over: np.ndarray, under: np.ndarray, is_defined: np.ndarray) -> np.ndarray:
+    """Returns the quotient where it is defined, else NaN."""
+    return np.divide(over, under, out=np.full(np.shape(over), np.nan), where=is_defined)
