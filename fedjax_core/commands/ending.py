@@ -131,6 +131,8 @@ def _workdir(arguments: Sequence[str]) -> Path | None:
         name, equals, value = word.partition("=")
         if name in ("--workdir", "-workdir"):
             value = value if equals else next(iter(arguments[place + 1 :]), "")
-            folder = Path(value)
+            if not value:  # which as a path would be the current folder
+                return None
+            folder = Path(os.path.expanduser(value))
             return folder if any((folder / name).exists() for name in ("config.json", "runs")) else None
     return None
