@@ -53,7 +53,9 @@ def command(module: str, arguments: Sequence[str]) -> int:
             shipped = importlib.import_module("fedjax_core.commands.shipped")
             shipped.take_ours()
             main: Callable[[Sequence[str]], int] = importlib.import_module(module).main
-        return main(arguments)
+            own_code = importlib.import_module("fedjax_core.own_code")
+        with own_code.contained():
+            return main(arguments)
     except KeyboardInterrupt as error:
         tell(f"stopped: {str(error) or 'interrupted'}")
         return 130
@@ -94,7 +96,10 @@ def _said(error: BaseException) -> str:
     """The error with its kind, in one line."""
     text = " ".join(str(error).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    own_code = sys.modules.get("fedjax_core.own_code")  # which is not there if nothing could be imported
+    where = own_code.raised_in(error) if own_code is not None else ""
+    return kind if not where or where in kind else f"{kind} (in {where})"
 
 
 def _kept(error: BaseException, arguments: Sequence[str]) -> str:

@@ -266,7 +266,7 @@ class Simulation:
         """
         records, done = [], int(jax.device_get(state.round))
         for number, record in enumerate(raw, done - len(raw) + 1):
-            records.append(flat(record, number, self.targets))
+            records.append(flat(record, number, self.targets, self.data.train.y))
             faults.warn(faults.outliers(record["ids"], record["seen"]), number, self._outliers)
         return records
 

@@ -196,7 +196,7 @@ def steps(
             if early:
                 reporter.say(f"stopped after round {going.done}: {early}")
             if asked:
-                reporter.say(f"stopped after round {going.done}, as callback {asked} asked; the same command resumes from there")
+                reporter.say(f"stopped after round {going.done} by callback {asked}; the same command resumes from there")
             hooks.end(Ended("stopped" if asked else "finished", going.done, asked, summary))
             if hooks.failed is not None:
                 raise CallbackFailed(f"{hooks.failed} (the run itself is complete)") from hooks.failed.__cause__
