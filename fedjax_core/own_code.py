@@ -194,7 +194,7 @@ def _at(file: Path, function: str, line: int) -> str:
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Turns an exit that the user's own code asks for, and whatever else is neither an Exception nor an interruption, into an error.
+    """Turns an exit that the user's own code asks for, or another BaseException that is no interruption, into an error.
 
     Raises:
       CodeExited: that happened; one line with the file and the function.

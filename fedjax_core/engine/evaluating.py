@@ -63,9 +63,8 @@ def _of_server(at: Planned, state: State, number: int) -> dict[str, float]:
             if pair[1] > 0:
                 found[f"{rows}/global/{name}"] = float(pair[0] / pair[1])
     if not math.isfinite(found.get("test/global/loss", 0.0)):
-        raise Diverged(
-            f"round {number}: the loss of the server's model on the test set is not finite; {faults.advice_for(at.arrays.host.train.y)}"
-        )
+        advice = faults.advice_for(at.arrays.host.train.y)
+        raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {advice}")
     return found
 
 

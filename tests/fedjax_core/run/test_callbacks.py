@@ -121,7 +121,8 @@ class Meddler(Listener):
         record["test/global/accuracy"] = 2.0
         record["round"] = 7
 
-    evaluation = round
+    def evaluation(self, record):
+        self.round(record)
 
     def end(self, ended):
         ended.summary["metrics"].clear()
