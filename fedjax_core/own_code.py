@@ -168,13 +168,19 @@ def _on_the_way(name: str, shipped: tuple[Path, ...]) -> Iterator[Place]:
 def raised_in(error: BaseException) -> str:
     """Returns where in the user's own code an error was raised, or what raised it was called: "loss of mine.py, line 7"; "" where
     no such code is behind it."""
+    return first_raised_in(error)[1]
+
+
+def first_raised_in(error: BaseException) -> tuple[BaseException, str]:
+    """Returns, of an error and those that caused it, the first one that the user's own code has raised, and where; the error itself
+    and "" if none is."""
     shipped = tuple(HOME / name for name in ("fedjax_core", "methods", "configs"))
     for one in chain(error):
         for frame, line in reversed(list(traceback.walk_tb(one.__traceback__))):
             file = Path(frame.f_code.co_filename)
             if file.suffix == ".py" and file.is_file() and _own(file.resolve(), shipped):
-                return _at(file, frame.f_code.co_name, line)
-    return ""
+                return one, _at(file, frame.f_code.co_name, line)
+    return error, ""
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -208,4 +214,5 @@ def contained() -> Iterator[None]:
         if isinstance(error, SystemExit) and not where:  # such as argparse's, after --help
             raise
         what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-        raise CodeExited(" ".join(f"{what}{f' in {where}' if where else ''} would have ended the command".split())) from error
+        how = "was called" if isinstance(error, SystemExit) else "was raised"
+        raise CodeExited(" ".join(f"{what}{f' {how} in {where}' if where else ''}".split())) from error

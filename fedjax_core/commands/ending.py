@@ -60,7 +60,8 @@ def command(module: str, arguments: Sequence[str]) -> int:
         tell(f"stopped: {str(error) or 'interrupted'}")
         return 130
     except Exception as error:
-        tell(f"error: {_said(error)}; {_kept(error, arguments)}")
+        foreign = type(error).__name__ == "CodeExited"  # the user's own code asked for the end: there is nothing to look for
+        tell(f"error: {error}" if foreign else f"error: {_said(error)}; {_kept(error, arguments)}")
         return 1
 
 

@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
         seeds = None if given.seeds is None else _seeds(given.seeds)
         processes.check(given.distributed, given.coordinator, given.processes, given.process)
-    except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
+    except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return report.fail(config_line.misused(error, arguments), 2)
     try:
         if other and (said := experiment.switch(given.config, other)):

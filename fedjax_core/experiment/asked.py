@@ -94,8 +94,8 @@ def resolve(config: Config) -> Asked:
     """What a config asks for, checked.
 
     Raises:
-      ValueError, TypeError: a name or an option that there is not, or a value that is not allowed; the message names the field.
-      AttributeError: the config lacks a field.
+      ValueError, TypeError: a name or an option that there is not, a value that is not allowed, or a field that is missing; the
+        message names the field.
     """
     said = fields.check(config)
     data = named.data(said)

@@ -17,6 +17,7 @@ from fedjax_core.experiment import given, named
 from fedjax_core.experiment.adversaries import attackers
 from fedjax_core.experiment.asked import Asked, Config, resolve
 from fedjax_core.experiment.building import build
+from fedjax_core.experiment.fields import Incomplete
 from fedjax_core.experiment.networks import begun_from
 from fedjax_core.experiment.protection import of_asked
 from fedjax_core.privacy import Spent
@@ -149,8 +150,8 @@ def load(
     before = recorded["partition"]["hash"]
     try:
         simulation = build(config, data, noise=recorded.get("privacy"), accounted=False)
-    except AttributeError as error:
-        raise ValueError(f"{folder / CONFIG} has no field {error}; another version of the code wrote it") from None
+    except Incomplete as error:
+        raise ValueError(f"{folder / CONFIG}: {error}; another version of the code wrote it") from None
     if before != (now := simulation.data.partition_hash):
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
     return config, simulation, restored(simulation, checkpoints, done)

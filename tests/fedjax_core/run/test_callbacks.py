@@ -145,7 +145,10 @@ class Abort(BaseException):
 
 @pytest.mark.parametrize(
     ("raised", "said"),
-    [(SystemExit(0), r"sys\.exit\(0\) in _told of .*test_callbacks.py, line \d+"), (Abort("enough"), "Abort: enough in _told of ")],
+    [
+        (SystemExit(0), r"sys\.exit\(0\) was called in _told of .*test_callbacks.py, line \d+"),
+        (Abort("enough"), "Abort: enough was raised in _told of "),
+    ],
     ids=["exit", "other"],
 )
 def test_one_that_exits_ends_the_run_by_name_and_leaves_a_checkpoint(tmp_path, raised, said):
