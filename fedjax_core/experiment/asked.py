@@ -22,6 +22,7 @@ from fedjax_core.uplink import Link
 
 STATISTICS = ("average", "local", "freeze")
 TASKS = {"classification": lambda: None, "episodes": episodes.Episodes}
+NOT_LOCAL = ("finetune_epochs", "server_epochs")  # options of methods: epochs that train nothing that a round keeps of clients
 FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
 
 
@@ -136,6 +137,7 @@ def resolve(config: Config) -> Asked:
         *between.private(said, data.source.function is language.Source),
         said,
     )
+    _check_trains(asked.method)
     _go_together(asked, said)
     return asked
 
@@ -148,6 +150,17 @@ def check(config: Config) -> None:
 def algorithm(asked: Asked) -> Callable:
     """The method with its optimiser and options: task -> Algorithm."""
     return functools.partial(asked.method.function, optimizer=asked.optimizer, **asked.method.options)
+
+
+def _check_trains(method: Found) -> None:
+    """Raises ValueError where a method's numbers of local epochs are all 0."""
+    takes = by_name.parameters(method.function)[0]
+    names = [name for name in takes if name.endswith("epochs") and name not in NOT_LOCAL]
+    epochs = {name: method.options.get(name, takes[name].default) for name in names}
+    numbers = {name: number for name, number in epochs.items() if isinstance(number, int)}
+    if numbers and not any(numbers.values()):
+        found = ", ".join(f"method.{name}=0" for name in numbers)
+        raise ValueError(f"{found} trains nothing; {'it' if len(numbers) == 1 else 'one of them'} must be at least 1")
 
 
 def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:

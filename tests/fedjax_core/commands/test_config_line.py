@@ -1,5 +1,6 @@
 """Command lines with a config: which words are the config, and which say another method."""
 
+import sys
 import warnings
 
 import pytest
@@ -110,6 +111,7 @@ BROKEN = [  # what a config of one's own does, the status, and the line that say
 
 def command(capsys, *arguments: str) -> tuple[int, str]:
     """Returns the status of `fedjax-core run`, and the one line that it says."""
+    sys.modules.pop("config_config", None)  # into which ml_collections loads one file after another
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # ml_collections loads files the old way
         status = ending.command("fedjax_core.commands.run", arguments)
