@@ -1,6 +1,7 @@
 """A run of a config in a work directory: executed, resumed, loaded again."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedjax_core.experiment.asked import Asked, Config, resolve
 from fedjax_core.experiment.building import build
 from fedjax_core.experiment.fields import Incomplete
 from fedjax_core.experiment.networks import begun_from
+from fedjax_core.experiment.opening import opening_lines
 from fedjax_core.experiment.protection import of_asked
 from fedjax_core.privacy import Spent
 from fedjax_core.run import Finished, restored, run
@@ -62,7 +64,7 @@ def execute(
     of_config = named.callbacks(asked.said["callbacks"])  # refused before data are read
     noise = recorded_noise(config, workdir)
     simulation = build(config, data, noise=noise, asked=asked)
-    told = settings(config, simulation, noise, asked) | {"callbacks": of_config + tuple(callbacks)}
+    told = settings(config, simulation, noise, asked, data is not None) | {"callbacks": of_config + tuple(callbacks)}
     try:
         return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
     finally:
@@ -70,9 +72,14 @@ def execute(
 
 
 def settings(
-    config: Config, simulation: Simulation, noise: Mapping[str, Any] | None = None, asked: Asked | None = None
+    config: Config,
+    simulation: Simulation,
+    noise: Mapping[str, Any] | None = None,
+    asked: Asked | None = None,
+    given_data: bool = False,
 ) -> dict[str, Any]:
-    """What a run is told of its config; see `fedjax_core.run.steps`. `noise`, `asked`: as `build` takes them."""
+    """What a run is told of its config; see `fedjax_core.run.steps`. `noise`, `asked`: as `build` takes them; `given_data`: whether
+    the data are others than the config's."""
     asked = resolve(config) if asked is None else asked
     private = of_asked(asked, simulation.population, known=noise)
     return {
@@ -88,6 +95,7 @@ def settings(
         "keep": config.checkpoint.keep,
         "record": {"convolution": nn.describe()} | _adversary(asked, simulation.population) | _private(private) | _weights(config),
         "private": private,
+        "opening": functools.partial(opening_lines, asked, config, simulation, private, given_data=given_data),
         "chosen_plan": chosen_plan(config),
         "profile": config.profile,
         "callbacks": tuple(asked.said["callbacks"]),

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_core.learning.scored import NAMES
 from fedjax_core.reporting.console import readable_size, readable_time
 from fedjax_core.reporting.words import is_accuracy, is_gap, is_headline, is_loss, is_r2, merit
 
+OURS = {score for names in NAMES.values() for score in names}  # that every run has, of one kind of targets or another
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
 
@@ -118,7 +120,7 @@ def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """The closing table: scores, rounds to reach the targets, then speed, traffic and memory as far as they are known.
+    """Returns the closing table: scores, rounds to reach the targets, then speed, traffic and memory as far as they are known.
 
     Args:
       summary: from `Reporter.close` or `summarise`.
@@ -126,7 +128,8 @@ def table(summary: Mapping[str, Any]) -> str:
     Returns:
       Lines of text without a last newline, at most about 100 characters wide for the usual names.
     """
-    told = lambda name: is_accuracy(name) or is_gap(name) or _is_one_loss(name) or (is_r2(name) and _is_one(name))
+    of_one = lambda name: _is_one(name) and (is_r2(name) or is_own(name))
+    told = lambda name: is_accuracy(name) or is_gap(name) or _is_one_loss(name) or of_one(name)
     scores = {name: entry for name, entry in summary["metrics"].items() if told(name)}
     targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))
     span = max((entry["k"] for entry in scores.values()), default=0)
@@ -151,12 +154,30 @@ def table(summary: Mapping[str, Any]) -> str:
         if chosen:
             lines.append(f"+ where {chosen['by']} is best: what to report")
         lines.append("* best over rounds, selected on test data: not a result to report")
+    if scores:
+        fewer = ", or as many as stand in brackets" if any(entry["k"] < span for entry in scores.values()) else ""
+        lines.append(f"mean of last {span}: over the last {span} rounds that have the score{fewer}")
+    if targets:
+        first = f"{100 * float(targets[0]):g} %"
+        lines.append(f"to {first}: the first round with at least {first}, of those that have the score")
     return "\n".join(line.rstrip() for line in [*lines, *_spread(summary), *_costs(summary)])
 
 
 def _is_one_loss(name: str) -> bool:
     """Whether a score is a loss of the whole run; how it spreads over clients is left to the files."""
     return is_loss(name) and "mean_squared_error" not in name and _is_one(name)
+
+
+def is_own(name: str) -> bool:
+    """Returns whether a score of test or validation rows is one of the user's own (`evaluation.scores`), or of an attack.
+
+    >>> is_own("test/global/top5"), is_own("test/global/own/top5/mean"), is_own("test/global/own/accuracy/mean")
+    (True, True, False)
+    """
+    rows, *parts = name.split("/")
+    if rows not in ("test", "validation") or len(parts) not in (2, 4):
+        return False
+    return (parts[1] if len(parts) == 2 else parts[2]) not in OURS
 
 
 def _is_one(name: str) -> bool:
@@ -180,14 +201,15 @@ def _spread(summary: Mapping[str, Any]) -> list[str]:
 def _costs(summary: Mapping[str, Any]) -> list[str]:
     speed, facts = summary.get("speed", {}), summary.get("facts", {})
     parts = [f"{summary['rounds']} rounds"]
-    if "seconds" in speed:
-        parts[0] += f" in {readable_time(speed['seconds'])}"
+    compiling = speed.get("compile_seconds", facts.get("compile_seconds"))
+    training = speed.get("seconds", 0.0) - speed.get("compile_seconds", 0.0)
+    if training > 0:  # so that rounds over seconds are the rate beside them
+        parts[0] += f" in {readable_time(training)}"
     for what in ("rounds", "clients", "examples"):
         if f"{what}_per_second" in speed:
             parts.append(f"{significant(speed[f'{what}_per_second'])} {what}/s")
-    compiling = speed.get("compile_seconds", facts.get("compile_seconds"))
     if compiling is not None:
-        parts.append(f"compiling {readable_time(compiling)}")
+        parts.append(f"and {readable_time(compiling)} of compiling beside")
     lines = [f"speed    {', '.join(parts)}"]
     ways = [f"{readable_size(facts[f'bytes_{way}'])} {way}" for way in ("down", "up") if f"bytes_{way}" in facts]
     if ways:
