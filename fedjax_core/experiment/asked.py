@@ -101,9 +101,10 @@ def resolve(config: Config) -> Asked:
     said = fields.check(config)
     data = named.data(said)
     cohort = said["cohort.fraction"] if said["cohort.size"] is None else said["cohort.size"]
+    method = named.method(config)
     asked = Asked(
         said["seed"],
-        named.method(config),
+        method,
         named.optimizer(config),
         data,
         named.networks(said),
@@ -134,7 +135,7 @@ def resolve(config: Config) -> Asked:
         between.rule(said),
         between.leaves_out(said),
         said["cohort.sampling"] or "fixed",
-        *between.private(said, data.source.function is language.Source),
+        *between.private(said, data.source.function is language.Source, _weights(method)),
         said,
     )
     _check_trains(asked.method)
@@ -150,6 +151,12 @@ def check(config: Config) -> None:
 def algorithm(asked: Asked) -> Callable:
     """The method with its optimiser and options: task -> Algorithm."""
     return functools.partial(asked.method.function, optimizer=asked.optimizer, **asked.method.options)
+
+
+def _weights(method: Found) -> str | None:
+    """Returns how a method weighs clients, by its option of that name."""
+    takes = by_name.parameters(method.function)[0]
+    return method.options.get("weights", takes["weights"].default) if "weights" in takes else None
 
 
 def _check_trains(method: Found) -> None:
