@@ -138,6 +138,10 @@ def main(arguments: Sequence[str]) -> int:
         return report.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
     except KNOWN as error:
         return report.fail(error, 1)
+    except RuntimeError as error:
+        if lost := processes.lost_partner(error):
+            return report.fail(lost, 1)
+        raise
     return 0
 
 

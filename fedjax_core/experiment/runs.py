@@ -58,17 +58,21 @@ def execute(
 
     Returns:
       The final state, the summary, the plots and the history; see `fedjax_core.run.steps`, also for what it raises.
+
+    Raises:
+      CodeExited: the user's own code, such as a loss, called `sys.exit()`.
     """
-    config = given.into(config, **replaced)
-    asked = resolve(config)
-    of_config = named.callbacks(asked.said["callbacks"])  # refused before data are read
-    noise = recorded_noise(config, workdir)
-    simulation = build(config, data, noise=noise, asked=asked)
-    told = settings(config, simulation, noise, asked, data is not None) | {"callbacks": of_config + tuple(callbacks)}
-    try:
-        return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
-    finally:
-        simulation.release()  # the next run's base has the room, whenever this one's objects are collected
+    with own_code.contained():
+        config = given.into(config, **replaced)
+        asked = resolve(config)
+        of_config = named.callbacks(asked.said["callbacks"])  # refused before data are read
+        noise = recorded_noise(config, workdir)
+        simulation = build(config, data, noise=noise, asked=asked)
+        told = settings(config, simulation, noise, asked, data is not None) | {"callbacks": of_config + tuple(callbacks)}
+        try:
+            return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
+        finally:
+            simulation.release()  # the next run's base has the room, whenever this one's objects are collected
 
 
 def settings(
