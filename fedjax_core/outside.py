@@ -132,8 +132,10 @@ def _file(what: str, name: str, file: str) -> ModuleType:
     module = sys.modules[known] = importlib.util.module_from_spec(found)
     try:
         found.loader.exec_module(module)
-    except Exception as error:  # somebody else's file
+    except BaseException as error:  # somebody else's file
         del sys.modules[known]
+        if not isinstance(error, Exception):
+            raise
         raise ValueError(f"{what} {name!r}: importing {file} failed: {_said(error)}") from error
     return module
 

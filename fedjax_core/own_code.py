@@ -1,15 +1,19 @@
-"""The user's own files behind functions and classes: those that they come from, and what these import.
+"""The user's own files behind functions and classes: those that they come from, and what these import; and errors that come out
+of them.
 
 Own is what no installed package has brought: a user may change it any day, and results are then of other code.
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +21,10 @@ from typing import Any, NamedTuple
 from fedjax_core.bundled import HOME, PACKAGES
 
 Named = tuple[Callable, str]  # a function or class, and its origin: a file, or a module with what may stand behind ":"
+
+
+class CodeExited(RuntimeError):
+    """The user's own code ended in what is no Exception, such as `sys.exit()`."""
 
 
 class Place(NamedTuple):
@@ -157,3 +165,56 @@ def _on_the_way(name: str, shipped: tuple[Path, ...]) -> Iterator[Place]:
             return
         known = f"{known}.{part}"
         spec = importlib.machinery.PathFinder.find_spec(known, folders)
+
+
+def raised_in(error: BaseException) -> str:
+    """Returns where in the user's own code an error was raised, or what raised it was called: "loss of mine.py, line 7"; "" where
+    no such code is behind it."""
+    return first_raised_in(error)[1]
+
+
+def first_raised_in(error: BaseException) -> tuple[BaseException, str]:
+    """Returns, of an error and those that caused it, the first one that the user's own code has raised, and where; the error itself
+    and "" if none is."""
+    shipped = tuple(HOME / name for name in ("fedjax_core", "methods", "configs"))
+    for one in chain(error):
+        for frame, line in reversed(list(traceback.walk_tb(one.__traceback__))):
+            file = Path(frame.f_code.co_filename)
+            if file.suffix == ".py" and file.is_file() and _own(file.resolve(), shipped):
+                return one, _at(file, frame.f_code.co_name, line)
+    return error, ""
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error, what caused it, and so on."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+
+
+def _at(file: Path, function: str, line: int) -> str:
+    shown = os.path.relpath(file) if file.is_absolute() and file.is_relative_to(Path.cwd()) else str(file)
+    return f"{shown}, line {line}" if function == "<module>" else f"{function} of {shown}, line {line}"
+
+
+@contextlib.contextmanager
+def contained() -> Iterator[None]:
+    """Turns an exit that the user's own code asks for, or another BaseException that is no interruption, into an error.
+
+    Raises:
+      CodeExited: that happened; one line with the file and the function.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        where = raised_in(error)
+        if isinstance(error, SystemExit) and not where:  # such as argparse's, after --help
+            raise
+        what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+        how = "was called" if isinstance(error, SystemExit) else "was raised"
+        raise CodeExited(" ".join(f"{what}{f' {how} in {where}' if where else ''}".split())) from error

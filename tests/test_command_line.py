@@ -119,7 +119,7 @@ def test_help_lists_the_methods(launcher):
         (["--config.data.source=digit"], 1, ["unknown data set 'digit'", "'digits'?"]),
         (["--config.optimizer.name=sdg"], 1, ["unknown optimizer 'sdg'", "'sgd'?"]),
         (["--config.optimizer.lr=-1"], 1, ["lr=-1", "positive"]),
-        (["--config.cohort.size=21"], 1, ["cohort=21", "20"]),
+        (["--config.cohort.size=21"], 1, ["cohort.size=21", "20"]),
         (["--config.cohort.fraction=1.5"], 1, ["cohort.fraction=1.5", "(0, 1]"]),
         (["--config.data.clients=100000"], 1, ["100000 clients", "1437"]),
         (["--config.plan.devices=99"], 1, ["plan.devices=99", "devices"]),

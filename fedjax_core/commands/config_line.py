@@ -1,19 +1,25 @@
 """Command lines with a config: its name or file, changes of its fields, and another method than its own."""
 
 import ast
+import contextlib
 import functools
+import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from fedjax_core import own_code, values
 from fedjax_core.commands import shipped
+from fedjax_core.experiment import fields
 
 MORE = "--help tells more"
 HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
+LONGEST = 400  # characters of what a config's own code raises
 SWITCHES = {"distributed", "nodistributed", "fresh", "nofresh"}  # flags of the commands that take no value
 _METHOD = re.compile(r"--?config\.method\.(.+)")
+_FIELD = re.compile(r"--?config\.([\w.]+)")
 _FLAG = re.compile(r"--?[^\W\d]")  # not a number below 0
 
 
@@ -44,19 +50,59 @@ def read(arguments: Sequence[str], command: str, flags_of: Callable[[Sequence[st
       list; {} if nothing).
 
     Raises:
-      ValueError: there is no such config, or not one.
+      ValueError: there is no such config, or not one; it lacks a field.
       Exception: as `flags_of` and its flags raise it.
     """
-    line, other = line_of(arguments, command)
+    with _silent():
+        line, other = line_of(arguments, command)
+        line, nones = _without_none(line)
+        try:
+            given = _parsed(flags_of, line)
+        except (AttributeError, KeyError):  # a field that the config does not have
+            parts = _parts(line)
+            config = _parsed(flags_of, _words(part for part in parts if not part.field)).config
+            fields.check_complete(config, parted(arguments)[0])
+            more = [part for part in parts if part.field and not _lists(config.method, part.field)]
+            if not more:
+                raise
+            given, other = _parsed(flags_of, _words(part for part in parts if part not in more)), _said(more)
+    fields.check_complete(given.config, parted(arguments)[0])
+    for field in nones:
+        *above, last = field.split(".")
+        with given.config.unlocked(), given.config.ignore_type():
+            functools.reduce(lambda at, name: at[name], above, given.config)[last] = None
+    return given, other
+
+
+def _without_none(line: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns a line without the flags that set a field to None where it may be that, which absl takes for a text, and these
+    fields."""
+    last: dict[str, str] = {}
+    for word in line:
+        name, equals, value = word.partition("=")
+        if equals and (found := _FIELD.fullmatch(name)):
+            last[found[1]] = value
+    free = {field for field in last if _may_be_none(field)}
+    nones = [field for field, value in last.items() if value == "None" and field in free]
+    drops = lambda word: (found := _FIELD.match(word)) and found[1] in free and (found[1] in nones or word.endswith("=None"))
+    return [word for word in line if not drops(word)], nones
+
+
+def _may_be_none(field: str) -> bool:
+    of_optimizer = field.startswith("optimizer.") and field not in fields.FIELDS  # which then has its own default
+    return of_optimizer or (field in fields.FIELDS and values.must_be(None, fields.FIELDS[field]) is None)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Inside, absl warns of nothing: what it warns of is an error here."""
+    log = logging.getLogger("absl")
+    before = log.level
+    log.setLevel(logging.ERROR)
     try:
-        return _parsed(flags_of, line), other
-    except (AttributeError, KeyError):  # a field that the config does not have
-        parts = _parts(line)
-        method = _parsed(flags_of, _words(part for part in parts if not part.field)).config.get("method")
-        more = [part for part in parts if part.field and not _lists(method, part.field)]
-        if not more or method is None:
-            raise
-        return _parsed(flags_of, _words(part for part in parts if part not in more)), _said(more)
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def line_of(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, Any]]:
@@ -170,18 +216,39 @@ def _literal(text: str) -> Any:
 
 
 def misused(error: Exception, arguments: Sequence[str]) -> Exception | str:
-    """What absl and ml_collections say about flags, as one would say it."""
+    """Returns what absl and ml_collections say about flags, as one would say it; of an error in the config's own code where it was
+    raised."""
+    raised, where = own_code.first_raised_in(error)
+    if where:
+        text = " ".join(str(raised).split())
+        return f"{type(raised).__name__} in {where}: {text if len(text) <= LONGEST else f'{text[:LONGEST]} ...'}"
     text = str(error)
+    if re.fullmatch(r"module \S+ has no attribute 'get_config'", text):
+        return f"{parted(arguments)[0]} has no function get_config(variant) that returns a config"
+    if isinstance(error, IndexError) and (place := re.search(r"\(in: ([\w.]+)\[\d+\]\)", text)):
+        return f"{place[1]} is given as a whole, such as --config.{place[1]}=\"('one', 'another')\", not by place"
     if isinstance(error, (AttributeError, KeyError)):
         field = next(iter(re.findall(r"\w+", text)), "")
         given = next((flag for flag in (a.partition("=")[0] for a in arguments) if field in flag.split(".")[1:]), None)
         close = re.search(r"Did you mean \W*(\w+)", text)
         return f"the config has no field {given}" + (f"; did you mean {close[1]}?" if close else "") if given else text
-    if "Traceback (most recent call last)" in text:  # raised inside the config file
+    if "Traceback (most recent call last)" in text:  # raised inside a config of ours
         flag, _, trace = text.partition(": ")
         return f"{flag}: {trace.strip().splitlines()[-1].partition(': ')[2]}"
+    if group := re.fullmatch(r"flag (--config\.(\w+))=(.*): Failed to parse .* as a ConfigDict.*", text, re.S):
+        return _of_group(*group.groups())
     if number := re.fullmatch(
         r"(flag --\S+?)=.*: (?:invalid literal for int|could not convert string to float).*: (.+)", text, re.S
     ):
         return f"{number[1]}={number[2]} must be a {'whole ' if 'literal' in text else ''}number"
     return error
+
+
+def _of_group(flag: str, group: str, value: str) -> str:
+    """Returns what to say where a group of fields is given one value."""
+    inside = [field for field in fields.FIELDS if field.startswith(f"{group}.")]
+    number = _literal(value)
+    meant = {("cohort", int): "cohort.size", ("cohort", float): "cohort.fraction"}.get((group, type(number)))
+    meant = f"{group}.name" if f"{group}.name" in inside and isinstance(number, str) else meant
+    hint = f"; did you mean --config.{meant}={value}?" if meant else ""
+    return f"{flag}={value}: {group} is a group of fields, such as {', '.join(inside[:3])}{hint}"

@@ -52,12 +52,15 @@ def command(module: str, arguments: Sequence[str]) -> int:
         with _interruptible():
             importlib.import_module("fedjax_core.bundled").take_ours()
             main: Callable[[Sequence[str]], int] = importlib.import_module(module).main
-        return main(arguments)
+            own_code = importlib.import_module("fedjax_core.own_code")
+        with own_code.contained():
+            return main(arguments)
     except KeyboardInterrupt as error:
         tell(f"stopped: {str(error) or 'interrupted'}")
         return 130
     except Exception as error:
-        tell(f"error: {_said(error)}; {_kept(error, arguments)}")
+        foreign = type(error).__name__ == "CodeExited"  # the user's own code asked for the end: there is nothing to look for
+        tell(f"error: {error}" if foreign else f"error: {_said(error)}; {_kept(error, arguments)}")
         return 1
 
 
@@ -93,7 +96,10 @@ def _said(error: BaseException) -> str:
     """The error with its kind, in one line."""
     text = " ".join(str(error).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    own_code = sys.modules.get("fedjax_core.own_code")  # which is not there if nothing could be imported
+    where = own_code.raised_in(error) if own_code is not None else ""
+    return kind if not where or where in kind else f"{kind} (in {where})"
 
 
 def _kept(error: BaseException, arguments: Sequence[str]) -> str:
@@ -130,6 +136,8 @@ def _workdir(arguments: Sequence[str]) -> Path | None:
         name, equals, value = word.partition("=")
         if name in ("--workdir", "-workdir"):
             value = value if equals else next(iter(arguments[place + 1 :]), "")
-            folder = Path(value)
+            if not value:  # which as a path would be the current folder
+                return None
+            folder = Path(os.path.expanduser(value))
             return folder if any((folder / name).exists() for name in ("config.json", "runs")) else None
     return None

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
         if unknown := set(given.programs) - set(PARTS):
             raise ValueError(f"--programs has {sorted(unknown)[0]!r}; it may have {', '.join(PARTS)}")
         counts = _counts(given)
-    except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
+    except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return report.fail(config_line.misused(error, arguments), 2)
     try:
         if other and (said := experiment.switch(given.config, other)):

@@ -3,10 +3,28 @@
 What a cluster says is read by `jax.distributed`: Slurm, Open MPI, Cloud TPU, Kubernetes (with the package `kubernetes`).
 """
 
+import re
+
 import jax
 
 SILENT = 30  # seconds without a sign of life after which a process counts as dead, and the others end
+LONGEST = 160  # characters of what jax says of a process that is lost
 ADVICE = "give --coordinator=HOST:PORT, --processes and --process in place of --distributed"
+
+OUT_OF_REACH = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|socket closed|heartbeat|coordination service|UNAVAILABLE", re.I
+)
+
+
+def lost_partner(error: BaseException) -> str:
+    """Returns what to say of an error that comes of another process's end; "" of another error, or where there is one process."""
+    if not isinstance(error, jax.errors.JaxRuntimeError) or not OUT_OF_REACH.search(str(error)) or jax.process_count() == 1:
+        return ""
+    first = str(error).strip().partition("\n")[0]
+    return (
+        "another process of this run has ended, or is out of reach; its own last line says why. The same command in all processes "
+        f"goes on from the last checkpoint ({first[:LONGEST]})"
+    )
 
 
 def check(distributed: bool, coordinator: str | None, processes: int | None, process: int | None) -> None:

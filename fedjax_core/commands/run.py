@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
         seeds = None if given.seeds is None else _seeds(given.seeds)
         processes.check(given.distributed, given.coordinator, given.processes, given.process)
-    except (flags.Error, ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
+    except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
         return report.fail(config_line.misused(error, arguments), 2)
     try:
         if other and (said := experiment.switch(given.config, other)):
@@ -138,6 +138,10 @@ def main(arguments: Sequence[str]) -> int:
         return report.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
     except KNOWN as error:
         return report.fail(error, 1)
+    except RuntimeError as error:
+        if lost := processes.lost_partner(error):
+            return report.fail(lost, 1)
+        raise
     return 0
 
 

@@ -35,7 +35,7 @@ def evaluated(at: Planned, fitting: Fitting, state: State, data: FederatedData) 
         ids = scored_clients(at.fed)
         by_client = scores.ByClient(ids, at.arrays.host.test_size[ids], {})
         for scope, models in fitting(lambda at: of_clients(at, state)).items():
-            faults.scores(models, ids, ROWS[scope], number)
+            faults.scores(models, ids, ROWS[scope], number, data.train.y)
             for model, score in models.items():
                 place = f"validation/{model}/own" if scope == "validation" else f"test/{model}/{scope}"
                 found |= scores.statistics(place, score)
@@ -43,7 +43,7 @@ def evaluated(at: Planned, fitting: Fitting, state: State, data: FederatedData) 
     if "unseen" in scopes:
         assert data.unseen is not None
         models = fitting(lambda at: of_unseen(at, state))
-        faults.scores(models, data.unseen.ids, "its test rows, as one that never trained,", number)
+        faults.scores(models, data.unseen.ids, "its test rows, as one that never trained,", number, data.train.y)
         own = {}
         for model, score in models.items():
             found |= scores.statistics(f"test/{model}/unseen", score)
@@ -64,7 +64,8 @@ def _of_server(at: Planned, state: State, number: int) -> dict[str, float]:
             if pair[1] > 0:
                 found[f"{rows}/global/{name}"] = float(pair[0] / pair[1])
     if not math.isfinite(found.get("test/global/loss", 0.0)):
-        raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {faults.ADVICE}")
+        advice = faults.advice_for(at.arrays.host.train.y)
+        raise Diverged(f"round {number}: the loss of the server's model on the test set is not finite; {advice}")
     return found
 
 

@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, ClientOutput, PyTree
+from fedjax_core.algorithm import Array, ClientOutput, PyTree, targets_of
 
 METRICS, UPLINK, STATE = 1, 2, 4
 NAMES = {METRICS: "training loss", UPLINK: "uplink", STATE: "state"}
 OUTLIER = 1000.0  # times the cohort's median
 ADVICE = "try a lower learning rate, or clip gradients"
+LARGEST_SCALE = 10.0  # of numbers to predict, beyond which squared errors need other learning rates than ours
+SAMPLED_TARGETS = 100_000  # rows whose targets tell that scale
 log = logging.getLogger("fedjax_core")
 
 
@@ -74,7 +76,46 @@ def _floating(tree: PyTree) -> list[Array]:
     return [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
-def refuse(ids: np.ndarray, seen: Seen, server: bool, round: int) -> None:  # noqa: A002
+def advice_for(y: np.ndarray | None) -> str:
+    """Returns what may help a run that diverged: of numbers that lie far from 0, or far apart, to scale them.
+
+    Args:
+      y: the targets of the training rows; None: unknown.
+    """
+    if y is None or targets_of(y) != "numbers":
+        return ADVICE
+    columns = np.asarray(y[:SAMPLED_TARGETS], np.float64).reshape(min(len(y), SAMPLED_TARGETS), -1)
+    means, deviations = columns.mean(0), columns.std(0)
+    worst = int(np.argmax(np.maximum(np.abs(means), deviations)))
+    mean, deviation = means[worst], deviations[worst]
+    if max(abs(mean), deviation) <= LARGEST_SCALE:
+        return ADVICE
+    which = f"number {worst} of the targets has" if len(means) > 1 else "the targets have"
+    divisor = deviation if deviation > 0 else 1.0
+    return (
+        f"{which} mean {mean:.4g} and deviation {deviation:.4g}: train on "
+        f"(y - {mean:.4g}) / {divisor:.4g}, and undo it in what is predicted"
+    )
+
+
+def raise_if_all_left_out(left_out: int, present: int, round: int, y: np.ndarray | None = None) -> None:  # noqa: A002
+    """Raises Diverged if nobody counts of those who took part in a round.
+
+    Args:
+      left_out: clients whose loss, uplink or state was not finite, and that were left out for it.
+      present: clients that took part, these among them.
+      round: from 1.
+      y: the targets of the training rows.
+    """
+    if left_out >= present > 0:
+        who = f"all {present} clients" if present > 1 else "the one client"
+        raise Diverged(
+            f"round {round}: {who} of the cohort sent or kept something that is not finite, so nobody is left whose uplink "
+            f"counts; {advice_for(y)}"
+        )
+
+
+def refuse(ids: np.ndarray, seen: Seen, server: bool, round: int, y: np.ndarray | None = None) -> None:  # noqa: A002
     """Raises Diverged if anything of a round was not finite, and says what is known of it.
 
     Args:
@@ -82,20 +123,22 @@ def refuse(ids: np.ndarray, seen: Seen, server: bool, round: int) -> None:  # no
       seen: of them.
       server: whether the server's state has turned.
       round: from 1.
+      y: the targets of the training rows.
     """
     faults = np.asarray(seen.faults)
     if faults.any():
         what = [name for bit, name in NAMES.items() if (faults & bit).any()]
         bad, there = np.sort(ids[faults > 0]), int((ids >= 0).sum())
+        advice = advice_for(y)
         if len(bad) == 1:
-            who, hint = f"of client {bad[0]}", ADVICE
+            who, hint = f"of client {bad[0]}", advice
         else:
             some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-            who, hint = f"of {len(bad)} of {there} clients ({some})", ADVICE
+            who, hint = f"of {len(bad)} of {there} clients ({some})", advice
         if len(bad) == there > 1:
             who, hint = (
                 f"of all {there} clients of the cohort",
-                f"the cause may be what they share, the data or the model sent; {ADVICE}",
+                f"the cause may be what they share, the data or the model sent; {advice}",
             )
         is_, the = "is" if len(what) == 1 else "are", " and the ".join([", the ".join(what[:-1]), what[-1]] if what[1:] else what)
         raise Diverged(f"round {round}: the {the} {who} {is_} not finite; {hint}")
@@ -106,13 +149,20 @@ def refuse(ids: np.ndarray, seen: Seen, server: bool, round: int) -> None:  # no
         )
 
 
-def scores(found: Mapping[str, Mapping[str, tuple]], ids: np.ndarray, where: str, round: int) -> None:  # noqa: A002
-    """Raises Diverged if a loss of the clients `ids` is not finite. `found`: by model, by metric, (sums, weights)."""
+def scores(
+    found: Mapping[str, Mapping[str, tuple]],
+    ids: np.ndarray,
+    where: str,
+    round: int,  # noqa: A002
+    y: np.ndarray | None = None,
+) -> None:
+    """Raises Diverged if a loss of the clients `ids` is not finite. `found`: by model, by metric, (sums, weights); `y`: the targets
+    of the training rows."""
     for model, pairs in found.items():
         bad = ids[~np.isfinite(np.asarray(pairs["loss"][0])) & (ids >= 0)] if "loss" in pairs else ids[:0]
         if len(bad):
             some = f"client {bad[0]}" + (f" and of {len(bad) - 1} more" if len(bad) > 1 else "")
-            raise Diverged(f"round {round}: the loss of the {model} model of {some} on {where} is not finite; {ADVICE}")
+            raise Diverged(f"round {round}: the loss of the {model} model of {some} on {where} is not finite; {advice_for(y)}")
 
 
 def warn_of_nan(found: Mapping[str, float], own: Collection[str], round: int) -> None:  # noqa: A002

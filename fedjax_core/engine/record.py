@@ -15,6 +15,7 @@ def flat(
     round: int,  # noqa: A002
     targets: str = "classes",
     own: Sequence[Mapping[str, Callable]] = (),
+    y: np.ndarray | None = None,
 ) -> dict[str, float]:
     """What one round says of itself; what has no weight, as where no client came, is left out.
 
@@ -23,12 +24,15 @@ def flat(
       round: from 1.
       targets: what rows are labelled with, one of `algorithm.TARGETS`.
       own: per group, what its task scores beside, by name; empty where the record has no such scores.
+      y: the targets of the training rows, for what messages advise.
 
     Raises:
-      Diverged: something was not finite; says what, and of which clients.
+      Diverged: something was not finite, says what, and of which clients; or everybody was left out.
     """
     ids = np.asarray(record["ids"])
-    faults.refuse(ids, record["seen"], bool(record["turned"]), round)
+    faults.refuse(ids, record["seen"], bool(record["turned"]), round, y)
+    if "left_out" in record["server"]:
+        faults.raise_if_all_left_out(int(record["server"]["left_out"][0]), int(record["cohort"]), round, y)
     said: dict[str, float] = {"round": round, "cohort": int(record["cohort"])}
     for part in ("train", "server"):
         for name, pair in record[part].items():
@@ -40,7 +44,7 @@ def flat(
     behind = 0
     for g, group in enumerate(record.get("post_local", ())):
         here = ids[behind : behind + len(jax.tree.leaves(group)[0])] if group else ids[:0]
-        faults.scores(group, here, "its own test rows right after training", round)
+        faults.scores(group, here, "its own test rows right after training", round, y)
         behind += len(here)
         for name, score in group.items():
             joined.setdefault(name, []).append(scored.finished(targets, score, own[g]))

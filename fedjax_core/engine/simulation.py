@@ -267,7 +267,7 @@ class Simulation:
         records, done = [], int(jax.device_get(state.round))
         own = [group.task.scores for group in self.federation.groups]
         for number, record in enumerate(raw, done - len(raw) + 1):
-            records.append(flat(record, number, self.targets, own))
+            records.append(flat(record, number, self.targets, own, self.data.train.y))
             faults.warn(faults.outliers(record["ids"], record["seen"]), number, self._outliers)
         return records
 

@@ -22,6 +22,7 @@ from fedjax_core.uplink import Link
 
 STATISTICS = ("average", "local", "freeze")
 TASKS = {"classification": lambda: None, "episodes": episodes.Episodes}
+NOT_LOCAL = ("finetune_epochs", "server_epochs")  # options of methods: epochs that train nothing that a round keeps of clients
 FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
 
 
@@ -94,15 +95,16 @@ def resolve(config: Config) -> Asked:
     """What a config asks for, checked.
 
     Raises:
-      ValueError, TypeError: a name or an option that there is not, or a value that is not allowed; the message names the field.
-      AttributeError: the config lacks a field.
+      ValueError, TypeError: a name or an option that there is not, a value that is not allowed, or a field that is missing; the
+        message names the field.
     """
     said = fields.check(config)
     data = named.data(said)
     cohort = said["cohort.fraction"] if said["cohort.size"] is None else said["cohort.size"]
+    method = named.method(config)
     asked = Asked(
         said["seed"],
-        named.method(config),
+        method,
         named.optimizer(config),
         data,
         named.networks(said),
@@ -133,9 +135,10 @@ def resolve(config: Config) -> Asked:
         between.rule(said),
         between.leaves_out(said),
         said["cohort.sampling"] or "fixed",
-        *between.private(said, data.source.function is language.Source),
+        *between.private(said, data.source.function is language.Source, _weights(method)),
         said,
     )
+    _check_trains(asked.method)
     _go_together(asked, said)
     return asked
 
@@ -148,6 +151,23 @@ def check(config: Config) -> None:
 def algorithm(asked: Asked) -> Callable:
     """The method with its optimiser and options: task -> Algorithm."""
     return functools.partial(asked.method.function, optimizer=asked.optimizer, **asked.method.options)
+
+
+def _weights(method: Found) -> str | None:
+    """Returns how a method weighs clients, by its option of that name."""
+    takes = by_name.parameters(method.function)[0]
+    return method.options.get("weights", takes["weights"].default) if "weights" in takes else None
+
+
+def _check_trains(method: Found) -> None:
+    """Raises ValueError where a method's numbers of local epochs are all 0."""
+    takes = by_name.parameters(method.function)[0]
+    names = [name for name in takes if name.endswith("epochs") and name not in NOT_LOCAL]
+    epochs = {name: method.options.get(name, takes[name].default) for name in names}
+    numbers = {name: number for name, number in epochs.items() if isinstance(number, int)}
+    if numbers and not any(numbers.values()):
+        found = ", ".join(f"method.{name}=0" for name in numbers)
+        raise ValueError(f"{found} trains nothing; {'it' if len(numbers) == 1 else 'one of them'} must be at least 1")
 
 
 def _go_together(asked: Asked, said: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from fedjax_core import by_name, outside, values
 from fedjax_core.by_name import Found
 from fedjax_core.data import poison
 from fedjax_core.experiment.named import NORMALISATIONS
-from fedjax_core.privacy import Privacy
+from fedjax_core.privacy import Privacy, missing_settings
 from fedjax_core.privacy import asked as privacy_asked
 from fedjax_core.uplink import Link, attacks, compression, order, privacy, rules
 
@@ -61,8 +61,17 @@ def rule(said: Mapping[str, Any]) -> tuple[Found, ...]:
     return () if said["aggregation.rule"] is None else tuple(rules.found(said["aggregation.rule"]))
 
 
-def private(said: Mapping[str, Any], texts: bool) -> tuple[Found | None, Privacy | None]:
-    """The mechanism, and how much of it. `texts`: whether the data are texts, which are not normalised."""
+def private(said: Mapping[str, Any], texts: bool, weights: str | None = None) -> tuple[Found | None, Privacy | None]:
+    """The mechanism, and how much of it.
+
+    Args:
+      said: all fields by dotted name.
+      texts: whether the data are texts, which are not normalised.
+      weights: how the method weighs clients; None: it does not say.
+
+    Raises:
+      ValueError: something is missing, all of it in one message, or does not go together.
+    """
     spec = said["privacy.mechanism"]
     if spec is None:
         return None, privacy_asked(said, None)
@@ -75,7 +84,12 @@ def private(said: Mapping[str, Any], texts: bool) -> tuple[Found | None, Privacy
             f"privacy.mechanism={spec!r} and aggregation.rule={said['aggregation.rule']!r} each say how uplinks become one, and of "
             "a rule's result nobody knows how far one client moves it; choose one of them"
         )
-    if NORMALISATIONS.get(said["normalise"], ()) is None and not texts:
+    own_scale = NORMALISATIONS.get(said["normalise"], ()) is None and not texts
+    if lacking := missing_settings(said, found.name):
+        others = [f"normalise={said['normalise']!r} changed to 'half' or 'unit'"] if own_scale else []
+        others += ["method.weights='uniform', so that clients count alike"] if weights == "samples" else []
+        raise ValueError(f"privacy.mechanism={spec!r} needs {'; '.join([*lacking, *others])}")
+    if own_scale:
         names = ", ".join(repr(name) for name, scaling in NORMALISATIONS.items() if scaling is not None)
         raise ValueError(
             f"privacy.mechanism={spec!r} and normalise={said['normalise']!r}: mean and deviation of all clients' rows would come "

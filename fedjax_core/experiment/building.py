@@ -72,6 +72,8 @@ def build(
     if not 1 <= len(networks) <= len(clients):
         models = tuple(one.found.spec for one in networks)
         raise ValueError(f"models={models} must be at least one, and no more than the {len(clients)} clients")
+    if (size := asked.said["cohort.size"]) is not None and size > len(clients):
+        raise ValueError(f"cohort.size={size} must be at most the number of clients that train, {len(clients)}")
     places: dict[tuple[str, str | None], list[int]] = {}
     for i, one in enumerate(networks):
         places.setdefault((one.found.spec, one.file), []).append(i)
@@ -99,7 +101,7 @@ def build(
     seed, evil = asked.data.seed, adversaries.attackers(asked, data.clients)
     spent = protection.of_asked(asked, data.clients, accounted and not shapes_only, noise)
     if not shapes_only:
-        cautions.say(asked, data.clients, len(evil), fresh)
+        cautions.say(asked, data, len(evil), fresh)
     return Simulation(
         groups,
         poison.counted(data, poisons, evil) if shapes_only else poison.poisoned(data, poisons, evil, seed),

@@ -1,5 +1,6 @@
 """Settings that are allowed, and do nothing or less than one would think: attacks and rules in cohorts of the config's size,
-statistics that stay as they began, privacy of data that were counted before. Each is said in a line before a run."""
+statistics that stay as they began, privacy of data that were counted before, batches beyond all data, no evaluation. Each is said
+in a line before a run."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core import by_name, values
+from fedjax_core.data.federated import FederatedData
+from fedjax_core.data.row_lists import RowLists
 from fedjax_core.engine import cohort as cohorts
 from fedjax_core.experiment.asked import Asked
 from fedjax_core.task import Model
@@ -17,20 +20,41 @@ SCALED = ("diabetes",)  # sources that divide targets by what all training rows 
 log = logging.getLogger("fedjax_core")
 
 
-def say(asked: Asked, population: int, attackers: int, fresh: Mapping[str, Model]) -> None:
+def say(asked: Asked, data: FederatedData, attackers: int, fresh: Mapping[str, Model]) -> None:
     """Warns of what the functions below find.
 
     Args:
       asked: the config.
-      population: N.
+      data: over its clients.
       attackers: how many of these attack.
       fresh: by spec, networks that begin from no file.
     """
+    population = data.clients
     size = cohorts.number(asked.cohort, population)
     there = max(1, round(size * (1 - asked.dropout)))
     found = (*of_attack(asked, there, population, attackers), *of_rule(asked.rule, there), *of_statistics(asked.statistics, fresh))
-    for line in (*found, *of_source(asked)):
+    for line in (*found, *of_source(asked), *of_batch(asked, data)):
         log.warning("%s", line)
+
+
+def of_batch(asked: Asked, data: FederatedData) -> list[str]:
+    """Returns a line where a minibatch is larger than all clients' data together."""
+    batch, rows = asked.method.options.get("batch"), RowLists.of(data.train_index)
+    if not isinstance(batch, int) or batch <= rows.total:
+        return []
+    largest = int(rows.size.max())
+    what = f"method.batch={batch} is more than the {rows.total} training rows of all clients, of whom one has at most {largest}"
+    return [f"{what}: each takes one step an epoch, on all that it has"]
+
+
+def of_evaluation(asked: Asked) -> list[str]:
+    """Returns a line where nothing is scored, or the last round alone."""
+    every, rounds = asked.said["evaluation.every"], asked.said["rounds"]
+    if not asked.evaluation.scopes:
+        return ["evaluation.scopes=() scores no model in any round; ('global',) scores the server's on the test set"]
+    if every <= rounds:
+        return []
+    return [f"evaluation.every={every} is more than rounds={rounds}: only the last round is scored"]
 
 
 def of_attack(asked: Asked, there: int, population: int, attackers: int) -> list[str]:

@@ -1,7 +1,9 @@
 """What the fields of a config may hold, beside the names that `asked` finds: `configs/base.py` says what each is for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
+
+from ml_collections import ConfigDict
 
 from fedjax_core import values
 from fedjax_core.engine.cohort import SAMPLINGS
@@ -120,13 +122,39 @@ MAY_LACK_GROUPS = {field.partition(".")[0] for field in MAY_LACK if "." in field
 }  # of which such configs have none
 
 
+class Incomplete(ValueError):
+    """What should be a config is none, or lacks fields."""
+
+
+def check_complete(config: Any, name: str = "the config") -> None:
+    """Raises Incomplete unless a config, which messages call by its name, has all fields that it may not lack."""
+    begin = "begin with one that has all, such as configs.fedavg.get_config(), and change that"
+    if config is None:
+        raise Incomplete(f"{name} is None; get_config() must return a config")
+    if not isinstance(config, ConfigDict):
+        raise Incomplete(f"{name} is a {type(config).__name__}, it must be an ml_collections.ConfigDict; {begin}")
+    missing = [field for field in FIELDS if field not in MAY_LACK and not _has(config, field)]
+    if missing:
+        more = f", nor {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise Incomplete(f"{name} has no field {missing[0]!r}{more}; {begin}")
+
+
+def _has(config: Any, field: str) -> bool:
+    """Whether a config has a field of this dotted name."""
+    for name in field.split("."):
+        if not isinstance(config, Mapping | ConfigDict) or name not in config:
+            return False
+        config = config[name]
+    return True
+
+
 def check(config: Any) -> dict[str, Any]:
     """All fields by dotted name, each of an allowed type and in its range.
 
     Raises:
-      ValueError: one is not; the message has the field, its value and what is allowed.
-      AttributeError: the config lacks a field.
+      ValueError: one is not; the message has the field, its value and what is allowed. The config lacks a field (`Incomplete`).
     """
+    check_complete(config)
     found = {}
     for field, wanted in FIELDS.items():
         *above, last = field.split(".")

@@ -1,6 +1,7 @@
 """A run of a config in a work directory: executed, resumed, loaded again."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ from fedjax_core.experiment import given, named
 from fedjax_core.experiment.adversaries import attackers
 from fedjax_core.experiment.asked import Asked, Config, resolve
 from fedjax_core.experiment.building import build
+from fedjax_core.experiment.fields import Incomplete
 from fedjax_core.experiment.networks import begun_from
+from fedjax_core.experiment.opening import opening_lines
 from fedjax_core.experiment.protection import of_asked
 from fedjax_core.privacy import Spent
 from fedjax_core.run import Finished, restored, run
@@ -55,23 +58,32 @@ def execute(
 
     Returns:
       The final state, the summary, the plots and the history; see `fedjax_core.run.steps`, also for what it raises.
+
+    Raises:
+      CodeExited: the user's own code, such as a loss, called `sys.exit()`.
     """
-    config = given.into(config, **replaced)
-    asked = resolve(config)
-    of_config = named.callbacks(asked.said["callbacks"])  # refused before data are read
-    noise = recorded_noise(config, workdir)
-    simulation = build(config, data, noise=noise, asked=asked)
-    told = settings(config, simulation, noise, asked) | {"callbacks": of_config + tuple(callbacks)}
-    try:
-        return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
-    finally:
-        simulation.release()  # the next run's base has the room, whenever this one's objects are collected
+    with own_code.contained():
+        config = given.into(config, **replaced)
+        asked = resolve(config)
+        of_config = named.callbacks(asked.said["callbacks"])  # refused before data are read
+        noise = recorded_noise(config, workdir)
+        simulation = build(config, data, noise=noise, asked=asked)
+        told = settings(config, simulation, noise, asked, data is not None) | {"callbacks": of_config + tuple(callbacks)}
+        try:
+            return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
+        finally:
+            simulation.release()  # the next run's base has the room, whenever this one's objects are collected
 
 
 def settings(
-    config: Config, simulation: Simulation, noise: Mapping[str, Any] | None = None, asked: Asked | None = None
+    config: Config,
+    simulation: Simulation,
+    noise: Mapping[str, Any] | None = None,
+    asked: Asked | None = None,
+    given_data: bool = False,
 ) -> dict[str, Any]:
-    """What a run is told of its config; see `fedjax_core.run.steps`. `noise`, `asked`: as `build` takes them."""
+    """What a run is told of its config; see `fedjax_core.run.steps`. `noise`, `asked`: as `build` takes them; `given_data`: whether
+    the data are others than the config's."""
     asked = resolve(config) if asked is None else asked
     private = of_asked(asked, simulation.population, known=noise)
     return {
@@ -87,6 +99,7 @@ def settings(
         "keep": config.checkpoint.keep,
         "record": {"convolution": nn.describe()} | _adversary(asked, simulation.population) | _private(private) | _weights(config),
         "private": private,
+        "opening": functools.partial(opening_lines, asked, config, simulation, private, given_data=given_data),
         "chosen_plan": chosen_plan(config),
         "profile": config.profile,
         "callbacks": tuple(asked.said["callbacks"]),
@@ -149,8 +162,8 @@ def load(
     before = recorded["partition"]["hash"]
     try:
         simulation = build(config, data, noise=recorded.get("privacy"), accounted=False)
-    except AttributeError as error:
-        raise ValueError(f"{folder / CONFIG} has no field {error}; another version of the code wrote it") from None
+    except Incomplete as error:
+        raise ValueError(f"{folder / CONFIG}: {error}; another version of the code wrote it") from None
     if before != (now := simulation.data.partition_hash):
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
     return config, simulation, restored(simulation, checkpoints, done)

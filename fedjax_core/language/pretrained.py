@@ -10,9 +10,11 @@ tokenizer.json                         how text becomes tokens; read by the pack
 """
 
 import importlib.util
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -120,6 +122,7 @@ class Tokenizer:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{path} is no tokenizer ({error})") from None
+        _check_template(path, json.loads(self._tokenizer.to_str()).get("post_processor"))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.size, self._embedded, self._path = self._tokenizer.get_vocab_size(), embedded, path
@@ -163,6 +166,23 @@ class Tokenizer:
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """Text of each row of tokens, without the special ones."""
         return self._tokenizer.decode_batch([list(row) for row in tokens], skip_special_tokens=True)
+
+
+def _check_template(path: str | os.PathLike, processor: Any) -> None:
+    """Raises ValueError where the template of a tokenizer's post-processor names a special token that it does not list: the package
+    would end the process."""
+    if not isinstance(processor, dict):
+        return
+    for inner in processor.get("processors") or ():  # of a sequence
+        _check_template(path, inner)
+    listed = processor.get("special_tokens")
+    if processor.get("type") != "TemplateProcessing" or not isinstance(listed, dict):
+        return
+    for piece in [*processor.get("single", ()), *processor.get("pair", ())]:
+        name = piece.get("SpecialToken", {}).get("id")
+        if name is not None and name not in listed:
+            known = ", ".join(map(repr, listed)) or "none"
+            raise ValueError(f"{path}: the template of its post_processor names {name!r}, its special_tokens are: {known}")
 
 
 def tokenizer(folder: str | os.PathLike) -> Tokenizer:

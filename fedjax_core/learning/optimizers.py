@@ -93,7 +93,7 @@ def _around(lr, decay, round, core, weight_decay, clip, anneal):  # noqa: A002
 def sgd(
     lr: Positive,
     *,
-    momentum: NonNegative = 0.0,
+    momentum: BelowOne = 0.0,
     nesterov: bool = False,
     weight_decay: NonNegative = 0.0,
     clip: Positive | None = None,

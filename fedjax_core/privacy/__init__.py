@@ -7,7 +7,7 @@ what epsilon is told of. That is the sequence of server states.
 
 from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrated, epsilon
 from fedjax_core.privacy.participation import Participation, in_turn
-from fedjax_core.privacy.settings import Privacy, Spent, asked
+from fedjax_core.privacy.settings import Privacy, Spent, asked, missing_settings
 from fedjax_core.privacy.strategies import STRATEGIES, Strategy
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "calibrated",
     "epsilon",
     "in_turn",
+    "missing_settings",
 ]

@@ -182,6 +182,18 @@ class Spent(NamedTuple):
         return f"privacy  {told} ({self.name}: {how}; neighbours: {self.release.relation})"
 
 
+def missing_settings(said: Mapping[str, Any], name: str) -> list[str]:
+    """Returns the fields that a mechanism of this name needs and that are not given, each with what it is."""
+    needed = {
+        ("clip",): "privacy.clip, the norm that a client's delta is clipped to",
+        ("noise", "epsilon"): "privacy.noise, the noise multiplier, or privacy.epsilon, what all rounds together may cost",
+        ("delta",): "privacy.delta, at most one over the number of clients (1e-6 for a million)",
+    }
+    if name == "local_laplace":
+        del needed["delta",]
+    return [what for fields, what in needed.items() if all(said[f"privacy.{field}"] is None for field in fields)]
+
+
 def asked(said: Mapping[str, Any], name: str | None, options: Mapping[str, Any] = {}) -> Privacy | None:
     """What the config's fields ask for.
 
@@ -199,15 +211,13 @@ def asked(said: Mapping[str, Any], name: str | None, options: Mapping[str, Any] 
         if given:
             raise ValueError(f"privacy.{given[0]}={found[given[0]]!r} needs privacy.mechanism, such as 'gaussian'")
         return None
-    if found["clip"] is None:
-        raise ValueError(f"privacy.mechanism={name!r} needs privacy.clip, the norm that a client's delta is clipped to")
-    if (found["noise"] is None) == (found["epsilon"] is None):
+    if lacking := missing_settings(said, name):
+        raise ValueError(f"privacy.mechanism={name!r} needs {'; '.join(lacking)}")
+    if found["noise"] is not None and found["epsilon"] is not None:
         raise ValueError(
             f"privacy.noise={found['noise']}, privacy.epsilon={found['epsilon']}: give one of them, the noise multiplier or the "
             "epsilon that all rounds together may have"
         )
-    if found["delta"] is None and name != "local_laplace":
-        raise ValueError("privacy.delta must be given, at most one over the number of clients: 1e-6 for a million")
     if name.startswith("local"):
         for field in ("cohort", "population"):
             if found[field] is not None:

@@ -6,6 +6,8 @@ import sys
 import warnings
 from typing import NoReturn
 
+from fedjax_core import own_code
+
 with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of text, and a warning that it could be nicer
     warnings.simplefilter("ignore")
     from tqdm.auto import tqdm
@@ -40,11 +42,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(error: BaseException | str) -> str:
-    """What an error says, as one line."""
+    """Returns what an error says, as one line; of one that the user's own code has raised with the file and the function."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror + (f": {error.filename}" if error.filename else "")
-    return " ".join(text.split()) or type(error).__name__
+    said = " ".join(text.split()) or type(error).__name__
+    where = own_code.raised_in(error) if isinstance(error, BaseException) else ""
+    return said if not where or where in said else f"{said} (in {where})"
 
 
 def readable_time(seconds: float) -> str:

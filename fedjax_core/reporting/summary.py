@@ -118,7 +118,7 @@ def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """The closing table: scores, rounds to reach the targets, then speed, traffic and memory as far as they are known.
+    """Returns the closing table: scores, rounds to reach the targets, then speed, traffic and memory as far as they are known.
 
     Args:
       summary: from `Reporter.close` or `summarise`.
@@ -150,6 +150,12 @@ def table(summary: Mapping[str, Any]) -> str:
         if chosen:
             lines.append(f"+ where {chosen['by']} is best: what to report")
         lines.append("* best over rounds, selected on test data: not a result to report")
+    if scores:
+        fewer = ", or as many as stand in brackets" if any(entry["k"] < span for entry in scores.values()) else ""
+        lines.append(f"mean of last {span}: over the last {span} rounds that have the score{fewer}")
+    if targets:
+        first = f"{100 * float(targets[0]):g} %"
+        lines.append(f"to {first}: the first round with at least {first}, of those that have the score")
     return "\n".join(line.rstrip() for line in [*lines, *_spread(summary), *_costs(summary)])
 
 
@@ -183,14 +189,15 @@ def _spread(summary: Mapping[str, Any]) -> list[str]:
 def _costs(summary: Mapping[str, Any]) -> list[str]:
     speed, facts = summary.get("speed", {}), summary.get("facts", {})
     parts = [f"{summary['rounds']} rounds"]
-    if "seconds" in speed:
-        parts[0] += f" in {readable_time(speed['seconds'])}"
+    compiling = speed.get("compile_seconds", facts.get("compile_seconds"))
+    training = speed.get("seconds", 0.0) - speed.get("compile_seconds", 0.0)
+    if training > 0:  # so that rounds over seconds are the rate beside them
+        parts[0] += f" in {readable_time(training)}"
     for what in ("rounds", "clients", "examples"):
         if f"{what}_per_second" in speed:
             parts.append(f"{significant(speed[f'{what}_per_second'])} {what}/s")
-    compiling = speed.get("compile_seconds", facts.get("compile_seconds"))
     if compiling is not None:
-        parts.append(f"compiling {readable_time(compiling)}")
+        parts.append(f"and {readable_time(compiling)} of compiling beside")
     lines = [f"speed    {', '.join(parts)}"]
     ways = [f"{readable_size(facts[f'bytes_{way}'])} {way}" for way in ("down", "up") if f"bytes_{way}" in facts]
     if ways:

@@ -9,7 +9,7 @@ A callback has any of these methods, and is called in process 0 only:
 
 True, or a text that says why, asks the run to stop: it does so after the rounds that were computed together (at most two seconds'
 worth), leaves a checkpoint, and the same command goes on from there. A callback reads the state by `started.look`: a client's
-models, scores by client. It changes no number.
+models, scores by client. It changes no number: each is given copies of its own.
 
     class Patience:
         def __init__(self, rounds: int = 10):
@@ -24,11 +24,12 @@ Given as `run(..., callbacks=[Patience(20)])`, or in a config as `callbacks = ("
 are in `fedjax_core/reporting/loggers.py`.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name
+from fedjax_core import by_name, own_code
 from fedjax_core.reporting import loggers
 from fedjax_core.run.look import Look
 
@@ -117,9 +118,13 @@ class Callbacks:
         if function is None:
             return
         try:
-            answer = function(argument)
+            with own_code.contained():
+                answer = function(copy.deepcopy(argument))  # what it changes there is nobody else's
         except Exception as error:  # somebody else's code: whatever it raises, the run ends with its name
-            self.failed = CallbackFailed(f"callback {name} failed in {method}(): {type(error).__name__}: {error}")
+            said = str(error) if isinstance(error, own_code.CodeExited) else f"{type(error).__name__}: {error}"
+            where = own_code.raised_in(error)
+            place = f" (in {where})" if where and where not in said else ""
+            self.failed = CallbackFailed(f"callback {name} failed in {method}(): {said}{place}")
             self.failed.__cause__ = error
             return
         if method not in ("round", "evaluation") or answer is None or answer is False:

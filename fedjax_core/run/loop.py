@@ -82,6 +82,7 @@ def steps(
     progress: bool | None = None,
     console: Callable[[str], None] | None = None,
     private: Spent | None = None,
+    opening: Callable[[], Sequence[str]] | None = None,
     stop: Stop | None = None,
 ) -> Steps:
     """A run to its last round, that takes up what the directory holds.
@@ -110,6 +111,7 @@ def steps(
       progress: see `report.Reporter`.
       console: see `report.Reporter`.
       private: what rounds cost in privacy: epsilon so far stands in every record and in the summary.
+      opening: gives the lines that the run says first; None: none.
       stop: whether a signal asks to stop, of who handles them for several runs; None: this run handles them.
 
     Yields:
@@ -148,6 +150,8 @@ def steps(
         with reporter, Stop() if stop is None else contextlib.nullcontext(stop) as asked_for:
             reporter.note(bytes_down=simulation.shapes.down, bytes_up=simulation.shapes.up)
             latest = together.said(checkpoints.latest())
+            for line in () if opening is None else opening():
+                reporter.say(line)
             if latest is None:
                 reporter.say(federated.summary(simulation.data))
                 if simulation.unserved:
@@ -198,7 +202,7 @@ def steps(
             if early:
                 reporter.say(f"stopped after round {going.done}: {early}")
             if asked:
-                reporter.say(f"stopped after round {going.done}, as callback {asked} asked; the same command resumes from there")
+                reporter.say(f"stopped after round {going.done} by callback {asked}; the same command resumes from there")
             hooks.end(Ended("stopped" if asked else "finished", going.done, asked, summary))
             if hooks.failed is not None:
                 raise CallbackFailed(f"{hooks.failed} (the run itself is complete)") from hooks.failed.__cause__

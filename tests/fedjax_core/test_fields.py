@@ -117,8 +117,16 @@ def with_fields(config, **changes):
     ("changes", "said"),
     [
         ({"models": (1,)}, "models=(1,) must be a tuple, each a text"),
-        ({"optimizer__momentum": -0.5}, "optimizer.momentum=-0.5 must be at least 0"),
-        ({"optimizer__momentum": float("nan")}, "optimizer.momentum=nan must be a finite number, at least 0"),
+        ({"optimizer__momentum": -0.5}, "optimizer.momentum=-0.5 must be in [0, 1)"),
+        ({"optimizer__momentum": float("nan")}, "optimizer.momentum=nan must be a finite number, in [0, 1)"),
+        ({"optimizer__momentum": 1.5}, "optimizer.momentum=1.5 must be in [0, 1)"),
+        ({"optimizer__momentum": 1.0}, "optimizer.momentum=1.0 must be in [0, 1)"),
+        ({"method": {"name": "fedavg", "epochs": 0}}, "method.epochs=0 trains nothing"),
+        ({"method": {"name": "fedbabu", "epochs": 0}}, "method.epochs=0 trains nothing"),  # it only fine-tunes for scores
+        (
+            {"method": {"name": "fedrep", "head_epochs": 0, "body_epochs": 0}},
+            "method.head_epochs=0, method.body_epochs=0 trains nothing",
+        ),
         ({"optimizer__weight_decay": -0.1}, "optimizer.weight_decay=-0.1 must be at least 0"),
         ({"method": {"name": "fedopt", "tau": INF}}, "method.tau=inf must be a finite number"),
         ({"method": {"name": "moon", "tau": INF}}, "method.tau=inf must be a finite number"),
@@ -129,6 +137,19 @@ def with_fields(config, **changes):
 )
 def test_values_that_annotations_alone_refuse(changes, said):
     assert said in refusal(with_fields(asked(), **changes))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "pfedpt", "epochs": 0, "prompt_epochs": 1},
+        {"name": "fedrep", "head_epochs": 0, "body_epochs": 2},
+        {"name": "fedavg"},
+    ],
+    ids=lambda method: method["name"],
+)
+def test_a_method_that_trains_in_some_phase_is_allowed(method):
+    assert refusal(with_fields(asked(), method=method)) == ""
 
 
 def test_fedskc_refuses_an_infinite_temperature():

@@ -1,14 +1,16 @@
-"""Which files of the user's own stand behind a function."""
+"""Which files of the user's own stand behind a function, and behind an error."""
 
 import importlib
 import math
 import sys
+import warnings
 from pathlib import Path
 
 import optax
 import pytest
 
 from fedjax_core import outside, own_code
+from fedjax_core.commands import ending
 from methods.fedavg import fedavg
 
 CODE = {
@@ -107,3 +109,62 @@ def test_a_change_since_is_an_error(folder):
     (folder / "own_late.py").unlink()
     with pytest.raises(ValueError, match=r"own_late\.py has changed"):
         own_code.check_same(before)
+
+
+LOSS = """import sys
+import jax.numpy as jnp
+
+def loss(logits, y, mask):
+    return inner(logits)
+
+def inner(logits):
+    {body}
+
+def fine():
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise ValueError('first: this\\nsecond: that')", "error: first: this second: that (in inner of {file}, line 8)"),
+        ("return jnp.ones(3) @ jnp.ones(4)", "(in inner of {file}, line 8)"),
+        ("return {}['none']", "error: KeyError: 'none' (in inner of {file}, line 8); the traceback is in "),
+        ("sys.exit(0)", "error: sys.exit(0) was called in inner of {file}, line 8"),
+        ("raise BaseException('enough')", "error: BaseException: enough was raised in inner of {file}, line 8"),
+    ],
+    ids=["message of two lines", "library", "unforeseen", "exit", "no exception"],
+)
+def test_what_a_loss_raises_is_one_line_with_its_file_and_function(tmp_path, monkeypatch, capsys, body, said):
+    file = tmp_path / "mine.py"
+    file.write_text(LOSS.replace("{body}", body))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    flags = [f"--config.loss={file}:loss", f"--workdir={tmp_path / 'run'}", "--compilation_cache="]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # ml_collections loads files the old way
+        assert ending.command("fedjax_core.commands.run", ["fedavg:smoke", *flags]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said.replace("{file}", str(file)) in line
+
+
+def test_code_that_exits_when_it_is_imported_can_be_mended(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("import sys\nsys.exit('not yet')\n")
+    for _ in range(2):  # no half of it is kept
+        with (
+            pytest.raises(own_code.CodeExited, match=r"^sys\.exit\('not yet'\) was called in .*mine\.py, line 2$"),
+            own_code.contained(),
+        ):
+            outside.member("loss", f"{file}:loss")
+
+
+def test_interruptions_errors_and_exits_of_ours_pass(capsys):
+    for error in (KeyboardInterrupt(), ValueError("mine")):
+        with pytest.raises(type(error)), own_code.contained():
+            raise error
+    with pytest.raises(SystemExit) as ended:
+        ending.command("fedjax_core.commands.table", ["--help"])
+    assert ended.value.code == 0
+    assert "usage:" in capsys.readouterr().out

@@ -154,7 +154,13 @@ def _hash(config: Any, files: Sequence[str]) -> str:
         kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in left_out}
         return {key: given(value, f"{prefix}{key}.") if isinstance(value, dict) else value for key, value in kept.items()}
 
-    left_out = set(MAY_DIFFER) - {"rounds", "evaluation.until", "evaluation.patience"}  # these say where it ends
+    of_scores = {
+        "rounds",
+        "evaluation.until",
+        "evaluation.patience",
+        "evaluation.every",
+    }  # these say where it ends, and what scores
+    left_out = set(MAY_DIFFER) - of_scores
     fields = given(plain(config.to_dict()))
     fields = {key: value for key, value in fields.items() if value != {} or key not in MAY_LACK_GROUPS}
     if files:

@@ -1,10 +1,11 @@
 """Command lines with a config: which words are the config, and which say another method."""
 
+import sys
 import warnings
 
 import pytest
 
-from fedjax_core.commands import config_line, run
+from fedjax_core.commands import config_line, ending, run
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,97 @@ def test_a_listed_option_below_another_stays_with_the_config():
 def test_other_fields_must_be_there(words):
     with pytest.raises(AttributeError, match="roundz"):
         reading(["fedavg:smoke", *words])
+
+
+OURS = "from configs import fedavg\nfrom ml_collections import ConfigDict\nmade = fedavg.get_config('smoke')\n"
+BROKEN = [  # what a config of one's own does, the status, and the line that says it
+    ("def get_config(variant=None): return None", 2, "mine.py is None; get_config() must return a config"),
+    (
+        "def get_config(variant=None): return {'rounds': 3}",
+        2,
+        "mine.py is a dict, it must be an ml_collections.ConfigDict; begin with",
+    ),
+    (f"{OURS}def get_config(variant=None): return ConfigDict()", 2, "mine.py has no field 'seed', nor 3"),
+    (
+        f"{OURS}del made.evaluation\ndef get_config(variant=None): return made",
+        2,
+        "mine.py has no field 'evaluation.every', nor 5 others; ",
+    ),
+    (
+        f"{OURS}del made.method\ndef get_config(variant=None): return made",
+        2,
+        "mine.py has no field 'method.name'; begin with one that has",
+    ),
+    ("rounds = 3", 2, "mine.py has no function get_config(variant) that returns a config"),
+    (
+        "def get_config(variant=None): return of(3)\ndef of(x):\n    raise ValueError('one: first\\ntwo: last')",
+        2,
+        "ValueError in of of mine.py, line 3: one: first two: last\n",
+    ),
+    (f"{OURS}def get_config(variant=None):\n    made.optimizr.lr = 1.0", 2, "AttributeError in get_config of mine.py, line 5: "),
+    (
+        "def get_config(variant=None): return 1 // 0",
+        1,
+        "ZeroDivisionError: integer division or modulo by zero (in get_config of mine.py",
+    ),
+    ("import sys\ndef get_config(variant=None): sys.exit(0)", 1, "sys.exit(0) was called in get_config of mine.py, line 2\n"),
+    ("raise SystemExit('no data')", 1, "sys.exit('no data') was called in mine.py, line 1\n"),
+    (
+        "def get_config(variant=None): raise BaseException('no')",
+        1,
+        "BaseException: no was raised in get_config of mine.py, line 1\n",
+    ),
+]
+
+
+def command(capsys, *arguments: str) -> tuple[int, str]:
+    """Returns the status of `fedjax-core run`, and the one line that it says."""
+    sys.modules.pop("config_config", None)  # into which ml_collections loads one file after another
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # ml_collections loads files the old way
+        status = ending.command("fedjax_core.commands.run", arguments)
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.count("\n") == 1
+    return status, found.err
+
+
+@pytest.mark.parametrize(("code", "status", "said"), BROKEN)
+def test_a_config_that_is_none_or_fails_gets_one_line_with_its_file(code, status, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended, line = command(capsys, "--config=mine.py", "--workdir=run")
+    assert ended == status, line
+    assert line.startswith(f"error: {said}")
+    assert not (tmp_path / "run").exists()
+
+
+COHORT = "cohort is a group of fields, such as cohort.fraction, cohort.size, cohort.sampling"
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--config.cohort=50", f"{COHORT}; did you mean --config.cohort.size=50?"),
+        ("--config.cohort=0.5", f"{COHORT}; did you mean --config.cohort.fraction=0.5?"),
+        ("--config.optimizer=adam", "did you mean --config.optimizer.name=adam?"),
+        ("--config.evaluation=3", "--config.evaluation=3: evaluation is a group of fields, such as evaluation.every, "),
+        ("--config.models[0]=cnn", "models is given as a whole, such as --config.models=\"('one', 'another')\", not by place"),
+    ],
+)
+def test_a_group_and_a_place_of_a_tuple_are_named(flag, said, capsys):
+    status, line = command(capsys, "fedavg:smoke", "--workdir=run", flag)
+    assert status == 2
+    assert said in line
+
+
+def test_none_is_given_where_a_field_may_be_that():
+    given, _ = reading(
+        ["fedavg:smoke", "--config.data.examples=5", "--config.data.examples=None", "--config.optimizer.momentum=None"]
+    )
+    assert given.config.data.examples is None
+    assert given.config.optimizer.momentum is None
+    assert reading(["fedavg:smoke", "--config.data.examples=None", "--config.data.examples=5"])[0].config.data.examples == 5
+    with pytest.raises(Exception, match=r"rounds='None'|invalid literal"):
+        reading(["fedavg:smoke", "--config.rounds=None"])

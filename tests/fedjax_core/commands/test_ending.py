@@ -70,6 +70,21 @@ def test_without_a_run_the_traceback_is_a_temporary_file(command, tmp_path, caps
     assert os.listdir(other) == []
 
 
+@pytest.mark.parametrize("arguments", [["--workdir"], ["--workdir="], ["-workdir", ""]])
+def test_a_work_directory_without_a_value_is_not_the_current_folder(command, tmp_path, capsys, monkeypatch, arguments):
+    """In a folder that holds runs, as a clone does after the README's first command."""
+    here, elsewhere = tmp_path / "clone", tmp_path / "temporary"
+    (here / "runs").mkdir(parents=True)
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    assert command(raises(KeyError("a")), *arguments) == 1
+    assert str(elsewhere) in capsys.readouterr().err
+    assert os.listdir(here) == ["runs"]
+    assert command(raises(KeyError("a")), "--workdir=.") == 1
+    assert "error.txt" in os.listdir(here)
+
+
 def test_a_module_that_cannot_be_imported_is_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert ending.command("fedjax_core.commands.nothing", []) == 1

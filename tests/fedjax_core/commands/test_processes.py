@@ -30,3 +30,21 @@ def test_what_a_cluster_does_not_say_is_one_line(monkeypatch, raised, said):
     assert "\n" not in str(found.value)
     with pytest.raises(type(raised)):
         processes.join("localhost:1", 2, 0)  # which asks no cluster
+
+
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ("UNKNOWN: Gloo all-reduce failed: [gloo/transport/tcp/pair.cc:547] Connection closed by peer\nand more", True),
+        ("UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats)", True),
+        ("INTERNAL: a program that is wrong", False),
+    ],
+)
+def test_a_process_that_is_lost_is_said_in_words(monkeypatch, said, lost):
+    error = jax.errors.JaxRuntimeError(said)
+    assert processes.lost_partner(error) == ""  # of one process nobody is lost
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    line = processes.lost_partner(error)
+    assert line.startswith("another process of this run has ended, or is out of reach; ") == lost
+    assert "\n" not in line
+    assert processes.lost_partner(ValueError(said)) == ""

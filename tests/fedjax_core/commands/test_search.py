@@ -29,6 +29,17 @@ def test_a_real_search_goes_on_bit_for_bit_and_stands_a_rate_that_diverges(tmp_p
         assert halted[score].values.tolist() == whole.history[score].values.tolist()
 
 
+def test_a_trial_whose_clients_are_all_left_out_has_diverged(tmp_path):
+    """Under a rule: what is not finite is left out there, and with it everybody."""
+    few = {"rounds": 1, "plan.devices": 1, "data.examples": 300, "optimizer.lr": 1e20, "method.epochs": 1}
+    rows = (Row("A", get_config, space={"optimizer.lr": (0.3,)}),)
+    table = definition({"trials": 2}, rows=rows, changes=few | {"aggregation.rule": "median"})
+    outcome, said = run(tmp_path, table)
+    assert not outcome.failures, said
+    assert any("diverged, so it counts as the worst: A / IID / trial 0" in text for text in said)
+    assert "| A | IID | 2 | optimizer.lr=0.3 |" in line(tmp_path, "A")
+
+
 KILLED = """
 from tests.fedjax_core.commands.tables import searches
 from configs.tables.base import Row

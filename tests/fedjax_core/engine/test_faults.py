@@ -93,6 +93,27 @@ class FaultsTest(chex.TestCase):
         ):
             sim.evaluate(state._replace(clients=({**state.clients[0], "kept": kept},)))
 
+    @parameterized.parameters(
+        ([0.5, -1.0, 2.0], faults.ADVICE),  # which any rate can learn
+        (
+            [250_000.0, 150_000.0, 350_000.0],
+            "the targets have mean 2.5e+05 and deviation 8.165e+04: train on (y - 2.5e+05) / 8.165e+04",
+        ),
+        ([1e6, 1e6, 1e6], "(y - 1e+06) / 1"),
+        ([[0.0, 1.0, -300.0], [1.0, 0.0, 300.0]], "number 2 of the targets has mean 0 and deviation 300: train on (y - 0) / 300"),
+    )
+    def test_numbers_that_lie_far_from_0_are_named_with_their_scale(self, y, advice):
+        y = np.array(y, np.float32).reshape(len(y), -1)
+        self.assertIn(advice, faults.advice_for(y))
+        with self.assertRaises(simulation.Diverged) as raised:
+            faults.refuse(np.array([0]), faults.Seen(np.array([1]), np.zeros((1, 1))), False, 1, y)
+        self.assertIn(advice, str(raised.exception))
+        self.assertEqual("lower learning rate" in str(raised.exception), advice == faults.ADVICE)
+
+    def test_classes_have_no_scale(self):
+        self.assertEqual(faults.advice_for(np.array([0, 250_000])), faults.ADVICE)
+        self.assertEqual(faults.advice_for(None), faults.ADVICE)
+
     def test_an_outlier_is_said_once(self):
         """A client's rows count for nothing here: integers are not looked at, and parts are compared with themselves."""
         sim, state = start(LARGE, 6)

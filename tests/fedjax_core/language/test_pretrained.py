@@ -220,3 +220,21 @@ def test_an_encoder_has_a_folder_too(tmp_path):
     model, params = pretrained.load(tmp_path, dtype="bfloat16")
     assert (model.width, model.context, isinstance(model, pretrained.Encoder)) == (12, 16, True)
     assert params["layers"]["mlp"]["up"]["kernel"].dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "of a sequence"])
+def test_a_template_that_names_a_token_that_it_does_not_list_is_refused(tmp_path, inside):
+    """The package would end the process with a backtrace of its own, at the first text."""
+    tokenizers = pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "a": 1, "?": 2}, unk_token="?"))
+    template = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made.post_processor = tokenizers.processors.Sequence([template]) if inside else template
+    file = tmp_path / "tokenizer.json"
+    file.write_text(made.to_str())
+    assert pretrained.tokenizer(tmp_path).encode(["a"]) == [[0, 1]]
+    found = json.loads(made.to_str())
+    outer = found["post_processor"]
+    (outer["processors"][0] if inside else outer)["single"][0]["SpecialToken"]["id"] = "<zz>"
+    file.write_text(json.dumps(found))
+    with pytest.raises(ValueError, match=r"tokenizer\.json: the template of its post_processor names '<zz>', .* are: '<s>'$"):
+        pretrained.tokenizer(tmp_path)

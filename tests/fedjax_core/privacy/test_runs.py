@@ -109,7 +109,7 @@ def test_what_is_recorded_of_independent_noise_does_not_change_with_the_rounds()
         ({"mechanism": None}, r"privacy\.clip=0\.5 needs privacy\.mechanism"),
         ({"clip": None}, r"needs privacy\.clip"),
         ({"epsilon": 2.0}, r"privacy\.noise=1\.1, privacy\.epsilon=2\.0: give one of them"),
-        ({"delta": None}, r"privacy\.delta must be given"),
+        ({"delta": None}, r"^privacy\.mechanism='gaussian' needs privacy\.delta, at most one over"),
         ({"delta": 1.5}, r"privacy\.delta=1\.5 must be in \(0, 1\)"),
         ({"mechanism": "local_gaussian", "cohort": 9}, "privacy.cohort=9 says nothing of 'local_gaussian'"),
         ({"population": 90}, "privacy.population=90 needs privacy.cohort, the clients that the deployment has in a round"),
@@ -121,6 +121,22 @@ def test_what_is_recorded_of_independent_noise_does_not_change_with_the_rounds()
 def test_what_makes_no_sense_is_refused_in_one_line(given, says):
     with pytest.raises((ValueError, TypeError), match=says) as caught:
         experiment.resolve(private(**given))
+    assert "\n" not in str(caught.value)
+
+
+def test_all_that_is_missing_is_said_at_once():
+    """Also what else a first run meets: scaling by all rows, and clients that are weighed."""
+    config = private(clip=None, noise=None, delta=None)
+    config.normalise, config.method.weights = "data", "samples"
+    with pytest.raises(ValueError, match=r"^privacy\.mechanism='gaussian' needs privacy\.clip") as caught:
+        experiment.resolve(config)
+    wanted = (
+        "privacy.noise, the noise multiplier, or privacy.epsilon",
+        "privacy.delta, ",
+        "normalise='data' changed to",
+        "uniform",
+    )
+    assert all(part in str(caught.value) for part in wanted)
     assert "\n" not in str(caught.value)
 
 

@@ -372,10 +372,33 @@ def test_the_closing_table():
         "test/global/accuracy  80.0 %  90.0 %      6          80.0 %        6    never",
         "train/loss                50                             40",
         "* best over rounds, selected on test data: not a result to report",
-        "speed    10 rounds in 20 s, 0.5 rounds/s, 1.25 clients/s, 25 examples/s, compiling 1 min 15 s",
+        "mean of last 3: over the last 3 rounds that have the score",
+        "to 75 %: the first round with at least 75 %, of those that have the score",
+        "speed    10 rounds in 20 s, 0.5 rounds/s, 1.25 clients/s, 25 examples/s, and 1 min 15 s of compiling beside",
         "traffic  1.25 MB down, 999 bytes up, per client and round",
         "memory   2.5 GB at most",
     ]
+
+
+def test_rounds_over_seconds_are_the_rate_beside_them():
+    """Compiling is told beside: 4 rounds in 2 of the 12 seconds."""
+    records = [{"round": n, "seconds": 3.0, "compile_seconds": 2.5, "train/loss": 1.0} for n in (1, 2, 3, 4)]
+    (line,) = [line for line in table(summarise(records)).splitlines() if line.startswith("speed")]
+    assert line == "speed    4 rounds in 2 s, 2 rounds/s, and 10 s of compiling beside"
+
+
+def test_scores_of_ones_own_stand_in_the_closing_table():
+    """One number of each: of the server's model, and the mean over clients. Engine scores that it leaves out stay out."""
+    own = {"test/global/top5": 0.75, "test/global/own/top5/mean": 0.5, "test/global/own/top5/lowest": 0.25}
+    ours = {"test/global/own/mean_squared_error/mean": 2.0, "test/global/perplexity": 9.0, "server/left_out": 0.0}
+    lines = table(summarise([{"round": 1, "test/global/accuracy": 0.5, **own, **ours}])).splitlines()
+    shown = {line.split()[0]: line.split()[1] for line in lines if line.startswith(("test/", "server/"))}
+    assert shown == {
+        "test/global/accuracy": "50.0",
+        "test/global/top5": "0.75",
+        "test/global/own/top5/mean": "0.5",
+        "test/global/perplexity": "9",
+    }
 
 
 def test_facts_reach_the_summary_on_the_disk(tmp_path):

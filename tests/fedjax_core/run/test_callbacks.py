@@ -25,7 +25,7 @@ class Listener:
     def _told(self, what, number):
         self.heard.append((what, number))
         answer = self.answers.get(f"{what}{number}")
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -82,7 +82,7 @@ def test_one_that_asks_stops_the_run_which_goes_on_when_called_again(alone, tmp_
     listener, other = Listener(evaluation2="good enough"), Listener()
     done, said = go(tmp_path / "run", listener, other)
     assert (int(done.state.round), done.stopped, done.asked) == (2, False, "Listener: good enough")
-    assert "stopped after round 2, as callback Listener: good enough asked; the same command resumes from there" in said
+    assert "stopped after round 2 by callback Listener: good enough; the same command resumes from there" in said
     assert listener.heard[-1] == other.heard[-1] == ("stopped", 2)
     assert listener.ended.why == "Listener: good enough"
     again = Listener()
@@ -96,7 +96,9 @@ def test_one_that_asks_stops_the_run_which_goes_on_when_called_again(alone, tmp_
 def test_one_that_fails_ends_the_run_by_name_and_leaves_a_checkpoint(tmp_path):
     listener, other = Listener(round1=KeyError("x")), Listener()
     with pytest.raises(
-        runs.CallbackFailed, match=r"^callback Listener failed in round\(\): KeyError: 'x' \(the last checkpoint is of round 1\)$"
+        runs.CallbackFailed,
+        match=r"^callback Listener failed in round\(\): KeyError: 'x' \(in _told of .*test_callbacks.py, line \d+\) "
+        r"\(the last checkpoint is of round 1\)$",
     ) as raised:
         go(tmp_path / "run", listener, other)
     assert isinstance(raised.value.__cause__, KeyError)
@@ -105,10 +107,56 @@ def test_one_that_fails_ends_the_run_by_name_and_leaves_a_checkpoint(tmp_path):
     with pytest.raises(runs.CallbackFailed, match=r"failed in start\(\)"):
         go(tmp_path / "run", Listener(start1=ValueError("no server")))
     with pytest.raises(
-        runs.CallbackFailed, match=r"failed in finished|failed in end\(\): OSError: gone \(the run itself is complete\)"
+        runs.CallbackFailed, match=r"failed in finished|failed in end\(\): OSError: gone \(in .*\) \(the run itself is complete\)"
     ):
         go(tmp_path / "run", Listener(finished4=OSError("gone")))
     assert Checkpoints(tmp_path / "run" / "checkpoints").latest() == 4
+
+
+class Meddler(Listener):
+    """Changes all that it is given."""
+
+    def start(self, started):
+        started.config["method"]["lr"] = 9.0
+
+    def round(self, record):
+        record["test/global/accuracy"] = 2.0
+        record["round"] = 7
+
+    def evaluation(self, record):
+        self.round(record)
+
+    def end(self, ended):
+        ended.summary["metrics"].clear()
+
+
+def test_what_a_callback_changes_is_its_own(alone, tmp_path):
+    """A score that it makes up does not end the run, nor reach the files or another callback."""
+    config, listener = {"method": {"lr": 0.1}}, Listener()
+    settings = SETTINGS | {"until": "test/global/accuracy >= 1.0", "console": lambda text: None}
+    done = runs.run(simulation(), str(tmp_path / "run"), config, callbacks=[Meddler(), listener], **settings)
+    assert listener.heard == alone[0].heard
+    assert listener.ended.summary["metrics"] == done.summary["metrics"] == alone[1].summary["metrics"]
+    assert config == {"method": {"lr": 0.1}}
+    assert done.history["test/global/accuracy"].values.max() <= 1.0
+
+
+class Abort(BaseException):
+    """What is no Exception."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (SystemExit(0), r"sys\.exit\(0\) was called in _told of .*test_callbacks.py, line \d+"),
+        (Abort("enough"), "Abort: enough was raised in _told of "),
+    ],
+    ids=["exit", "other"],
+)
+def test_one_that_exits_ends_the_run_by_name_and_leaves_a_checkpoint(tmp_path, raised, said):
+    with pytest.raises(runs.CallbackFailed, match=rf"^callback Listener failed in round\(\): {said}.*of round 1\)$"):
+        go(tmp_path / "run", Listener(round1=raised))
+    assert Checkpoints(tmp_path / "run" / "checkpoints").latest() == 1
 
 
 def test_what_is_no_callback_is_refused():

@@ -6,11 +6,13 @@ from typing import Any
 import jax
 import pytest
 
+from fedjax_core import run as runs
 from fedjax_core.engine import parallel, together
 from fedjax_core.engine.parallel import Plan
 from fedjax_core.engine.placement import Placed
 from fedjax_core.run import directory
 from fedjax_core.storage.workdir import RUN, WorkDir
+from tests import toy
 
 
 def test_several_processes_take_up_the_chunk_alone(monkeypatch, tmp_path):
@@ -90,3 +92,15 @@ def test_what_the_writer_cannot_read_is_told_to_the_others(monkeypatch, tmp_path
         with pytest.raises(ValueError, match="run"):
             directory.same_hold(simulation, workdir.path)
     assert seen == [[True], [True]]
+
+
+def test_a_run_goes_on_with_another_distance_between_its_evaluations(tmp_path):
+    simulation, known = toy.simulate("fedavg"), {"progress": False, "console": lambda text: None}
+
+    def scored(rounds, every):
+        config = {"rounds": rounds, "evaluation": {"every": every}}
+        done = runs.run(simulation, str(tmp_path), config, seed=0, rounds=rounds, every=every, **known)
+        return done.history["test/global/accuracy"].rounds.tolist()
+
+    assert scored(4, 2) == [2, 4]
+    assert scored(7, 3) == [2, 4, 6, 7]

@@ -198,3 +198,15 @@ def test_links_have_one_order_and_one_reduction():
     assert [link.name for link in order([STREAMED, SAME])] == ["same", "streamed"]
     with pytest.raises(ValueError, match="rule 'streamed' and privacy 'gaussian' each say how uplinks become one"):
         order([noise, STREAMED])
+
+
+@pytest.mark.parametrize(
+    "links",
+    [[], [rules.parse("median")], [compression.parse("sign(majority=True)")], [privacy.gaussian(1.0, 1.0, 5, 5)]],
+    ids=lambda links: links[0].name if links else "none",
+)
+def test_a_round_in_which_nobody_counts_has_diverged(links):
+    """Else its server would stay as it is, or take steps of noise, in every round to come."""
+    everybody = Link("attack", "all", send=lambda value, sender, kept: Passed(jax.tree.map(lambda x: x * jnp.nan, value)))
+    with pytest.raises(faults.Diverged, match=r"^round 1: all 5 clients of the cohort .* nobody is left"):
+        round_of("fedavg_uniform", [everybody, *links], statistics=False, leave_out=True)

@@ -1,0 +1,101 @@
+"""The first lines of a run, and what is said of settings that are allowed and absurd."""
+
+import math
+
+import pytest
+
+from configs import fedavg, fedpft, fedproto
+from fedjax_core import experiment
+from fedjax_core.experiment import cautions
+from fedjax_core.experiment.opening import COLUMNS, noise_to_signal, opening_lines
+from fedjax_core.experiment.protection import of_asked
+
+PRIVATE = {"mechanism": "gaussian", "clip": 1.0, "delta": 1e-3}
+
+
+def opened(config, **options) -> dict[str, str]:
+    """Returns the first lines of a config's run by what stands before them, those that go on joined."""
+    asked = experiment.resolve(config)
+    simulation = experiment.build(config, asked=asked)
+    lines = opening_lines(asked, config, simulation, of_asked(asked, simulation.population), **options)
+    assert all(len(line) <= COLUMNS for line in lines)
+    found: dict[str, str] = {}
+    label = ""
+    for line in lines:
+        label = line[:9].strip() or label
+        found[label] = " ".join([*filter(None, [found.get(label)]), line[9:].strip()])
+    return found
+
+
+def test_a_run_says_first_what_is_trained_on_what_and_by_whom():
+    config = fedavg.get_config("smoke")
+    config.plan.devices, config.plan.chunk = 2, 4
+    assert opened(config) == {
+        "method": "fedavg (weights='samples')",
+        "network": "mlp: 55,210 parameters",
+        "data": "digits, rows of 8x8x1, 10 classes: 1,437 to train on, 360 to test on",
+        "clients": "20 by dirichlet(alpha=0.5), 8 in a round",
+        "training": "sgd (lr=0.1), epochs=5, batch=32; 5 rounds, scored every 5",
+        "devices": "2 (cpu); 4 clients at once on each",
+    }
+    assert opened(config, given_data=True)["clients"] == "20, 8 in a round"
+
+
+def test_it_says_what_stands_between_clients_and_server():
+    config = fedavg.get_config("smoke")
+    config.adversary.update(attack="sign_flip", fraction=0.2)
+    config.aggregation.rule, config.compression.uplink, config.dropout = "median", "quantise(bits=4)", 0.25
+    found = opened(config)
+    assert found["attack"] == "sign_flip by 20 % of the clients"
+    assert found["uplink"] == (
+        "rule median; compressed by quantise(bits=4); who sends NaN is left out; 25 % of the cohort do not come back"
+    )
+    assert "noise" not in found
+
+
+def test_networks_and_options_in_parts_are_told_apart():
+    found = opened(fedproto.get_config("smoke"))["network"]
+    assert found == "mlp(widths=(32,)) of 10 clients: 2,410 parameters; cnn(widths=(4,), dense=32) of 10 clients: 1,554 parameters"
+    assert opened(fedpft.get_config("smoke"))["method"] == "fedpft (contrast.on=False)"
+
+
+def test_noise_that_is_longer_than_the_signal_is_said_with_what_helps():
+    config = fedavg.get_config("smoke")
+    config.normalise, config.method.weights = "unit", "uniform"
+    config.privacy.update(**PRIVATE, epsilon=8.0)
+    config.data.clients = 20
+    said = opened(config)["noise"]
+    assert said.startswith("a round's is ")
+    assert "privacy.cohort of " in said
+    ratio = float(said.split()[3])
+    assert ratio > 10
+    config.privacy.update(cohort=100_000, population=10_000_000)
+    assert "noise" not in opened(config)
+
+
+@pytest.mark.parametrize(
+    ("local", "needed", "ratio"),
+    [(False, 200, 25.0), (True, 40_000, 200 / math.sqrt(8))],  # of 10,000 numbers with a deviation of 2 each, over 8 clients
+)
+def test_the_length_of_noise(local, needed, ratio):
+    assert noise_to_signal(2.0, 10_000, 8, local) == (needed, pytest.approx(ratio))
+
+
+def test_batches_beyond_all_data_and_evaluations_that_never_come_are_said(caplog):
+    config = fedavg.get_config("smoke")
+    config.method.batch, config.evaluation.every = 100_000, 1000
+    found = opened(config)
+    (line,) = [line for line in caplog.messages if line.startswith("method.batch=100000")]
+    assert line.endswith(
+        "1437 training rows of all clients, of whom one has at most 128: each takes one step an epoch, on all that it has"
+    )
+    assert found["scores"] == "evaluation.every=1000 is more than rounds=5: only the last round is scored"
+    config.evaluation.scopes = ()
+    assert cautions.of_evaluation(experiment.resolve(config))[0].startswith("evaluation.scopes=() scores no model in any round")
+
+
+def test_a_cohort_larger_than_the_population_is_called_by_its_field():
+    config = fedavg.get_config("smoke")
+    config.cohort.size = 50
+    with pytest.raises(ValueError, match=r"^cohort\.size=50 must be at most the number of clients that train, 20$"):
+        experiment.build(config)
