@@ -65,6 +65,15 @@ def short(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}... ({len(text)} signs)"
 
 
+def printable(text: str) -> str:
+    """Returns a text with signs that do not print, such as terminal escapes and line ends, as Python writes them.
+
+    >>> printable("cat\\x1b[31m\\n")
+    'cat\\\\x1b[31m\\\\n'
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """The end of an error message: " Did you mean 'x'?", or nothing if no allowed name is close."""
     close = difflib.get_close_matches(name, list(allowed), n=1)

@@ -7,6 +7,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.by_name import Found
 from fedjax_core.data import federated, sources
+from fedjax_core.data.partition import DEFAULT_CLIENTS
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.smaller import adapted, smaller
 from fedjax_core.data.unseen import seen_rows, set_apart
@@ -119,7 +120,7 @@ def _classified(
 
 def _read(asked: Asked) -> language.Prepared:
     data, (one,) = asked.data, asked.networks
-    return language.prepare(data.source(), data.directory, data.clients, data.seed, one.found())
+    return language.prepare(data.source(), data.directory, data.clients or DEFAULT_CLIENTS, data.seed, one.found())
 
 
 def _answered(asked: Asked, one: Network, data: Any, everybodys: Any, shapes_only: bool) -> Task:

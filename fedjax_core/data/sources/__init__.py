@@ -15,6 +15,7 @@
   npz:FILE                       arrays or encoded images in one file
   npy:DIR                        arrays in a file each, which are memory-mapped: for data that are larger than memory
   folder:DIR                     CLASS/image files
+  csv:FILE                       delimited texts, whose first line names the columns, one of which may name the client
   jsonl:FILE                     JSON objects, one a line, with a column that names the client
   parquet:FILE, array_record:FILE  the same of tables, and of TensorFlow's records
   unseen(of=SOURCE, classes=...) any of these, some of its classes in the test set alone
@@ -54,7 +55,7 @@ from fedjax_core.data.sources.derived import fc100, only, resplit, rotated, unse
 from fedjax_core.data.sources.files import DATA_VARIABLE
 from fedjax_core.data.sources.idx import emnist, mnist
 from fedjax_core.data.sources.images import folder
-from fedjax_core.data.sources.lines import array_record, jsonl, parquet
+from fedjax_core.data.sources.lines import array_record, csv, jsonl, parquet
 from fedjax_core.data.sources.made import blank, diabetes, digits, multilabel
 from fedjax_core.data.sources.mapped import npy
 from fedjax_core.data.sources.matlab import svhn
@@ -84,6 +85,7 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "npz": npz,
     "npy": npy,
     "folder": folder,
+    "csv": csv,
     "jsonl": jsonl,
     "parquet": parquet,
     "array_record": array_record,
@@ -97,7 +99,11 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "multilabel": multilabel,
     "text": text,
 }
-PREFIXED = dict.fromkeys(("npz", "jsonl", "parquet", "array_record"), "FILE") | {"tfds": "NAME", "npy": "DIR", "folder": "DIR"}
+PREFIXED = dict.fromkeys(("npz", "csv", "jsonl", "parquet", "array_record"), "FILE") | {
+    "tfds": "NAME",
+    "npy": "DIR",
+    "folder": "DIR",
+}
 GIVEN = ("data_dir", "load")  # arguments of a reader that are no options of its own
 
 

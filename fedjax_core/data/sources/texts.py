@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.files import find, unpacked
+from fedjax_core.data.sources.files import find, read_text
 from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
 from fedjax_core.values import AtLeastOne
 
@@ -45,10 +45,7 @@ def text(
         name, pieces = "python's manual", [topics[key] for key in sorted(topics) if len(topics[key]) > 2 * length]
     else:
         file = find(f"text {path}", data_dir, [data_dir / path], "put a text file there, or name another")
-        try:
-            whole = unpacked(file).decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file}: is no text in UTF-8 ({error}).") from None
+        whole = read_text(file)
         cuts = np.linspace(0, len(whole), parts + 1).astype(int)
         name, pieces = file.name, [whole[a:b] for a, b in itertools.pairwise(cuts)]
     characters = sorted({*"".join(pieces)})
