@@ -4,6 +4,7 @@ import codecs
 import gzip
 import hashlib
 import tarfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from typing import Annotated
 from fedjax_core.values import Limit
 
 DATA_VARIABLE = "FEDJAX_DATA"
+NOT_AN_ARRAY = (OSError, EOFError, ValueError, SyntaxError, RecursionError, OverflowError, MemoryError, tokenize.TokenError)
 _BYTE_ORDER_MARKS = {  # those that begin with another one come first
     codecs.BOM_UTF32_LE: "utf-32-le",
     codecs.BOM_UTF32_BE: "utf-32-be",
@@ -83,6 +85,16 @@ def read_text(where: Path, encoding: str = "utf-8") -> str:
     except UnicodeError as error:
         hint = "give its own, such as encoding='latin-1', or save it in UTF-8"
         raise ValueError(f"{where}: is no text in {encoding.upper()} ({error}); {hint}.") from None
+
+
+def why_no_array(error: BaseException) -> str:
+    """Returns in one line why numpy does not read a .npy file, one of `NOT_AN_ARRAY`."""
+    text = " ".join(str(error).split())
+    if "max_header_size" in text:
+        return "its header is longer than the 10,000 signs that any array needs"
+    if isinstance(error, OverflowError | MemoryError):
+        return "its header claims more numbers than there can be"
+    return "its header cannot be read" if isinstance(error, RecursionError) else text
 
 
 def gunzip(where: Path, blob: bytes) -> bytes:

@@ -19,7 +19,7 @@ from fedjax_core.data.sources.files import Encoding, find, read_text
 from fedjax_core.data.sources.splits import TestFraction
 from fedjax_core.data.sources.table import MISSING, from_table, test_rows
 from fedjax_core.data.sources.vocabulary import told_apart
-from fedjax_core.values import AtLeastOne, Limit, one_of
+from fedjax_core.values import AtLeastOne, Limit, Width, one_of
 
 Missing = Annotated[str, one_of(*MISSING)]
 Delimiter = Annotated[str, Limit("one sign, no quote and no line's end", lambda v: len(v) == 1 and v not in '"\r\n')]
@@ -41,7 +41,7 @@ def csv(
     decimal: Literal[".", ","] = ".",
     encoding: Encoding = "utf-8",
     words: AtLeastOne | None = None,
-    length: AtLeastOne | None = None,
+    length: Width | None = None,
 ) -> Dataset:
     """A delimited text, such as CSV, whose first line names the columns, each further one a row.
 
@@ -81,7 +81,7 @@ def jsonl(
     missing: Missing = "error",
     encoding: Encoding = "utf-8",
     words: AtLeastOne | None = None,
-    length: AtLeastOne | None = None,
+    length: Width | None = None,
 ) -> Dataset:
     """A file of JSON objects, one a line, each a row with a column that names its client.
 
@@ -129,7 +129,7 @@ def parquet(
     missing: Missing = "error",
     size: AtLeastOne | None = None,
     words: AtLeastOne | None = None,
-    length: AtLeastOne | None = None,
+    length: Width | None = None,
 ) -> Dataset:
     """A Parquet table with a column that names the client; reading it needs pyarrow. Images are bytes of files, or such with their
     path as the Hugging Face hub has them; `size` resizes them to size x size. Other arguments as those of `jsonl`.
@@ -156,7 +156,7 @@ def array_record(
     missing: Missing = "error",
     size: AtLeastOne | None = None,
     words: AtLeastOne | None = None,
-    length: AtLeastOne | None = None,
+    length: Width | None = None,
 ) -> Dataset:
     """A file of array_record, whose records are TensorFlow's (`tf.train.Example`), with a feature that names the client. Features
     with one value are that value, but those of `y` with targets="labels" stay lists; bytes are texts, or the files of PNG and JPEG
@@ -201,9 +201,7 @@ def _rows(
         if texts and words is not None and length is not None:
             names, ids = told_apart(texts, words, length, behind=targets == "tokens" and columns["y"] is None)
             tables = {
-                part: [
-                    row | {x: None if is_missing(row[x]) else found.tolist()} for row, found in zip(rows, ids[part], strict=True)
-                ]
+                part: [row | {x: None if is_missing(row[x]) else found} for row, found in zip(rows, ids[part], strict=True)]
                 for part, rows in tables.items()
             }
             names = names if targets == "tokens" else None

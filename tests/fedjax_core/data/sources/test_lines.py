@@ -58,6 +58,7 @@ def test_texts_tell_the_next_word(tmp_path):
         ("[1]", "x='a', y='a', test_fraction=0.5", "line 1: is list, must be an object"),
         ('{"a": 1}', "x='b', y='a', test_fraction=0.5", "has no column 'b'"),
         ('{"a": 1}', "x='a', targets='tokens', words=3, length=3, test_fraction=0.5", "row 0 of column 'a' is 1: must be a text"),
+        ('{"a": "b"}', f"x='a', y='a', words=3, length={10**8}, test_fraction=0.5", r"length=100000000 must be in \[1, 2\*\*20\]"),
         ('{"a": 1}', "x='a', y='a', words=3, test_fraction=0.5", "texts need both"),
     ],
 )
