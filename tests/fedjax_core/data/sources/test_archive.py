@@ -60,7 +60,7 @@ def test_npz_errors(tmp_path):
     x, y = images(4, 5, 4), np.array([0, 1, 0, 1])
     blob, offsets = encoded(x)
     savez(tmp_path / "other.npz", data=x)
-    with pytest.raises(ValueError, match="none of the known keys, .*; found data"):
+    with pytest.raises(ValueError, match=r"none of the known keys, .*; found data"):
         sources.load("npz:other.npz", tmp_path)
     savez(tmp_path / "half.npz", train_images=x, train_labels=y)
     with pytest.raises(ValueError, match=r"has no `test_labels` \(found: train_images, train_labels\)"):
