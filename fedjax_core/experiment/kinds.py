@@ -70,13 +70,13 @@ def of(asked: Asked) -> Kind:
 # rows of images, or of other arrays
 
 
-def _loaded(source: Found, directory: str | None) -> sources.Dataset:
-    return sources.read(source, directory)
+def _loaded(source: Found, directory: str | None, examples: int | None = None) -> sources.Dataset:
+    return sources.read(source, directory, examples)
 
 
 def _divided(asked: Asked) -> federated.FederatedData:
     data = asked.data
-    whole = smaller(_loaded(data.source, data.directory), data.size, data.examples)
+    whole = smaller(_loaded(data.source, data.directory, data.examples), data.size, data.examples)
     return federated.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 
 
@@ -85,7 +85,7 @@ def public(asked: Asked, like: Examples) -> Examples | tuple[()]:
     if asked.public is None:
         return ()
     source, number = asked.public
-    return adapted(smaller(_loaded(source, asked.data.directory), examples=number).train, like)
+    return adapted(smaller(_loaded(source, asked.data.directory, number), examples=number).train, like)
 
 
 def _classified(
