@@ -148,8 +148,13 @@ def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -
 
 
 def read(found: by_name.Found, data_dir: str | os.PathLike | None = None, training_examples: int | None = None) -> Dataset:
-    """As `load`, of a reader that `find` has found. `training_examples`: how many `smaller` will keep, so that a reader may leave out
-    the others; None: all."""
+    """As `load`, of a reader that `find` has found.
+
+    Args:
+      found: the reader.
+      data_dir: as `load` has it.
+      training_examples: how many `smaller` will keep, so that a reader may leave out the others; None: all.
+    """
     root = Path(data_dir or os.environ.get(DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser()
     made = found(data_dir=root, load=lambda spec: load(spec, root), training_examples=training_examples)
     return made if found.origin == by_name.BUILT_IN else _checked(found.name, made)
