@@ -86,7 +86,8 @@ def get_config(variant: str = "small") -> Any:
     config.data.dir = placeholder(str)  # where data sets lie; None: $FEDJAX_DATA, else ~/fedjax_data
     config.data.size = placeholder(int)  # images are resized to size x size
     config.data.examples = placeholder(int)  # of training, in all, so many and no more
-    config.data.clients = 20  # over which the training rows are divided
+    # Over which the training rows are divided; None: 20, and with the partition "natural" all that the data have.
+    config.data.clients = placeholder(int)
     config.data.partition = "dirichlet(alpha=0.5)"  # small alpha: strong skew; fedjax_core/data/partition/
     config.data.seed = 0  # of the division: methods that are compared have the same clients, whatever the training seed
     config.data.long_tail = placeholder(float)  # largest class over smallest, cut before partitioning

@@ -87,6 +87,10 @@ def member(what: str, name: str) -> tuple[Callable, str]:
     """
     module, _, own = name.rpartition(":")
     if module == "given":
+        if what not in GIVEN_AS:
+            kinds = ", ".join(f"{kind}s" for kind in GIVEN_AS if kind != "loss")
+            also = "; data are given as data=..." if what == "data set" else ""
+            raise ValueError(f"{what} {values.short(name)}: 'given:' stands for {kinds} and losses that Python gave{also}.")
         if (what, own) not in _GIVEN:
             raise ValueError(f"{what} {name!r} was given in Python; give it again: experiment.load(..., {GIVEN_AS[what]}=...)")
         return _GIVEN[what, own], "given in Python"

@@ -11,12 +11,14 @@ import difflib
 import inspect
 import math
 import numbers
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 LONGEST = 120  # signs of a value in a message
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # and those of the direction of writing
 LARGEST = 3.4e38  # about that of float32, in which programs compute
 
 
@@ -63,6 +65,24 @@ def short(value: Any) -> str:
         text = f"<{type(value).__name__} without a repr: {error}>"
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}... ({len(text)} signs)"
+
+
+def printable(text: str) -> str:
+    """Returns a text with signs that do not print, such as terminal escapes and line ends, as Python writes them.
+
+    >>> printable("cat\\x1b[31m\\n")
+    'cat\\\\x1b[31m\\\\n'
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def without_escapes(text: str) -> str:
+    """Returns a text of one or several lines without what a terminal would obey: control characters are written as Python does.
+
+    >>> without_escapes("cat\\x1b[31m\\n\\tdog")
+    'cat\\\\x1b[31m\\n\\tdog'
+    """
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

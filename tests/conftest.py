@@ -20,6 +20,7 @@ import pytest
 from tests import launch, quick
 
 os.environ["XLA_FLAGS"] = quick.flags(os.environ)
+os.environ["FEDJAX_CACHE"] = ""  # decoded images of tests are not kept
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")

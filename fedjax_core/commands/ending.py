@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from fedjax_core.values import without_escapes
+
 TRACEBACK = "error.txt"
 LONGEST = 400  # characters of an error that was not foreseen
 
@@ -88,7 +90,7 @@ def _interruptible() -> Iterator[None]:
 def tell(line: str) -> None:
     """Writes a line to standard error, if there still is one."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{without_escapes(line)}\n")
         sys.stderr.flush()
 
 

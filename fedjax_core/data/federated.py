@@ -11,11 +11,14 @@ import numpy as np
 from fedjax_core import by_name
 from fedjax_core.algorithm import Examples, targets_of
 from fedjax_core.data import own_tests, partition
+from fedjax_core.data.partition.origin import natural
 from fedjax_core.data.partition.rows import index_list
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.targets import columns, label_table, need_classes, strata
+from fedjax_core.values import printable
 
+LONGEST_NAME = 20  # signs of a client's name on the screen
 READABLE = 50  # clients that a label table on the screen may have
 TEST_SPLITS = ("proportional", "matched", "all", "partition")
 
@@ -27,6 +30,7 @@ class Newcomers(NamedTuple):
       ids: [U] their numbers in the partition, sorted; all others are the population, in their order.
       train_index, test_index: U lists of row numbers, as the population's.
       label_table, test_label_table: [U, K] rows of each class.
+      names: U names, if clients have any.
     """
 
     ids: np.ndarray
@@ -34,6 +38,7 @@ class Newcomers(NamedTuple):
     test_index: Sequence[np.ndarray]
     label_table: np.ndarray
     test_label_table: np.ndarray
+    names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,6 +58,7 @@ class FederatedData:
       label_table: [N, K] training rows of each class, or with each label; [N, 1] training rows where targets are neither.
       test_label_table: the same of test rows.
       unseen: clients beside the N, who never train; None unless asked for.
+      client_names: N names, of natural clients; empty if clients have none but their numbers.
     """
 
     name: str
@@ -66,6 +72,7 @@ class FederatedData:
     label_table: np.ndarray
     test_label_table: np.ndarray
     unseen: Newcomers | None = None
+    client_names: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -82,12 +89,17 @@ class FederatedData:
         """N."""
         return len(self.train_index)
 
+    @property
+    def names_of_all(self) -> tuple[str, ...]:
+        """Names of the population and then of unseen clients; empty if they have none."""
+        return self.client_names + (() if self.unseen is None else self.unseen.names)
+
 
 def federate(
     dataset: Dataset,
     partition: str | Mapping[str, Any] | by_name.Found,
-    clients: int,
-    seed: int,
+    clients: int | None = None,
+    seed: int = 0,
     *,
     long_tail: float | None = None,
     test_split: str | None = None,
@@ -99,7 +111,7 @@ def federate(
       dataset: what `sources.load` or `sources.from_arrays` gives. Its test set is never mixed into the training rows.
       partition: one of `partition.SCHEMES` with its options, as configs write it, `"dirichlet(alpha=0.5)"`, or as
         `{"name": "dirichlet", "alpha": 0.5}`; or one that is found already.
-      clients: N.
+      clients: N; None: with `natural` all that there are, else 20.
       seed: data seed, apart from the training seed: methods compared at one data seed see the same rows.
       long_tail: imbalance factor rho of `partition.long_tail`, applied to the training rows before they are divided. The
         test set stays as it is.
@@ -131,10 +143,21 @@ def federate(
     elif test_split == "matched":
         test_index = own_tests.matched(dataset, train_index, test_examples or 0, seed)
     elif test_split == "all":
-        test_index = RowLists.same(np.arange(len(dataset.test.y), dtype=np.int32), clients)
+        test_index = RowLists.same(np.arange(len(dataset.test.y), dtype=np.int32), len(train_index))
     else:
         test_index = own_tests.proportional(dataset, train_index, seed)
-    return _build(dataset, train_index, test_index, _none(clients))
+    names = _client_names(dataset, train_index) if scheme.function is natural else ()
+    return _build(dataset, train_index, test_index, _none(len(train_index)), client_names=names)
+
+
+def _client_names(dataset: Dataset, train_index: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """Returns the names of natural clients, by the first row of each; empty if they are their numbers from 0."""
+    assert dataset.train_clients is not None
+    lists = RowLists.of(train_index)
+    ids = np.asarray(dataset.train_clients)[lists.rows[lists.start]]
+    if dataset.client_names:
+        return tuple(dataset.client_names[i] for i in ids)
+    return () if np.array_equal(ids, np.arange(len(ids))) else tuple(map(str, ids.tolist()))
 
 
 def from_index(
@@ -178,10 +201,12 @@ def divided_anew(
     test_index: Sequence[np.ndarray],
     validation_index: Sequence[np.ndarray],
     unseen: Newcomers | None = None,
+    client_names: tuple[str, ...] | None = None,
 ) -> FederatedData:
-    """The same data with other index lists, and the same unseen clients unless others are given."""
+    """The same data with other index lists, and the same unseen clients and names unless others are given."""
     dataset = Dataset(data.name, data.train, data.test, data.class_names)
-    return _build(dataset, train_index, test_index, validation_index, unseen or data.unseen)
+    names = data.client_names if client_names is None else client_names
+    return _build(dataset, train_index, test_index, validation_index, unseen or data.unseen, names)
 
 
 def pooled(data: FederatedData) -> FederatedData:
@@ -190,7 +215,7 @@ def pooled(data: FederatedData) -> FederatedData:
     Rows are in increasing order, each once: where a partition uses every row, the result does not depend on it.
     """
     whole_test = np.arange(len(data.test.y), dtype=np.int32)
-    return divided_anew(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)])
+    return divided_anew(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)], client_names=())
 
 
 def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:
@@ -201,18 +226,20 @@ def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -
     sizes, tests = (RowLists.of(index).size for index in (data.train_index, data.test_index))
     held = (data.label_table > 0).sum(1)
     rows, columns = min(data.clients, max_clients), min(len(data.columns), max_classes)
-    titles = [name[:8] for name in data.columns[:columns]]
+    titles = [printable(name)[:8] for name in data.columns[:columns]]
+    names = [printable(name)[:LONGEST_NAME] for name in data.client_names[:rows]] or [str(i) for i in range(rows)]
+    across = max(6, *map(len, names))
     widths = [max(len(title), len(str(data.label_table[:, c].max()))) for c, title in enumerate(titles)]
     more = f" ... {len(data.columns) - columns} more" if columns < len(data.columns) else ""
     each = f"; {kind} per client: {held.min()} to {held.max()}" if len(data.columns) > 1 else ""
 
     def line(client, size, test, cells):
         counts = " ".join(str(cell).rjust(width) for cell, width in zip(cells, widths, strict=True))
-        return f"{client:>6} {size:>7} {test:>6} | {counts}"
+        return f"{client:>{across}} {size:>7} {test:>6} | {counts}"
 
     lines = [
-        f"{data.name}: {len(data.train.y)} training and {len(data.test.y)} test rows, {data.classes} {kind}, {data.clients} "
-        f"clients, partition {data.partition_hash[:12]}",
+        f"{printable(data.name)}: {len(data.train.y)} training and {len(data.test.y)} test rows, {data.classes} {kind}, "
+        f"{data.clients} clients, partition {data.partition_hash[:12]}",
         f"training rows per client: smallest {sizes.min()}, median {np.median(sizes):g}, largest {sizes.max()}{each}",
     ]
     if data.clients > READABLE:
@@ -223,11 +250,12 @@ def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -
             lines.append(f"training rows of each {'class' if kind == 'classes' else 'label'}: {whose}{more}")
     else:
         lines.append(line("client", "train", "test", titles) + more)
-        lines += [line(i, sizes[i], tests[i], data.label_table[i, :columns]) for i in range(rows)]
+        lines += [line(names[i], sizes[i], tests[i], data.label_table[i, :columns]) for i in range(rows)]
         if rows < data.clients:
             lines.append(f"... {data.clients - rows} more clients")
     if data.unseen is not None:
-        known = ", ".join(map(str, data.unseen.ids[:max_clients])) + (", ..." if len(data.unseen.ids) > max_clients else "")
+        whose = [printable(name)[:LONGEST_NAME] for name in data.unseen.names] or list(map(str, data.unseen.ids))
+        known = ", ".join(whose[:max_clients]) + (", ..." if len(whose) > max_clients else "")
         both = [RowLists.of(index).total for index in (data.unseen.train_index, data.unseen.test_index)]
         lines.append(
             f"unseen: {len(data.unseen.ids)} more clients (of the partition {known}), {both[0]} training and {both[1]} test rows"
@@ -266,7 +294,7 @@ def _scheme(asked: str | Mapping[str, Any] | by_name.Found) -> by_name.Found:
     return by_name.find("partition", name, partition.SCHEMES, given=partition.GIVEN, options=options, field="partition")
 
 
-def _divide(dataset: Dataset, scheme: by_name.Found, clients: int, seed: int, long_tail: float | None):
+def _divide(dataset: Dataset, scheme: by_name.Found, clients: int | None, seed: int, long_tail: float | None):
     """The partition's index lists, in row numbers of the whole training set."""
     takes = by_name.parameters(scheme.function)[0]
     if scheme.name not in partition.WITHOUT_CLASSES and {"labels", "test_labels"} & set(takes):
@@ -325,7 +353,14 @@ def _hash(*parts: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _build(dataset: Dataset, train_index, test_index, validation_index, unseen: Newcomers | None = None) -> FederatedData:
+def _build(
+    dataset: Dataset,
+    train_index,
+    test_index,
+    validation_index,
+    unseen: Newcomers | None = None,
+    client_names: tuple[str, ...] = (),
+) -> FederatedData:
     train_index, test_index, validation_index = map(RowLists.of, (train_index, test_index, validation_index))
     classes = len(dataset.class_names)
     beside = () if unseen is None else ([unseen.ids], unseen.train_index, unseen.test_index)
@@ -341,4 +376,5 @@ def _build(dataset: Dataset, train_index, test_index, validation_index, unseen: 
         label_table=label_table(dataset.train.y, train_index, classes),
         test_label_table=label_table(dataset.test.y, test_index, classes),
         unseen=unseen,
+        client_names=client_names,
     )

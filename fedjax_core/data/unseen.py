@@ -32,9 +32,10 @@ def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedDat
     train, test, validation = map(RowLists.of, (data.train_index, data.test_index, data.validation_index))
     theirs = _united(train.chosen(ids), validation.chosen(ids))
     table = label_table(data.train.y, theirs, data.classes)
-    unseen = Newcomers(ids, theirs, test.chosen(ids), table, data.test_label_table[ids])
+    names = [tuple(data.client_names[i] for i in which) if data.client_names else () for which in (ids, others)]
+    unseen = Newcomers(ids, theirs, test.chosen(ids), table, data.test_label_table[ids], names[0])
     train, test, validation = (each.chosen(others) for each in (train, test, validation))
-    return divided_anew(data, train, test, validation, unseen)
+    return divided_anew(data, train, test, validation, unseen, names[1])
 
 
 def seen_rows(data: FederatedData) -> np.ndarray | None:

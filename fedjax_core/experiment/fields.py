@@ -32,7 +32,7 @@ FIELDS: dict[str, Any] = {
     "data.dir": str | None,
     "data.size": or_none(Pixels),
     "data.examples": or_none(AtLeastOne),
-    "data.clients": AtLeastOne,
+    "data.clients": or_none(AtLeastOne),
     "data.partition": str,
     "data.seed": Seed,
     "data.long_tail": or_none(Annotated[float, values.Limit("at least 1", lambda v: v >= 1)]),

@@ -7,6 +7,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.by_name import Found
 from fedjax_core.data import federated, sources
+from fedjax_core.data.partition import DEFAULT_CLIENTS
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.smaller import adapted, smaller
 from fedjax_core.data.unseen import seen_rows, set_apart
@@ -69,13 +70,13 @@ def of(asked: Asked) -> Kind:
 # rows of images, or of other arrays
 
 
-def _loaded(source: Found, directory: str | None) -> sources.Dataset:
-    return sources.read(source, directory)
+def _loaded(source: Found, directory: str | None, examples: int | None = None) -> sources.Dataset:
+    return sources.read(source, directory, examples)
 
 
 def _divided(asked: Asked) -> federated.FederatedData:
     data = asked.data
-    whole = smaller(_loaded(data.source, data.directory), data.size, data.examples)
+    whole = smaller(_loaded(data.source, data.directory, data.examples), data.size, data.examples)
     return federated.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 
 
@@ -84,7 +85,7 @@ def public(asked: Asked, like: Examples) -> Examples | tuple[()]:
     if asked.public is None:
         return ()
     source, number = asked.public
-    return adapted(smaller(_loaded(source, asked.data.directory), examples=number).train, like)
+    return adapted(smaller(_loaded(source, asked.data.directory, number), examples=number).train, like)
 
 
 def _classified(
@@ -119,7 +120,7 @@ def _classified(
 
 def _read(asked: Asked) -> language.Prepared:
     data, (one,) = asked.data, asked.networks
-    return language.prepare(data.source(), data.directory, data.clients, data.seed, one.found())
+    return language.prepare(data.source(), data.directory, data.clients or DEFAULT_CLIENTS, data.seed, one.found())
 
 
 def _answered(asked: Asked, one: Network, data: Any, everybodys: Any, shapes_only: bool) -> Task:

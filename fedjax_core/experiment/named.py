@@ -43,7 +43,7 @@ class Data(NamedTuple):
       directory: where data sets lie, or None.
       size, examples: see `data.smaller`.
       partition: a scheme.
-      clients: N.
+      clients: N; None: all that the data have, for a partition that counts them itself.
       seed: of all draws that divide the data.
       tests: what `federated.federate` is told beside: long_tail, test_split, test_examples, those that are given.
       validation: what is held back of each client's training rows, a fraction or a number, or None.
@@ -55,7 +55,7 @@ class Data(NamedTuple):
     size: int | None
     examples: int | None
     partition: Found
-    clients: int
+    clients: int | None
     seed: int
     tests: dict[str, Any]
     validation: float | int | None
@@ -133,7 +133,8 @@ def data(said: Mapping[str, Any]) -> Data:
     tests = without_none({"long_tail": said["data.long_tail"], "test_split": split, "test_examples": rows})
     where = (said["data.dir"], said["data.size"], said["data.examples"])
     kept = said["data.validation"], said["data.unseen_clients"]
-    return Data(source, *where, scheme, said["data.clients"], said["data.seed"], tests, *kept)
+    clients = partition.clients_of(scheme.name, said["data.clients"])
+    return Data(source, *where, scheme, clients, said["data.seed"], tests, *kept)
 
 
 def public(spec: str | None) -> tuple[Found, int | None] | None:

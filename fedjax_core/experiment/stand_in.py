@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_core.algorithm import TARGETS, Examples
 from fedjax_core.by_name import Found, choose
 from fedjax_core.data import federated
+from fedjax_core.data.partition import DEFAULT_CLIENTS
 from fedjax_core.data.smaller import adapted
 from fedjax_core.data.sources import known
 from fedjax_core.experiment import kinds
@@ -54,7 +55,8 @@ def kind(asked: Asked, counts: Counts = Counts()) -> kinds.Kind:  # noqa: B008
         def whole(asked: Asked) -> federated.FederatedData:
             given = {"rows": counts.rows, "test_rows": counts.test_rows, "answer": counts.answer}
             sizes = texts.Sizes(**{name: value for name, value in given.items() if value is not None})
-            made[:] = [texts.prepared(asked.data.source(), asked.data.clients, asked.networks[0].found(), sizes)]
+            clients = asked.data.clients or DEFAULT_CLIENTS
+            made[:] = [texts.prepared(asked.data.source(), clients, asked.networks[0].found(), sizes)]
             return made[0].data
 
         def answered(asked: Asked, one: Network, data: Any, everybodys: Any, shapes_only: bool):
@@ -70,7 +72,7 @@ def _divided(asked: Asked, counts: Counts) -> federated.FederatedData:
     if _made(data.source) and not any(value is not None for value in counts):
         return kinds.ROWS.federated(asked)
     of = known.smaller(_size(data.source, counts), data.size, data.examples)
-    domains = data.clients if data.partition.name == "by_domain" else 1
+    domains = (data.clients or DEFAULT_CLIENTS) if data.partition.name == "by_domain" else 1
     return federated.federate(known.stand_in(of, data.source.name, domains), data.partition, data.clients, data.seed, **data.tests)
 
 

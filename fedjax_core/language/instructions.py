@@ -85,7 +85,7 @@ def read(path: str | Path, split: str | None = None) -> list[Instance]:
     """
     blob = Path(path).read_bytes()
     try:
-        text = (gzip.decompress(blob) if Path(path).suffix == ".gz" else blob).decode()
+        text = (gzip.decompress(blob) if Path(path).suffix == ".gz" else blob).decode("utf-8-sig")
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be unpacked ({error}): truncated or damaged; get it again") from None
     found = []

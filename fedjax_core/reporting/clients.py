@@ -4,12 +4,12 @@
     50,0,17,0.9411765,0.2012
     50,1,0,,
 
-A row per scored client, an empty cell where a client has no rows for a score. Unseen clients follow the population: the k-th of
-those that run.json names, from 0, is client N + k.
+A column `name` follows the client where clients have names, as natural ones of a table. A row per scored client, an empty cell
+where a client has no rows for a score. Unseen clients follow the population: the k-th of those that run.json names, from 0, is
+client N + k.
 """
 
 import csv
-import io
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,35 +20,37 @@ import numpy as np
 
 from fedjax_core.engine.scores import ByClient
 from fedjax_core.reporting.words import is_headline
-from fedjax_core.storage.files import explained, write_blocks
+from fedjax_core.storage.files import csv_line, explained, write_blocks
 
 LAST, SELECTED = "clients.csv", "clients_selected.csv"  # of the last evaluation, and of the selected round
 _HEADS = ["round", "client", "test_rows"]
+_NAMED = ["round", "client", "name", "test_rows"]  # where clients have names
 _BLOCK = 2**16  # lines that are made, or read, at once
 
 
-def write(file: Path, done: int, found: ByClient) -> None:
+def write(file: Path, done: int, found: ByClient, names: Sequence[str] = ()) -> None:
     """Writes the file, atomically.
 
     Args:
       file: its place.
       done: rounds done.
       found: of the evaluation after them.
+      names: of all clients by id, unseen ones behind the population; empty: they have none.
 
     Raises:
       OSError: it cannot be written.
     """
-    write_blocks(file, _blocks(done, found))
+    write_blocks(file, _blocks(done, found, names))
 
 
-def _blocks(done: int, found: ByClient) -> Iterator[bytes]:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow([*_HEADS, *found.scores])
-    yield text.getvalue().encode()
+def _blocks(done: int, found: ByClient, names: Sequence[str]) -> Iterator[bytes]:
+    yield csv_line([*(_NAMED if names else _HEADS), *found.scores])
     cell = lambda value: "" if value != value else repr(value)
     for begin in range(0, len(found.ids), _BLOCK):
         block = slice(begin, begin + _BLOCK)
         numbers = [map(str, column[block].tolist()) for column in (found.ids, found.rows)]
+        if names:
+            numbers.insert(1, (csv_line([names[i]]).decode().rstrip("\n") for i in found.ids[block].tolist()))
         values = [map(cell, column[block].astype(np.float64).tolist()) for column in found.scores.values()]
         yield "".join(f"{done},{','.join(cells)}\n" for cells in zip(*numbers, *values, strict=True)).encode()
 
@@ -64,8 +66,11 @@ def read(file: str | os.PathLike) -> tuple[int, ByClient]:
         with explained("read", file), open(file, newline="") as opened:
             lines = csv.reader(opened)
             heads = next(lines, [])
-            if heads[: len(_HEADS)] != _HEADS:
+            named = heads[: len(_NAMED)] == _NAMED
+            if not named and heads[: len(_HEADS)] != _HEADS:
                 raise ValueError
+            if named:
+                heads, lines = _without_name(heads), map(_without_name, lines)
             blocks = [_columns(rows) for rows in iter(lambda: list(itertools.islice(lines, _BLOCK)), [])]
         rounds, ids, own, values = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
         (done,) = np.unique(rounds)
@@ -75,6 +80,10 @@ def read(file: str | os.PathLike) -> tuple[int, ByClient]:
             f"{os.fspath(file)} is no file of clients' scores, of one round, that begins with {','.join(_HEADS)}"
         ) from None
     return int(done), ByClient(ids, own, scores)
+
+
+def _without_name(row: Sequence[str]) -> list[str]:
+    return [*row[:2], *row[3:]]
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> tuple[np.ndarray, ...]:

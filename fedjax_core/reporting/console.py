@@ -7,6 +7,7 @@ import warnings
 from typing import NoReturn
 
 from fedjax_core import own_code
+from fedjax_core.values import without_escapes
 
 with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of text, and a warning that it could be nicer
     warnings.simplefilter("ignore")
@@ -14,9 +15,10 @@ with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of
 
 
 def say(text: str) -> None:
-    """Writes a line to standard error, above a bar if there is one; nothing where standard error is closed."""
+    """Writes a line to standard error, above a bar if there is one; nothing where standard error is closed. What a terminal would
+    obey, such as in the name of a class, is written as Python does."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        tqdm.write(text, file=sys.stderr)
+        tqdm.write(without_escapes(text), file=sys.stderr)
 
 
 def fail(error: BaseException | str, status: int) -> int:

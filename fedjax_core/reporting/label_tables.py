@@ -4,11 +4,11 @@
     0,0,train,3,0,4
     0,0,test,1,1,0
 
-A row per client and part. Unseen clients follow the population: N, N + 1, ...; `of_partition` is its number in the partition.
+A row per client and part; a column `name` follows `of_partition` where clients have names, as natural ones of a table. Unseen
+clients follow the population: N, N + 1, ...; `of_partition` is its number in the partition.
 """
 
 import csv
-import io
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.storage.files import explained, write_blocks
+from fedjax_core.storage.files import csv_line, explained, write_blocks
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import RECORDED, RUN
 
@@ -26,6 +26,7 @@ READ = 10_000  # clients that are read for figures
 READABLE = 50  # clients; of more nothing has a line each but CSV files
 _BLOCK = 2**16  # lines that are made at once
 _HEADS = ["client", "of_partition", "part"]
+_NAMED = ["client", "of_partition", "name", "part"]  # where clients have names
 Tables = Mapping[str, np.ndarray]  # by part ("train", "test"), [N, K]
 
 
@@ -44,34 +45,35 @@ def _sums(table: np.ndarray) -> dict[str, Any]:
     return {"sum": int(rows.sum()), **spread, "fewest_classes": few, "most_classes": many, "of_class": table.sum(0).tolist()}
 
 
-def write(folder: Path, class_names: Sequence[str], clients: Sequence[tuple[np.ndarray, Tables]]) -> None:
+def write(
+    folder: Path, class_names: Sequence[str], clients: Sequence[tuple[np.ndarray, Tables]], names: Sequence[str] = ()
+) -> None:
     """Writes the CSV.
 
     Args:
       folder: of the run.
       class_names: K names.
       clients: of the population, then of unseen ones: (their numbers in the partition, their tables).
+      names: of all of them in this order; empty: they have none.
 
     Raises:
       OSError: it cannot be written.
     """
-    lines = itertools.chain([_line([*_HEADS, *class_names])], _blocks(clients))
+    lines = itertools.chain([csv_line([*(_NAMED if names else _HEADS), *class_names])], _blocks(clients, names))
     write_blocks(folder / FILE, lines)
 
 
-def _line(cells: Sequence[str]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode()
-
-
-def _blocks(clients: Sequence[tuple[np.ndarray, Tables]]) -> Iterator[bytes]:
+def _blocks(clients: Sequence[tuple[np.ndarray, Tables]], names: Sequence[str]) -> Iterator[bytes]:
     first = 0
     for ids, tables in clients:
         for part, table in tables.items():
             for begin in range(0, len(ids), _BLOCK):
                 block = slice(begin, begin + _BLOCK)
                 numbers = np.arange(begin, min(begin + _BLOCK, len(ids))) + first
+                if names:
+                    rows = zip(numbers.tolist(), ids[block].tolist(), table[block].tolist(), strict=True)
+                    yield b"".join(csv_line([number, i, names[number], part, *row]) for number, i, row in rows)
+                    continue
                 yield _lines([_cells(np.stack([numbers, ids[block]], 1)), _same(part, len(numbers)), _cells(table[block])])
         first += len(ids)
 
@@ -112,10 +114,14 @@ def partition_of(folder: str | os.PathLike) -> dict[str, Any]:
     if "whole" in found and (folder / found["whole"]).exists():
         with explained("read", folder / found["whole"]), open(folder / found["whole"], newline="") as opened:
             number = found["number"]
-            next(csv.reader(opened))  # the heads, which may be on several lines
+            rows = csv.reader(opened)
+            heads = next(rows)
+            first = heads.index("part") + 1
             if number > READ:
                 found["clients"] = np.unique(np.linspace(0, number - 1, READ).round().astype(int)).tolist()
             wanted = set(found.get("clients", range(number)))
-            lines = (line for at, line in enumerate(itertools.islice(opened, number)) if at in wanted)
-            found["label_table"] = [[int(cell) for cell in line.split(",")[3:]] for line in lines]
+            lines = [line for at, line in enumerate(itertools.islice(rows, number)) if at in wanted]
+            found["label_table"] = [[int(cell) for cell in line[first:]] for line in lines]
+            if heads[: len(_NAMED)] == _NAMED:
+                found["client_names"] = [line[_NAMED.index("name")] for line in lines]
     return found

@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedjax_core.data import partition
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import parallel, together
 from fedjax_core.engine.simulation import Simulation, State
@@ -35,6 +36,7 @@ _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # of a config, wh
 
 def opened(directory: str | Path, config: Mapping[str, Any]) -> WorkDir:
     """The directory, by process 0 first."""
+    config = partition.with_clients(config)
     if jax.process_index() == 0:
         workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER)
         together.wait("run directory")
@@ -63,11 +65,17 @@ def _record_data(data: FederatedData, workdir: WorkDir) -> None:
         ids, tables = data.unseen.ids, {"train": data.unseen.label_table, "test": data.unseen.test_label_table}
         everybody = [(np.setdiff1d(np.arange(number), ids), everybody[0][1]), (ids, tables)]
         known = {"clients": ids.tolist()} if len(ids) <= label_tables.READABLE else {}
+        known |= _names(data.unseen.names)
         workdir.record("unseen", known | label_tables.of_run(tables))
     if workdir.writer and number > label_tables.READABLE:
-        label_tables.write(workdir.path, data.columns, everybody)
-    mine = {"hash": data.partition_hash, "class_names": list(data.columns)}
+        label_tables.write(workdir.path, data.columns, everybody, data.names_of_all)
+    mine = {"hash": data.partition_hash, "class_names": list(data.columns)} | _names(data.client_names)
     workdir.record("partition", mine | label_tables.of_run(everybody[0][1]))
+
+
+def _names(names: Sequence[str]) -> dict[str, list[str]]:
+    """What run.json has of clients' names."""
+    return {"client_names": list(names)} if 0 < len(names) <= label_tables.READABLE else {}
 
 
 def same_settings(workdir: WorkDir, record: Mapping[str, Any]) -> None:

@@ -269,7 +269,7 @@ class _Going:
             self.goal.see(records)
             if by_client is not None and self.workdir.writer:
                 for name in (clients.LAST, clients.SELECTED) if better else (clients.LAST,):
-                    clients.write(self.workdir.path / name, self.done, by_client)
+                    clients.write(self.workdir.path / name, self.done, by_client, self.simulation.data.names_of_all)
             ends = self.done == rounds or bool(self.why_enough())
             due = time.monotonic() - at >= checkpoint_seconds
             failed, enough = self.hooks.failed is not None, bool(self.hooks.asked)

@@ -5,10 +5,13 @@ import csv
 import errno
 import io
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from fedjax_core.values import printable
 
 TEMPORARY = ".writing-"  # prefix of files on their way to their place
 
@@ -90,8 +93,30 @@ def write_csv(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]], column
     """
     rows = list(rows)
     columns = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
+    write_bytes(path, b"".join([csv_line(columns), *(csv_line([row.get(column, "") for column in columns]) for row in rows)]))
+
+
+def csv_line(cells: Iterable[Any]) -> bytes:
+    """Returns a line of a CSV file, in which texts are safe to open (`safe_cell`)."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+    csv.writer(text, lineterminator="\n").writerow([safe_cell(cell) for cell in cells])
+    return text.getvalue().encode()
+
+
+def safe_cell(cell: Any) -> Any:
+    """Returns a cell of a CSV file as no spreadsheet runs it and no terminal obeys it.
+
+    Signs that do not print, such as line ends and terminal escapes, are written as Python does, and a text that a spreadsheet
+    would take for a formula gets an apostrophe in front. Numbers stay, also such as "-0.3 ± 0.1 %".
+
+    >>> safe_cell("=1+1"), safe_cell("-0.5"), safe_cell("two\\nlines"), safe_cell(-1)
+    ("'=1+1", '-0.5', 'two\\\\nlines', -1)
+    """
+    if not isinstance(cell, str):
+        return cell
+    cell = printable(cell)
+    return f"'{cell}" if cell.startswith(_FORMULAS) and not _NUMBERS.fullmatch(cell) else cell
+
+
+_FORMULAS = ("=", "+", "-", "@")  # how a formula may begin
+_NUMBERS = re.compile(r"[-+](?:[\d.,±()\[\]%\s+/-]|\d[eE][-+]?\d)*")  # which nobody runs

@@ -32,12 +32,13 @@ RECORDED = {  # the form of run.json, for `read_json`
     "partition?": {
         "hash": str,
         "class_names?": [str],
+        "client_names?": [str],
         "label_table?": [[int]],
         "test_label_table?": [[int]],
         "number?": int,
         "whole?": str,
     },
-    "unseen?": {"clients?": [int], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
+    "unseen?": {"clients?": [int], "client_names?": [str], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
     "plan?": {"chunk": int, "devices": int, "model?": int},
     "placement?": {"data?": str, "hold?": (str, type(None))},
 }

@@ -68,7 +68,7 @@ def partition(asked: Asked, loaded: Loaded) -> list[Path]:
             lost = run / found["whole"] if "whole" in found else run / RUN
             raise ValueError(f"{run} has no label table, which {lost} would hold; restore that file, or leave the run out")
         for kind, draw in (("bubbles", plots.partition_bubbles), ("heatmap", plots.heatmap)):
-            more = {"class_names": found.get("class_names"), "clients": found.get("clients")}
+            more = {key: found.get(key) for key in ("class_names", "clients", "client_names")}
             files += drawn(asked, f"{name}partition_{kind}", draw, found["label_table"], **more)
     return files
 
@@ -132,7 +132,8 @@ def clients(asked: Asked, loaded: Loaded) -> list[Path]:
     series = {}
     for run, label in zip(asked.runs, labels(asked), strict=True):
         found = analysis.client_accuracies(*loaded.accuracies(run, asked.model, asked.scope))
-        series[label] = {str(i): a for i, a in enumerate(found.tolist())}
+        names = partition_of(run).get("client_names") or list(map(str, range(len(found))))
+        series[label] = dict(zip(names, found.tolist(), strict=True))
     return drawn(asked, "clients", plots.dots, series, across="client", up=SCOPES[asked.scope])
 
 
@@ -146,7 +147,8 @@ def classes(asked: Asked, loaded: Loaded) -> list[Path]:
         each = np.where(total > 0, correct / np.maximum(total, 1), np.nan)
         of_class = np.where(total.sum(0) > 0, correct.sum(0) / np.maximum(total.sum(0), 1), np.nan)
         series[label] = dict(zip(names, of_class.tolist(), strict=True))
-        how = {"class_names": names, "of": SCOPES[asked.scope], "percent": True}
+        how = {"class_names": names, "client_names": simulation.data.client_names or None}
+        how |= {"of": SCOPES[asked.scope], "percent": True}
         files += drawn(asked, f"{name}classes_by_client", plots.heatmap, each, **how)
     return [*drawn(asked, "classes", plots.dots, series, across="class", up=SCOPES[asked.scope]), *files]
 

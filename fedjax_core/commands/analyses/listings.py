@@ -17,7 +17,11 @@ def _refits(what: str, asked: Asked, loaded: Loaded) -> list[Path]:
         simulation, state = loaded(run)
         after = {"probe": analysis.probe, "match": analysis.match}[what](simulation, state, asked.model, asked.features)
         before = analysis.client_accuracies(*loaded.accuracies(run, asked.model))
-        rows += [{"run": label, "client": i, "origin": b, what: a} for i, (b, a) in enumerate(zip(before, after, strict=True))]
+        names = simulation.data.client_names
+        rows += [
+            {"run": label, "client": i} | ({"name": names[i]} if names else {}) | {"origin": b, what: a}
+            for i, (b, a) in enumerate(zip(before, after, strict=True))
+        ]
         there = np.isfinite(after) & np.isfinite(before)
         means.append({"run": label, "clients": int(there.sum()), "origin": before[there].mean(), what: after[there].mean()})
     name = f"{what}{of_features(asked)}"

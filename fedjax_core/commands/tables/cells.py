@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from fedjax_core import by_name, experiment, own_code
 from fedjax_core.commands.tables import places, wanted
 from fedjax_core.commands.tables.definition import Definition, check, targets_of
+from fedjax_core.data import partition
 from fedjax_core.experiment.fields import MAY_LACK_GROUPS
 from fedjax_core.reporting import report
 from fedjax_core.run import MAY_DIFFER
@@ -161,7 +162,7 @@ def _hash(config: Any, files: Sequence[str]) -> str:
         "evaluation.every",
     }  # these say where it ends, and what scores
     left_out = set(MAY_DIFFER) - of_scores
-    fields = given(plain(config.to_dict()))
+    fields = given(partition.with_clients(plain(config.to_dict())))
     fields = {key: value for key, value in fields.items() if value != {} or key not in MAY_LACK_GROUPS}
     if files:
         fields["files"] = files

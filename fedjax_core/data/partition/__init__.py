@@ -15,7 +15,8 @@ which values they may have:
   labels, test_labels            [rows], [test rows] int32 class indices
   domains, test_domains          the same of domains; a scheme that names one without a default needs data that have it
   ids, test_ids                  the same of natural clients
-  clients, seed                  N and the data seed; `draws.generator(seed, name)` makes a generator of it
+  clients, seed                  N, which is `DEFAULT_CLIENTS` where nobody said it, and the data seed;
+                                 `draws.generator(seed, name)` makes a generator of it
 It returns N index lists into the training rows, or a pair of such lists, the second into the test rows. Whatever it returns is
 checked, and sorted.
 """
@@ -35,7 +36,7 @@ from fedjax_core.data.partition.skew import dirichlet, grouped_dirichlet, pathol
 from fedjax_core.data.partition.tail import long_tail
 
 Lists = Sequence[np.ndarray]
-__all__ = ["GIVEN", "SCHEMES", "WITHOUT_CLASSES", "Index", "long_tail", "make"]
+__all__ = ["COUNTS_ITSELF", "DEFAULT_CLIENTS", "GIVEN", "SCHEMES", "WITHOUT_CLASSES", "Index", "long_tail", "make"]
 
 SCHEMES: dict[str, Callable[..., Lists | tuple[Lists, Lists | None]]] = {
     "iid": iid,
@@ -50,13 +51,15 @@ SCHEMES: dict[str, Callable[..., Lists | tuple[Lists, Lists | None]]] = {
     "by_domain": by_domain,
     "natural": natural,
 }
+DEFAULT_CLIENTS = 20  # where nobody says how many
+COUNTS_ITSELF = ("natural",)  # without a number of clients these have all that there are
 WITHOUT_CLASSES = ("iid", "quantity_skew", "by_domain", "natural")  # read of labels how many there are, if anything
 COLUMNS = ("labels", "test_labels", "domains", "test_domains", "ids", "test_ids")
 GIVEN = (*COLUMNS, "clients", "seed")  # arguments of a scheme that are no options of its own
 
 
 def make(
-    name: str, columns: Mapping[str, np.ndarray | None], clients: int, seed: int, **options: Any
+    name: str, columns: Mapping[str, np.ndarray | None], clients: int | None, seed: int, **options: Any
 ) -> tuple[Lists, Lists | None]:
     """Runs the scheme called `name`.
 
@@ -64,7 +67,7 @@ def make(
       name: one of `SCHEMES`, or one from outside.
       columns: what is known about the rows: `labels`, `test_labels`, `domains`, `test_domains`, `ids`, `test_ids`; None or
         absent where the data have no such column.
-      clients: N.
+      clients: N; None: all natural clients, with other schemes `DEFAULT_CLIENTS`.
       seed: data seed.
       **options: the scheme's own keyword arguments.
 
@@ -79,8 +82,29 @@ def make(
     return divide(by_name.find("partition", name, SCHEMES, given=GIVEN, options=options), columns, clients, seed)
 
 
-def divide(found: by_name.Found, columns: Mapping[str, np.ndarray | None], clients: int, seed: int) -> tuple[Lists, Lists | None]:
+def clients_of(spec: str, clients: int | None) -> int | None:
+    """Returns N as the scheme of a spec is given it: None stays for one that counts clients itself, for others it is
+    `DEFAULT_CLIENTS`.
+
+    >>> clients_of("iid", None), clients_of("iid", 5), clients_of("natural", None)
+    (20, 5, None)
+    """
+    return DEFAULT_CLIENTS if clients is None and by_name.parse(spec)[0] not in COUNTS_ITSELF else clients
+
+
+def with_clients(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config's fields with the number of clients that its partition has (`clients_of`); others as they are."""
+    data = config.get("data")
+    if not isinstance(data, Mapping) or not isinstance(data.get("partition"), str) or data.get("clients", 0) is not None:
+        return dict(config)
+    return {**config, "data": {**data, "clients": clients_of(data["partition"], None)}}
+
+
+def divide(
+    found: by_name.Found, columns: Mapping[str, np.ndarray | None], clients: int | None, seed: int
+) -> tuple[Lists, Lists | None]:
     """As `make`, with a scheme that is found already."""
+    clients = clients_of(found.name, clients)
     takes = inspect.signature(found.function).parameters
     given = {"clients": clients, "seed": seed, **{key: values for key, values in columns.items() if values is not None}}
     for column in COLUMNS:
@@ -88,6 +112,7 @@ def divide(found: by_name.Found, columns: Mapping[str, np.ndarray | None], clien
             raise ValueError(f"partition {found.name!r} needs {column}, and this data set has none.")
     result = found(**given)
     if found.origin != by_name.BUILT_IN:
+        assert clients is not None
         return _checked(found.name, result, clients, {key: len(given.get(key, ())) for key in ("labels", "test_labels")})
     return result if isinstance(result, tuple) else (result, None)
 

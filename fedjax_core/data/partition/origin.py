@@ -64,12 +64,15 @@ def by_domain(
     return train, divide(test_domains, test_examples, "test")
 
 
-def natural(ids: np.ndarray, clients: int, seed: int, test_ids: np.ndarray | None = None) -> tuple[RowLists, RowLists | None]:
+def natural(
+    ids: np.ndarray, clients: int | None, seed: int, test_ids: np.ndarray | None = None
+) -> tuple[RowLists, RowLists | None]:
     """The clients that come with the data, such as the writers of handwritten characters.
 
     Args:
       ids: [rows] the client of each training row, integers >= 0.
-      clients: N; fewer than there are ids: N of them are chosen at random. They come in increasing order of id.
+      clients: N; None: all that there are. Fewer than there are ids: N of them are chosen at random. They come in increasing order
+        of id.
       seed: data seed.
       test_ids: [test rows] the client of each test row; None if test rows belong to nobody.
 
@@ -79,9 +82,10 @@ def natural(ids: np.ndarray, clients: int, seed: int, test_ids: np.ndarray | Non
     Raises:
       ValueError: more clients than ids.
     """
-    ids = check_labels(ids, clients, "id")
+    ids = check_labels(ids, 1 if clients is None else clients, "id")
     small = ids.max(initial=0) < 4 * len(ids)  # then counting is faster than sorting
     present = np.flatnonzero(np.bincount(ids)) if small else np.unique(ids)
+    clients = len(present) if clients is None else clients
     if clients > len(present):
         raise ValueError(f"{clients} clients, but the data have {len(present)} natural ones; allowed: 1 to {len(present)}.")
     chosen = np.sort(generator(seed, "natural").choice(present, clients, replace=False))

@@ -15,6 +15,7 @@
   npz:FILE                       arrays or encoded images in one file
   npy:DIR                        arrays in a file each, which are memory-mapped: for data that are larger than memory
   folder:DIR                     CLASS/image files
+  csv:FILE                       delimited texts, whose first line names the columns, one of which may name the client
   jsonl:FILE                     JSON objects, one a line, with a column that names the client
   parquet:FILE, array_record:FILE  the same of tables, and of TensorFlow's records
   unseen(of=SOURCE, classes=...) any of these, some of its classes in the test set alone
@@ -33,6 +34,8 @@ line in `READERS`. A set from outside is the same function in a module or file o
 It takes those of these arguments that it names, and options of its own, whose annotations say which values they may have:
   data_dir: Path                 where the files lie
   load: str -> Dataset           reads another set by its spec, such as "digits" or "npz(path='mine.npz')"
+  training_examples: int | None  how many training rows `data.examples` will keep, for one that can leave out the others unread
+                                 (`splits.choose_rows`)
 It returns a `Dataset` (from `from_arrays` or `from_table`), or the arguments of `from_arrays`: a mapping of them by name, or a
 tuple (train_x, train_y, test_x, test_y) or (train_x, train_y, test_x, test_y, class_names). Whatever it returns is checked.
 What follows the colon of a name in `PREFIXED` is the option `path`.
@@ -54,7 +57,7 @@ from fedjax_core.data.sources.derived import fc100, only, resplit, rotated, unse
 from fedjax_core.data.sources.files import DATA_VARIABLE
 from fedjax_core.data.sources.idx import emnist, mnist
 from fedjax_core.data.sources.images import folder
-from fedjax_core.data.sources.lines import array_record, jsonl, parquet
+from fedjax_core.data.sources.lines import array_record, csv, jsonl, parquet
 from fedjax_core.data.sources.made import blank, diabetes, digits, multilabel
 from fedjax_core.data.sources.mapped import npy
 from fedjax_core.data.sources.matlab import svhn
@@ -84,6 +87,7 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "npz": npz,
     "npy": npy,
     "folder": folder,
+    "csv": csv,
     "jsonl": jsonl,
     "parquet": parquet,
     "array_record": array_record,
@@ -97,8 +101,12 @@ READERS: dict[str, Callable[..., Dataset]] = {
     "multilabel": multilabel,
     "text": text,
 }
-PREFIXED = dict.fromkeys(("npz", "jsonl", "parquet", "array_record"), "FILE") | {"tfds": "NAME", "npy": "DIR", "folder": "DIR"}
-GIVEN = ("data_dir", "load")  # arguments of a reader that are no options of its own
+PREFIXED = dict.fromkeys(("npz", "csv", "jsonl", "parquet", "array_record"), "FILE") | {
+    "tfds": "NAME",
+    "npy": "DIR",
+    "folder": "DIR",
+}
+GIVEN = ("data_dir", "load", "training_examples")  # arguments of a reader that are no options of its own
 
 
 def find(spec: str, options: Mapping[str, Any] | None = None, *, field: str = "") -> by_name.Found:
@@ -139,10 +147,16 @@ def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -
     return read(find(name, options), data_dir)
 
 
-def read(found: by_name.Found, data_dir: str | os.PathLike | None = None) -> Dataset:
-    """As `load`, of a reader that `find` has found."""
+def read(found: by_name.Found, data_dir: str | os.PathLike | None = None, training_examples: int | None = None) -> Dataset:
+    """As `load`, of a reader that `find` has found.
+
+    Args:
+      found: the reader.
+      data_dir: as `load` has it.
+      training_examples: how many `smaller` will keep, so that a reader may leave out the others; None: all.
+    """
     root = Path(data_dir or os.environ.get(DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser()
-    made = found(data_dir=root, load=lambda spec: load(spec, root))
+    made = found(data_dir=root, load=lambda spec: load(spec, root), training_examples=training_examples)
     return made if found.origin == by_name.BUILT_IN else _checked(found.name, made)
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,8 +16,12 @@ from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
 from fedjax_core.values import AtLeastOne
 
 OF_ROWS = ("images", "features", "bytes", "offsets", "labels", "domains", "clients")
-SHARED = ("is_test", "class_names", "domain_names")
-DAMAGED = (OSError, EOFError, ValueError, SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError)
+SHARED = ("is_test", "class_names", "domain_names", "client_names")
+OTHER_NAMES = {  # of Keras' files, and of `from_arrays`; x are images where they are uint8 [rows, H, W] or [rows, H, W, C]
+    **{f"{what}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
+    **{f"{what.upper()}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
+}
+DAMAGED = (*files.NOT_AN_ARRAY, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def npz(
@@ -34,9 +37,10 @@ def npz(
       images                 [rows, H, W] or [rows, H, W, C], uint8 or floats
       features               instead of images: [rows, ...], numbers of any shape and type, as `from_arrays` takes them
       bytes, offsets         instead of images: encoded files one after another, file i is bytes[offsets[i]:offsets[i + 1]]
-      labels                 [rows] integers
+      labels                 [rows] or [rows, 1] integers
       domains, clients       [rows] integers, optional
-    and without a prefix, optional: class_names [K], domain_names.
+    and without a prefix, optional: class_names [K], domain_names, client_names. Or the arrays x_train, y_train, x_test and y_test,
+    as Keras has them (also train_x ...): x is images if it is uint8 [rows, H, W], else features; y is labels.
 
     Args:
       data_dir: where relative paths start.
@@ -59,7 +63,7 @@ def npz(
 
 
 def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int | None, test_fraction: float | None) -> Dataset:
-    names = {key: [str(name) for name in columns.pop(key)] for key in ("class_names", "domain_names") if key in columns}
+    names = {key: [str(name) for name in columns.pop(key)] for key in SHARED[1:] if key in columns}
     if "labels" in columns:
         rows = _rows(columns, "", channels, size)
         labels = rows["labels"]
@@ -90,6 +94,7 @@ def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int
         domain_names=names.get("domain_names", ()),
         train_clients=train.get("clients"),
         test_clients=test.get("clients"),
+        client_names=names.get("client_names", ()),
     )
 
 
@@ -131,26 +136,53 @@ def _columns(where: Path) -> dict[str, np.ndarray]:
     columns = {}
     with zipfile.ZipFile(where) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        for key, info in members.items():
-            if key.removeprefix("train_").removeprefix("test_") in OF_ROWS or key in SHARED:
-                columns[key] = _array(archive, info, key)
+        for name, info in members.items():
+            key = _known_key(name)
+            if key in columns:
+                raise ValueError(f"has {key!r} twice, also as {name!r}: give one of them.")
+            if key is not None:
+                columns[key] = _array(archive, info, name, is_flat=not key.endswith(_OF_ANY_SHAPE))
+    for key in [key for key in columns if key.endswith("_x")]:
+        values = columns.pop(key)
+        images_too = values.dtype == np.uint8 and values.ndim in (3, 4)
+        columns[key.removesuffix("x") + ("images" if images_too else "features")] = values
     if not columns:
-        raise ValueError(f"has none of the known keys; found {', '.join(members) or 'nothing'}.")
+        known = f"x_train, y_train, x_test, y_test; or, of both parts with train_ and test_ in front, {', '.join(OF_ROWS)}; and"
+        raise ValueError(f"has none of the known keys, {known} {', '.join(SHARED)}; found {', '.join(members) or 'nothing'}.")
     return columns
 
 
-def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str) -> np.ndarray:
-    """One array, whose header is read first: it must claim as many bytes as there are, and they must fit into memory."""
+_OF_ANY_SHAPE = ("images", "features", "_x")
+
+
+def _known_key(name: str) -> str | None:
+    """Returns the key that an array's name stands for, or None."""
+    key = OTHER_NAMES.get(name, name)
+    if key in ("train_y", "test_y"):
+        return key.removesuffix("y") + "labels"
+    known = key in ("train_x", "test_x") or key.removeprefix("train_").removeprefix("test_") in OF_ROWS or key in SHARED
+    return key if known else None
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str, is_flat: bool) -> np.ndarray:
+    """One array, whose header is read first: it must claim as many bytes as there are, and they must fit into memory.
+
+    Args:
+      archive: the file.
+      info: the array's.
+      key: what messages call it.
+      is_flat: whether it must be [n], which [n, 1] becomes.
+    """
     try:
         with archive.open(info) as file:
             read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             shape, _, dtype = read[np.lib.format.read_magic(file)](file)
             start = file.tell()
     except (*DAMAGED, KeyError) as error:
-        raise ValueError(f"`{key}` is no array, or is damaged ({_line(error)}); get the file again.") from error
+        raise ValueError(f"`{key}` is no array, or is damaged ({files.why_no_array(error)}); get the file again.") from error
     if dtype.hasobject:
         raise ValueError(f"`{key}` holds pickled objects, which are never loaded.")
-    if key.removeprefix("train_").removeprefix("test_") not in ("images", "features") and len(shape) != 1:
+    if is_flat and len(shape) != 1 and shape[1:] != (1,):
         raise ValueError(f"`{key}` has shape {shape}: must have one axis.")
     check_fits(f"`{key}`", shape, dtype)
     if (claimed := math.prod(shape) * dtype.itemsize) != info.file_size - start:
@@ -160,10 +192,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str) -> np.ndar
         )
     try:
         with archive.open(info) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            found = np.lib.format.read_array(file, allow_pickle=False)
+            return found.reshape(-1) if is_flat else found
     except DAMAGED as error:
-        raise ValueError(f"`{key}` is damaged ({_line(error)}); get the file again.") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+        raise ValueError(f"`{key}` is damaged ({files.why_no_array(error)}); get the file again.") from error

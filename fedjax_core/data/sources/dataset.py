@@ -26,6 +26,7 @@ class Dataset(NamedTuple):
       domain_names: empty if there are no domains.
       train_clients: [rows] int32, the natural client of each row (a writer, a user), or None.
       test_clients: [test rows], or None.
+      client_names: of the natural clients 0 ...; empty: they are called by their numbers.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Dataset(NamedTuple):
     domain_names: tuple[str, ...] = ()
     train_clients: np.ndarray | None = None
     test_clients: np.ndarray | None = None
+    client_names: tuple[str, ...] = ()
 
 
 def from_arrays(
@@ -53,6 +55,7 @@ def from_arrays(
     domain_names: Sequence[str] = (),
     train_clients: Any = None,
     test_clients: Any = None,
+    client_names: Sequence[str] = (),
 ) -> Dataset:
     """A data set from arrays that you have; checks them.
 
@@ -87,6 +90,7 @@ def from_arrays(
       domain_names: their names; empty: "0" ... up to the largest.
       train_clients: [rows] integers >= 0, the client that each row belongs to.
       test_clients: [test rows], or None.
+      client_names: what tables of results call the natural clients 0 ...; empty: by their numbers.
 
     Raises:
       ValueError: a wrong shape, type or range; the message names the array, what it found and what is allowed.
@@ -121,7 +125,11 @@ def from_arrays(
     if checked["train_clients"] is None and checked["test_clients"] is not None:
         raise ValueError("test_clients without train_clients: give both, or train_clients alone.")
     domain_names = () if checked["train_domains"] is None else _names("domain_names", domain_names or None, domains)
-    return Dataset(name, train, test, class_names, domain_names=domain_names, **checked)
+    whose = {what: checked[what] for what in ("train_clients", "test_clients") if checked[what] is not None}
+    if len(client_names) and not whose:
+        raise ValueError(f"client_names has {len(client_names)} names without train_clients: give both.")
+    client_names = _names("client_names", client_names, whose) if len(client_names) else ()
+    return Dataset(name, train, test, class_names, domain_names=domain_names, client_names=client_names, **checked)
 
 
 def shifted(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:

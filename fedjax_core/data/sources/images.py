@@ -1,7 +1,7 @@
 """Encoded images, and folders of them."""
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
+from fedjax_core.data.sources.splits import TestFraction, choose_rows, stratified_fraction
 from fedjax_core.values import AtLeastOne
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -22,6 +22,7 @@ def folder(
     channels: Literal[1, 3] = 3,
     size: AtLeastOne | None = None,
     test_fraction: TestFraction | None = None,
+    training_examples: int | None = None,
 ) -> Dataset:
     """A folder of images: `train/CLASS/*` and `test/CLASS/*`, or `CLASS/*` with `test_fraction`.
 
@@ -35,6 +36,7 @@ def folder(
       channels: 3 or 1, what images are converted to.
       size: resize all images to size x size pixels; needed where they differ.
       test_fraction: part of each class (and domain) that becomes the test set, where the folder has none; fixed seed.
+      training_examples: so many of the training images, as `data.examples` takes them; the others are not read. None: all.
 
     Raises:
       FileNotFoundError: there is no such folder.
@@ -54,19 +56,32 @@ def folder(
     listed = [entry for half in files for entry in half]
     class_names = sorted({class_name for _, class_name, _ in listed})
     domain_names = sorted({domain for domain, _, _ in listed})
+    if test_fraction is not None:
+        is_test = stratified_fraction([*_codes(files[0], class_names, domain_names)], test_fraction)
+        files = [[entry for entry, held in zip(files[0], is_test, strict=True) if held == part] for part in (False, True)]
+    chosen = choose_rows(_codes(files[0], class_names, domain_names)[0], training_examples)
+    if chosen is not None:
+        files[0] = [files[0][i] for i in chosen]
+    if size is not None:
+        number = sum(map(len, files))
+        check_fits(f"size={size} for {number} images", (number, size, size, channels), np.uint8)
     arrays = []
     for half in files:
         names = [str(file) for _, _, file in half]
         x = decode(names.__getitem__, (file.read_bytes() for _, _, file in half), len(half), channels, size)
-        y = np.array([class_names.index(class_name) for _, class_name, _ in half], np.int32)
-        arrays.append((x, y, np.array([domain_names.index(domain) for domain, _, _ in half], np.int32)))
-    if test_fraction is not None:
-        x, y, of_domain = arrays[0]
-        is_test = stratified_fraction([y, of_domain], test_fraction)
-        arrays = [tuple(array[chosen] for array in (x, y, of_domain)) for chosen in (~is_test, is_test)]
+        arrays.append((x, *_codes(half, class_names, domain_names)))
     (train_x, train_y, train_domains), (test_x, test_y, test_domains) = arrays
     held = {"train_domains": train_domains, "test_domains": test_domains, "domain_names": domain_names} if domains else {}
     return from_arrays(train_x, train_y, test_x, test_y, class_names, name=root.name, **held)
+
+
+def _codes(
+    entries: Sequence[tuple[str, str, Path]], class_names: Sequence[str], domain_names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the classes and domains of images, as (domain, class, file), by their places among the names."""
+    of_class, of_domain = ({name: i for i, name in enumerate(names)} for names in (class_names, domain_names))
+    y = np.array([of_class[name] for _, name, _ in entries], np.int32)
+    return y, np.array([of_domain[name] for name, _, _ in entries], np.int32)
 
 
 def _image_files(root: Path, domains: bool) -> list[tuple[str, str, Path]]:

@@ -1,22 +1,70 @@
-"""Rows in files, as JSON objects, Parquet tables or TensorFlow's records, with a column that names the client."""
+"""Rows in files, as delimited texts, JSON objects, Parquet tables or TensorFlow's records, with a column that names the client."""
 
 import functools
 import importlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from fedjax_core import values
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.data.sources import tf_example
+from fedjax_core.data.sources.cells import is_missing
 from fedjax_core.data.sources.dataset import Dataset
-from fedjax_core.data.sources.files import find, unpacked
+from fedjax_core.data.sources.delimited import read_delimited
+from fedjax_core.data.sources.files import Encoding, find, read_text
 from fedjax_core.data.sources.splits import TestFraction
-from fedjax_core.data.sources.table import from_table, test_rows
+from fedjax_core.data.sources.table import MISSING, from_table, test_rows
 from fedjax_core.data.sources.vocabulary import told_apart
-from fedjax_core.values import AtLeastOne, one_of
+from fedjax_core.values import AtLeastOne, Limit, Width, one_of
+
+Missing = Annotated[str, one_of(*MISSING)]
+Delimiter = Annotated[str, Limit("one sign, no quote and no line's end", lambda v: len(v) == 1 and v not in '"\r\n')]
+
+
+def csv(
+    data_dir: Path,
+    path: str,
+    x: str | Sequence[str],
+    y: str | Sequence[str] | None = None,
+    clients: str | None = None,
+    domains: str | None = None,
+    test: str | None = None,
+    test_fraction: TestFraction | None = None,
+    targets: Annotated[str, one_of(*TARGETS)] = "classes",
+    categorical: str | Sequence[str] = (),
+    missing: Missing = "error",
+    delimiter: Delimiter | None = None,
+    decimal: Literal[".", ","] = ".",
+    encoding: Encoding = "utf-8",
+    words: AtLeastOne | None = None,
+    length: Width | None = None,
+) -> Dataset:
+    """A delimited text, such as CSV, whose first line names the columns, each further one a row.
+
+      hospital,age,ward,ill
+      hospital_00,61,north,yes
+
+    A column of nothing but numbers is one of numbers, unless one begins with 0 as postcodes do; others are texts. A cell is missing
+    that is empty, NA, N/A, NaN, null or ?, or None in a column of numbers.
+
+    Args:
+      data_dir, path, x, y, clients, domains, test, test_fraction, targets, words, length: as those of `jsonl`.
+      categorical: columns of x that hold categories: a feature for each value, 1 in the rows that have it (`from_table`).
+      missing: cells: "error"; "drop" leaves their rows out; "mean" puts the training rows' mean in their place (`from_table`).
+      delimiter: between cells; None: of comma, semicolon, tab and | the one that the first line has most of.
+      decimal: what stands before decimals.
+      encoding: of the file, such as "latin-1"; a file with a byte-order mark says its own.
+
+    Raises:
+      FileNotFoundError, ValueError: as `jsonl`.
+    """
+    read = functools.partial(read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal)
+    columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
+    return _rows(read, data_dir, path, test, test_fraction, words, length, **columns)
 
 
 def jsonl(
@@ -29,8 +77,11 @@ def jsonl(
     test: str | None = None,
     test_fraction: TestFraction | None = None,
     targets: Annotated[str, one_of(*TARGETS)] = "classes",
+    categorical: str | Sequence[str] = (),
+    missing: Missing = "error",
+    encoding: Encoding = "utf-8",
     words: AtLeastOne | None = None,
-    length: AtLeastOne | None = None,
+    length: Width | None = None,
 ) -> Dataset:
     """A file of JSON objects, one a line, each a row with a column that names its client.
 
@@ -46,6 +97,10 @@ def jsonl(
       test: the file of the test set; None: see `test_fraction`.
       test_fraction: part of the rows that becomes the test set, by class, or where there are none by client; fixed seed.
       targets: as `from_arrays` has them.
+      categorical: columns of x that hold categories: a feature for each value, 1 in the rows that have it (`from_table`).
+      missing: cells, such as null: "error"; "drop" leaves their rows out; "mean" puts the training rows' mean in their place
+        (`from_table`).
+      encoding: of the file, such as "latin-1"; a file with a byte-order mark says its own.
       words: of x that are texts: so many of the most frequent words of the training rows are told apart (`vocabulary.py`). The
         networks `lstm` and `causal` tell next words alone (targets="tokens"); to classify texts take a language task with an
         encoder, or a network of your own that reads token ids.
@@ -55,7 +110,9 @@ def jsonl(
       FileNotFoundError: there is no such file.
       ValueError: a line is no JSON object, or lacks a column, or what `from_table` refuses; the message has file and line.
     """
-    return _rows(_json, data_dir, path, x, y, clients, domains, test, test_fraction, targets, words, length)
+    read = functools.partial(_json, encoding=encoding)
+    columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
+    return _rows(read, data_dir, path, test, test_fraction, words, length, **columns)
 
 
 def parquet(
@@ -68,16 +125,21 @@ def parquet(
     test: str | None = None,
     test_fraction: TestFraction | None = None,
     targets: Annotated[str, one_of(*TARGETS)] = "classes",
+    categorical: str | Sequence[str] = (),
+    missing: Missing = "error",
+    size: AtLeastOne | None = None,
     words: AtLeastOne | None = None,
-    length: AtLeastOne | None = None,
+    length: Width | None = None,
 ) -> Dataset:
-    """A Parquet table with a column that names the client; reading it needs pyarrow. Arguments as those of `jsonl`.
+    """A Parquet table with a column that names the client; reading it needs pyarrow. Images are bytes of files, or such with their
+    path as the Hugging Face hub has them; `size` resizes them to size x size. Other arguments as those of `jsonl`.
 
     Raises:
       FileNotFoundError, ValueError: as `jsonl`.
       ImportError: pyarrow is not there.
     """
-    return _rows(_parquet, data_dir, path, x, y, clients, domains, test, test_fraction, targets, words, length)
+    columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
+    return _rows(_parquet, data_dir, path, test, test_fraction, words, length, size=size, **columns)
 
 
 def array_record(
@@ -90,12 +152,15 @@ def array_record(
     test: str | None = None,
     test_fraction: TestFraction | None = None,
     targets: Annotated[str, one_of(*TARGETS)] = "classes",
+    categorical: str | Sequence[str] = (),
+    missing: Missing = "error",
+    size: AtLeastOne | None = None,
     words: AtLeastOne | None = None,
-    length: AtLeastOne | None = None,
+    length: Width | None = None,
 ) -> Dataset:
     """A file of array_record, whose records are TensorFlow's (`tf.train.Example`), with a feature that names the client. Features
-    with one value are that value, but those of `y` with targets="labels" stay lists; bytes are texts. Arguments as those of
-    `jsonl`.
+    with one value are that value, but those of `y` with targets="labels" stay lists; bytes are texts, or the files of PNG and JPEG
+    images; `size` resizes these to size x size. Other arguments as those of `jsonl`.
 
     Raises:
       FileNotFoundError, ValueError: as `jsonl`.
@@ -103,66 +168,54 @@ def array_record(
     """
     wanted = [y] if isinstance(y, str) else list(y or ())
     lists = wanted if targets == "labels" and len(wanted) == 1 else ()
-    return _rows(
-        functools.partial(_records, lists=lists),
-        data_dir,
-        path,
-        x,
-        y,
-        clients,
-        domains,
-        test,
-        test_fraction,
-        targets,
-        words,
-        length,
-    )
+    columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
+    read = functools.partial(_records, lists=lists)
+    return _rows(read, data_dir, path, test, test_fraction, words, length, size=size, **columns)
 
 
 def _rows(
-    read: Callable[[Path], list[dict[str, Any]]],
+    read: Callable[[Path], Any],
     data_dir: Path,
     path: str,
-    x: str | Sequence[str],
-    y: str | Sequence[str] | None,
-    clients: str | None,
-    domains: str | None,
     test: str | None,
     test_fraction: float | None,
-    targets: str,
     words: int | None,
     length: int | None,
+    **columns: Any,
 ) -> Dataset:
-    """The rows that `read` finds in the files, as `jsonl` describes it."""
+    """The rows that `read` finds in the files, as `jsonl` describes it; `columns` as `from_table` takes them."""
     tables = {"train": _read(read, data_dir, path)} | ({} if test is None else {"test": _read(read, data_dir, test)})
     if (words is None) != (length is None):
         raise ValueError(f"words={words}, length={length}: texts need both, other inputs neither.")
-    names, texts = None, {}
-    if words is not None and length is not None:
-        if not isinstance(x, str):
-            raise ValueError(f"x={x!r} must be the one column of texts, with words={words}.")
-        texts = {part: [_text(part, i, row, x) for i, row in enumerate(rows)] for part, rows in tables.items()}
+    names, texts, x, targets = None, {}, columns["x"], columns["targets"]
     try:
+        if words is not None and length is not None:
+            if not isinstance(x, str):
+                raise ValueError(f"x={x!r} must be the one column of texts, with words={words}.")
+            tables = {part: _as_rows(table) for part, table in tables.items()}
+            texts = {part: [_text(part, i, row, x) for i, row in enumerate(rows)] for part, rows in tables.items()}
         if texts and test is None and test_fraction is not None:  # words are counted in the training rows alone
-            is_test = test_rows(tables["train"], targets, y, domains, clients, test_fraction)
+            is_test = test_rows(tables["train"], targets, *(columns[key] for key in ("y", "domains", "clients")), test_fraction)
             tables, texts = (_split(of["train"], is_test) for of in (tables, texts))
             test_fraction = None
         if texts and words is not None and length is not None:
-            names, ids = told_apart(texts, words, length, behind=targets == "tokens" and y is None)
+            names, ids = told_apart(texts, words, length, behind=targets == "tokens" and columns["y"] is None)
             tables = {
-                part: [row | {x: found.tolist()} for row, found in zip(rows, ids[part], strict=True)]
+                part: [row | {x: None if is_missing(row[x]) else found} for row, found in zip(rows, ids[part], strict=True)]
                 for part, rows in tables.items()
             }
             names = names if targets == "tokens" else None
-        return from_table(
-            tables["train"],
-            tables.get("test"),
-            **{"x": x, "y": y, "targets": targets, "class_names": names, "domains": domains, "clients": clients},
-            test_fraction=test_fraction,
-            name=Path(path).name,
-        )
+        given = columns | {"class_names": names, "test_fraction": test_fraction, "name": Path(path).name}
+        return from_table(tables["train"], tables.get("test"), **given)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _as_rows(table: Any) -> list[dict[str, Any]]:
+    """Returns a table as a list of rows; one of columns is turned."""
+    if not isinstance(table, dict):
+        return table
+    return [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
 
 
 def _split(rows: Sequence[Any], is_test: np.ndarray) -> dict[str, list[Any]]:
@@ -170,30 +223,30 @@ def _split(rows: Sequence[Any], is_test: np.ndarray) -> dict[str, list[Any]]:
 
 
 def _text(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
+    if column in row and is_missing(row[column]):
+        return []
     if not isinstance(row.get(column), str):
-        raise ValueError(f"{part}: row {i} of column {column!r} is {row.get(column)!r}: must be a text.")
+        raise ValueError(f"{part}: row {i} of column {column!r} is {values.short(row.get(column))}: must be a text.")
     return row[column].split()
 
 
-def _read(read: Callable[[Path], list[dict[str, Any]]], data_dir: Path, path: str) -> list[dict[str, Any]]:
+def _read(read: Callable[[Path], Any], data_dir: Path, path: str) -> Any:
     found = read(find(path, data_dir, [data_dir / Path(path).expanduser()], "put the file there, or give its full path"))
-    if not found:
+    if not found or (isinstance(found, dict) and not any(found.values())):
         raise ValueError(f"{path}: has no rows.")
     return found
 
 
-def _json(file: Path) -> list[dict[str, Any]]:
+def _json(file: Path, encoding: str) -> list[dict[str, Any]]:
     found = []
-    try:
-        lines = unpacked(file).decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: is no text in UTF-8 ({error}).") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(file, encoding).split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except RecursionError:
+            raise ValueError(f"{file}, line {number}: has lists or objects inside each other, deeper than can be read.") from None
+        except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
             raise ValueError(f"{file}, line {number}: is not JSON ({error}).") from None
         if not isinstance(row, dict):
             raise ValueError(f"{file}, line {number}: is {type(row).__name__}, must be an object with a value for each column.")
@@ -222,15 +275,20 @@ def _records(file: Path, lists: Sequence[str]) -> list[dict[str, Any]]:
         found = [tf_example.decode(blob) for blob in reader.read_all()]
     except (ValueError, RuntimeError, OSError, IndexError) as error:
         raise ValueError(f"{file}: is no array_record of tf.train.Example, or damaged ({error}).") from error
-    return [{name: _plain(values) if name in lists else _value(values) for name, values in row.items()} for row in found]
+    return [{name: _plain(feature) if name in lists else _value(feature) for name, feature in row.items()} for row in found]
 
 
-def _value(values: Any) -> Any:
-    """A feature's one text or number, or the list of them."""
-    plain = _plain(values)
+def _value(feature: Any) -> Any:
+    """A feature's one text, image or number, or the list of them."""
+    plain = _plain(feature)
     return plain[0] if len(plain) == 1 else plain
 
 
-def _plain(values: Any) -> list[Any]:
-    """A feature's texts or numbers."""
-    return [value.decode(errors="replace") for value in values] if isinstance(values, list) else values.tolist()
+def _plain(feature: Any) -> list[Any]:
+    """A feature's texts, images or numbers."""
+    if not isinstance(feature, list):
+        return feature.tolist()
+    return [value if value.startswith(_IMAGES_BEGIN) else value.decode(errors="replace") for value in feature]
+
+
+_IMAGES_BEGIN = (b"\x89PNG\r\n", b"\xff\xd8\xff")  # PNG, JPEG

@@ -63,9 +63,18 @@ def multilabel(
       tests: of the test set.
       features: different words.
       classes: K labels.
-      labels: of a row, on average.
+      labels: of a row, on average; at most `classes`.
+
+    Raises:
+      ValueError: more labels of a row than there are, or more rows than fit into memory.
     """
     import sklearn.datasets
+
+    if labels > classes:  # rows with too many labels are drawn again, and nearly all would be
+        raise ValueError(f"multilabel: labels={labels}, classes={classes}: a row's labels must be at most the classes.")
+    check_fits(f"multilabel: rows={rows}, tests={tests}, features={features}", (rows + tests, features), np.float64)
+    check_fits(f"multilabel: features={features}, classes={classes}", (features, classes), np.float64)
+    check_fits(f"multilabel: rows={rows}, tests={tests}, classes={classes}", (rows + tests, classes), np.int64)
 
     made: Any = sklearn.datasets.make_multilabel_classification(
         rows + tests, features, n_classes=classes, n_labels=labels, allow_unlabeled=True, random_state=SPLIT_SEED

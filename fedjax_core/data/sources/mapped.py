@@ -53,8 +53,8 @@ _SHORT = {"x": "features", "y": "labels"}
 def _read(file: Path) -> np.ndarray:
     try:
         found = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
-        raise ValueError(f"{file.name} is no readable .npy file of numbers or names ({error}).") from error
+    except files.NOT_AN_ARRAY as error:
+        raise ValueError(f"{file.name} is no readable .npy file of numbers or names ({files.why_no_array(error)}).") from error
     if file.stem.endswith("features") and found.dtype not in (np.uint8, np.float32, np.int32):
         raise ValueError(f"{file.name} has type {found.dtype}: must be uint8, float32 or int32, to be read as it lies.")
     return found

@@ -1,14 +1,17 @@
 """Sets that tensorflow_datasets has prepared, read without TensorFlow."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_core.data.sources import images
+from fedjax_core.data.sources import decoded, images, tf_example
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
+from fedjax_core.data.sources.splits import choose_rows
 from fedjax_core.values import AtLeastOne
+
+_BLOCK = 4096  # records that are read at once
 
 
 def tfds(
@@ -19,8 +22,11 @@ def tfds(
     size: AtLeastOne | None = None,
     image: str | None = None,
     label: str | None = None,
+    training_examples: int | None = None,
 ) -> Dataset:
     """An image classification set prepared by tensorflow_datasets in random-access form, read without TensorFlow.
+
+    Decoded images are kept in a cache (`decoded.py`), so that later starts need not decode them again.
 
     Args:
       data_dir: holds `NAME/[CONFIG/]VERSION/`, itself or in its folder `tfds`.
@@ -30,6 +36,7 @@ def tfds(
       size: resize all images to size x size; needed where they differ.
       image: feature that holds the image; None: the only one there is, or the one that is called "image".
       label: feature that holds the label; None: the only one there is, or the one that is called "label".
+      training_examples: so many of the training rows, as `data.examples` takes them; the others are not decoded. None: all.
 
     Raises:
       FileNotFoundError: the set is not prepared there; the message says how to.
@@ -46,10 +53,15 @@ def tfds(
     if features[image].np_dtype != np.uint8:
         raise ValueError(f"tfds:{path}: images of type {np.dtype(features[image].np_dtype)}; only uint8 images are read.")
     arrays = []
-    for split in (train, test):
+    for split, number in ((train, training_examples), (test, None)):
+        choose = lambda labels, number=number: choose_rows(labels, number)
+        what = (split, image, label, channels, size)
         try:
-            rows = builder.as_data_source(split, decoders={image: tensorflow_datasets.decode.SkipDecoding()})
-            records = [(row[image], row[label]) for row in rows]
+            rows = builder.as_data_source(split)
+            files = sorted({Path(part.filename) for part in builder.info.splits[split].file_instructions})
+            cached = decoded.Cached(files, builder.info.full_name, *what)
+            if (found := cached.load(choose)) is None:
+                blobs, labels = _records(rows.data_source, image, label, choose)
         except NotImplementedError as error:
             raise ValueError(
                 f"tfds:{path}: prepared as {builder.info.file_format.value}, which has no random access; prepare it again with "
@@ -59,13 +71,41 @@ def tfds(
             raise ValueError(f"tfds:{path}: split {split!r}: the set has {', '.join(builder.info.splits)}.") from error
         except (RuntimeError, OSError) as error:
             raise ValueError(f"tfds:{path}: split {split!r} is missing, truncated or damaged ({error}); get it again.") from error
-        blobs, labels = zip(*records, strict=True)
-        arrays += [
-            images.decode(lambda i, split=split: f"tfds:{path} {split}: image {i}", blobs, len(blobs), channels, size),
-            np.array(labels),
-        ]
+        if found is None:
+            where = lambda i, split=split, of=list(blobs): f"tfds:{path} {split}: image {of[i]}"
+            found = images.decode(where, blobs.values(), len(blobs), channels, size), labels
+            if len(blobs) == len(rows):
+                cached.store(*found)
+        arrays += found
     train_x, train_y, test_x, test_y = arrays
     return from_arrays(train_x, train_y, test_x, test_y, tuple(features[label].names), name=builder.info.name)
+
+
+def _records(
+    source: Any, image: str, label: str, choose: Callable[[np.ndarray], np.ndarray | None]
+) -> tuple[dict[int, bytes], np.ndarray]:
+    """Returns the encoded images of the chosen rows, by row, and their labels.
+
+    Raises:
+      RuntimeError, OSError: the files are missing, truncated or damaged.
+    """
+    blocks = [range(begin, min(begin + _BLOCK, len(source))) for begin in range(0, len(source), _BLOCK)]
+    read = lambda rows, feature: [record[feature][0] for record in _decoded(source.__getitems__([*rows]), (feature,))]
+    labels = np.array([int(found) for block in blocks for found in read(block, label)], np.int64)
+    rows = choose(labels)
+    rows = np.arange(len(labels)) if rows is None else rows
+    cuts = np.split(rows, range(_BLOCK, len(rows), _BLOCK))
+    encoded = [blob for block in cuts for blob in read(block.tolist(), image)]
+    return dict(zip(rows.tolist(), encoded, strict=True)), labels[rows]
+
+
+def _decoded(records: Iterable[bytes], wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yields the wanted features of records; what is no record ends as a damaged file does."""
+    for record in records:
+        try:
+            yield tf_example.decode(record, wanted)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
 
 
 def feature_of(path: str, features: Mapping[str, Any], kind: type, option: str, chosen: str | None) -> str:

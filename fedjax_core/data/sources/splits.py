@@ -22,6 +22,11 @@ def stratified(strata: np.ndarray, tests: int) -> np.ndarray:
     return is_test
 
 
+def choose_rows(strata: np.ndarray, number: int | None) -> np.ndarray | None:
+    """Returns so many rows, from every stratum in proportion and always the same ones; None for all that there are."""
+    return None if number is None or number >= len(strata) else np.flatnonzero(stratified(strata, number))
+
+
 def stratified_fraction(columns: Sequence[np.ndarray], fraction: float) -> np.ndarray:
     """[rows] bool: a fraction of the rows as test rows, stratified by all columns together.
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.files import find, unpacked
+from fedjax_core.data.sources.files import find, read_text
 from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
-from fedjax_core.values import AtLeastOne
+from fedjax_core.values import AtLeastOne, Width
 
 
 def text(
     data_dir: Path,
     path: str | None = None,
-    length: AtLeastOne = 80,
+    length: Width = 80,
     parts: AtLeastOne | None = None,
     most: AtLeastOne | None = None,
     test_fraction: TestFraction = 0.2,
@@ -42,14 +42,13 @@ def text(
     parts = 20 if parts is None else parts
     if path is None:
         topics = importlib.import_module("pydoc_data.topics").topics
-        name, pieces = "python's manual", [topics[key] for key in sorted(topics) if len(topics[key]) > 2 * length]
+        client_names = [key for key in sorted(topics) if len(topics[key]) > 2 * length]
+        name, pieces = "python's manual", [topics[key] for key in client_names]
     else:
         file = find(f"text {path}", data_dir, [data_dir / path], "put a text file there, or name another")
-        try:
-            whole = unpacked(file).decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file}: is no text in UTF-8 ({error}).") from None
+        whole = read_text(file)
         cuts = np.linspace(0, len(whole), parts + 1).astype(int)
+        client_names = []
         name, pieces = file.name, [whole[a:b] for a, b in itertools.pairwise(cuts)]
     characters = sorted({*"".join(pieces)})
     place = {character: i for i, character in enumerate(characters)}
@@ -75,4 +74,5 @@ def text(
         name=name,
         train_clients=whose[~is_test],
         test_clients=whose[is_test],
+        client_names=client_names,
     )

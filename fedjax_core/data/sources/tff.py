@@ -28,7 +28,7 @@ from fedjax_core.data.sources.dataset import Dataset, from_arrays, shifted
 from fedjax_core.data.sources.files import find
 from fedjax_core.data.sources.idx import EMNIST_NAMES
 from fedjax_core.data.sources.splits import SPLIT_SEED
-from fedjax_core.values import AtLeastOne
+from fedjax_core.values import AtLeastOne, Width
 
 WHERE = "https://storage.googleapis.com/tff-datasets-public/"
 CHARACTERS = "".join(sorted(string.ascii_letters + string.digits + "\n\r !\"#$%&'()*,-./:;?@[]_"))  # that Shakespeare has
@@ -55,10 +55,10 @@ def femnist(data_dir: Path, users: AtLeastOne | None = None) -> Dataset:
                 parts[f"{part}_y"].append(np.asarray(rows["label"]).reshape(-1))
                 parts[f"{part}_clients"].append(np.full(len(x), known.setdefault(name, len(known))))
     whole: dict[str, Any] = {name: np.concatenate(of) for name, of in parts.items()}
-    return from_arrays(**whole, class_names=EMNIST_NAMES["byclass"], name="femnist")
+    return from_arrays(**whole, class_names=EMNIST_NAMES["byclass"], name="femnist", client_names=list(known))
 
 
-def shakespeare(data_dir: Path, length: AtLeastOne = 80, users: AtLeastOne | None = None) -> Dataset:
+def shakespeare(data_dir: Path, length: Width = 80, users: AtLeastOne | None = None) -> Dataset:
     """All that each role of Shakespeare says, character by character; each place is to tell the next one.
 
     A role's lines, each between <bos> and <eos>, stand one after another and are cut into rows, as FedJAX has it.
@@ -84,13 +84,14 @@ def shakespeare(data_dir: Path, length: AtLeastOne = 80, users: AtLeastOne | Non
                 x.append(_windows(np.concatenate(spoken), length))
                 whose.append(np.full(len(x[-1]), known.setdefault(name, len(known))))
             parts |= {f"{part}_x": np.concatenate(x), f"{part}_y": None, f"{part}_clients": np.concatenate(whose)}
-    return from_arrays(**parts, class_names=vocabulary.names(CHARACTERS), targets="tokens", name="shakespeare")
+    parts |= {"class_names": vocabulary.names(CHARACTERS), "client_names": list(known)}
+    return from_arrays(**parts, targets="tokens", name="shakespeare")
 
 
 def stackoverflow(
     data_dir: Path,
     words: AtLeastOne = 10_000,
-    length: AtLeastOne = 20,
+    length: Width = 20,
     users: AtLeastOne | None = None,
     most: AtLeastOne = 64,
     test_users: AtLeastOne = 1000,
@@ -113,18 +114,20 @@ def stackoverflow(
     """
     words_of, found = vocabulary.Interned(length, behind=True), {}
     whose: list[np.ndarray] = []
+    users_trained: list[str] = []
     with _opened(data_dir, "stackoverflow", "stackoverflow", "stackoverflow") as reads:
         for part, read in reads:
             found[part] = deque()
-            for client, (_, rows) in enumerate(read(("tokens",), users if part == "train" else test_users, most)):
+            for client, (user, rows) in enumerate(read(("tokens",), users if part == "train" else test_users, most)):
                 sentences = [line.decode(errors="replace").split() for line in rows["tokens"]]
                 found[part].append(words_of.rows(sentences, counted=part == "train"))
-                whose += [np.full(len(sentences), client)] if part == "train" else []
+                if part == "train":
+                    whose.append(np.full(len(sentences), client))
+                    users_trained.append(user)
     names, x = words_of.told_apart(words, found)
     (train_x, train_y), (test_x, test_y) = (shifted(f"{part}_x", x[part]) for part in ("train", "test"))
-    return from_arrays(
-        train_x, train_y, test_x, test_y, names, targets="tokens", name="stackoverflow", train_clients=np.concatenate(whose)
-    )
+    clients: dict[str, Any] = {"train_clients": np.concatenate(whose), "client_names": users_trained}
+    return from_arrays(train_x, train_y, test_x, test_y, names, targets="tokens", name="stackoverflow", **clients)
 
 
 def _windows(ids: np.ndarray, length: int) -> np.ndarray:

@@ -23,7 +23,7 @@ import numpy as np
 from fedjax_core.data.draws import generator
 from fedjax_core.data.sources import decoded
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
-from fedjax_core.data.sources.files import find
+from fedjax_core.data.sources.files import find, read_text
 from fedjax_core.data.sources.images import IMAGE_ENDINGS
 from fedjax_core.data.sources.splits import SPLIT_SEED
 from fedjax_core.values import AtLeastOne
@@ -55,20 +55,20 @@ def flair(
     file = find("flair", data_dir, [data_dir / part / "labels_and_metadata.json" for part in ("", "flair")], how)
     field = "fine_grained_labels" if fine else "labels"
     try:
-        rows = json.loads(file.read_text())
+        rows = json.loads(read_text(file))
         names = sorted({label for row in rows for label in row[field]})
         held = {part: [row for row in rows if row["partition"] == part] for part in ("train", "test")}
         held["train"] = _of_some(held["train"], users, most, file)
         y = {part: np.array([[name in row[field] for name in names] for row in of], bool) for part, of in held.items()}
         files = {part: [file.parent / "small_images" / f"{row['image_id']}.jpg" for row in of] for part, of in held.items()}
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, RecursionError, KeyError, TypeError) as error:
         wanted = f"must be a list of objects with image_id, user_id, partition and {field}"
         raise ValueError(f"{file}: {wanted} ({error}); get it again.") from error
     if empty := [part for part, of in held.items() if not of]:
         raise ValueError(f"{file}: has no images of the partition {empty[0]!r}.")
     x = decoded.images(files, size, file.parent)
-    whose = _numbers([row["user_id"] for row in held["train"]])
-    return from_arrays(x["train"], y["train"], x["test"], y["test"], names, targets="labels", name="flair", train_clients=whose)
+    whose = _clients([row["user_id"] for row in held["train"]])
+    return from_arrays(x["train"], y["train"], x["test"], y["test"], names, targets="labels", name="flair", **whose)
 
 
 def landmarks(data_dir: Path, size: AtLeastOne = 64, users: AtLeastOne | None = None) -> Dataset:
@@ -129,12 +129,12 @@ def _listed(data_dir: Path, name: str, file: str, folder: str, how: str, size: i
         listed[part] = [there[row["image_id"]] for row in of]
     x = decoded.images(listed, size, root)
     y = {part: np.array([place[row["class"]] for row in of]) for part, of in held.items()}
-    whose = _numbers([row["user_id"] for row in held["train"]])
-    return from_arrays(x["train"], y["train"], x["test"], y["test"], classes, name=name, train_clients=whose)
+    whose = _clients([row["user_id"] for row in held["train"]])
+    return from_arrays(x["train"], y["train"], x["test"], y["test"], classes, name=name, **whose)
 
 
 def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    with open(file, newline="") as opened:
+    with open(file, newline="", encoding="utf-8-sig") as opened:
         try:
             rows = list(csv.DictReader(opened))
         except (csv.Error, UnicodeDecodeError) as error:
@@ -159,6 +159,7 @@ def _of_some(rows: Sequence[Row], users: int | None, most: int | None, file: Pat
     return kept
 
 
-def _numbers(names: Sequence[str]) -> np.ndarray:
-    """Users as numbers from 0, in the order of their names."""
-    return np.unique(np.asarray(names), return_inverse=True)[1].reshape(-1)
+def _clients(names: Sequence[str]) -> dict[str, Any]:
+    """Users as numbers from 0, in the order of their names, and these, for `from_arrays`."""
+    different, numbers = np.unique(np.asarray(names), return_inverse=True)
+    return {"train_clients": numbers.reshape(-1), "client_names": different.tolist()}

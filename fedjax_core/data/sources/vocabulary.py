@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from fedjax_core.data.memory import check_fits
+
 PAD, BOS, EOS = 0, 1, 2
 FIRST = 3
 SPECIAL, UNKNOWN = ("<pad>", "<bos>", "<eos>"), "<unk>"
@@ -41,6 +43,7 @@ def rows(texts: Sequence[Sequence[str]], words: Sequence[str], length: int, behi
     """
     place = {word: FIRST + i for i, word in enumerate(words)}
     unknown, width = FIRST + len(words), length + behind
+    check_fits(f"length={length} of {len(texts)} texts", (len(texts), width), np.int32)
     found = np.full((len(texts), width), -1 if behind else PAD, np.int32)
     for row, text in zip(found, texts, strict=True):
         ids = [BOS, *(place.get(word, unknown) for word in text[:width]), EOS][:width]
@@ -67,6 +70,7 @@ class Interned:
 
     def rows(self, texts: Sequence[Sequence[str]], counted: bool) -> np.ndarray:
         """[texts, width] int32 for `told_apart`. `counted`: whether their words count for which are the most frequent."""
+        check_fits(f"length={self._width} of {len(texts)} texts", (len(texts), self._width), np.int32)
         found = np.full((len(texts), self._width), self._rest, np.int32)
         for row, text in zip(found, texts, strict=True):
             if counted:

@@ -19,6 +19,7 @@ def partition_bubbles(
     class_names: Sequence[str] | None = None,
     *,
     clients: Sequence[int] | None = None,
+    client_names: Sequence[str] | None = None,
 ) -> Figure:
     """Draws who has how much of what: a circle per client and class, its area proportional to the number of examples.
 
@@ -27,6 +28,7 @@ def partition_bubbles(
       path: where the figure goes; the suffix says the format. Its CSV has all clients, a column per class.
       class_names: one per class; by default their numbers.
       clients: their ids; by default 0, 1, ...
+      client_names: one per client, for the CSV; by default none.
 
     Returns:
       The figure.
@@ -40,8 +42,7 @@ def partition_bubbles(
         raise ValueError(f"the label table must be counts [clients, classes], found {counts.dtype} of shape {counts.shape}")
     ids = np.arange(len(counts)) if clients is None else np.asarray(clients)
     names = style.class_names_of(counts.shape[1], class_names)
-    heads = style.columns("client", names, "class")
-    rows = [{"client": i, **dict(zip(heads, row.tolist(), strict=True))} for i, row in zip(ids.tolist(), counts, strict=True)]
+    rows = style.client_rows(ids.tolist(), client_names, names, counts)
     shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), style.MOST_CLIENTS)).round().astype(int))
     with matplotlib.rc_context(style.STYLE):
         figure = _bubbles(counts[shown], ids[shown], style.short(names), int(ids[-1]) + 1)

@@ -47,7 +47,8 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     partition = partition_of(folder)
     if partition.get("label_table"):
         path = folder / "partition.png"
-        partition_bubbles(partition["label_table"], path, partition.get("class_names") or None, clients=partition.get("clients"))
+        how = {key: partition.get(key) for key in ("clients", "client_names")}
+        partition_bubbles(partition["label_table"], path, partition.get("class_names") or None, **how)
         written += [path, path.with_suffix(".csv")]
     return written
 

@@ -17,6 +17,7 @@ def heatmap(
     class_names: Sequence[str] | None = None,
     *,
     clients: Sequence[int] | None = None,
+    client_names: Sequence[str] | None = None,
     of: str = "examples",
     percent: bool = False,
 ) -> Figure:
@@ -27,6 +28,7 @@ def heatmap(
       path: where the figure goes; the suffix says the format. Its CSV has all clients, a column per class.
       class_names: one per class; by default their numbers.
       clients: their ids; by default 0, 1, ...
+      client_names: one per client, for the CSV; by default none.
       of: what the numbers are, beside the colour bar.
       percent: whether they are shown times 100.
 
@@ -42,8 +44,7 @@ def heatmap(
         raise ValueError(f"the values must be a matrix [clients, classes], found shape {table.shape}")
     names = style.class_names_of(table.shape[1], class_names)
     ids = list(range(len(table))) if clients is None else list(clients)
-    heads = style.columns("client", names, "class")
-    rows = [{"client": i, **dict(zip(heads, row.tolist(), strict=True))} for i, row in zip(ids, np.asarray(values), strict=True)]
+    rows = style.client_rows(ids, client_names, names, np.asarray(values))
     shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), style.MOST_CLIENTS)).round().astype(int))
     part = table[shown].T * (100 if percent else 1)
     columns = len(shown)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -102,6 +103,18 @@ def class_names_of(classes: int, names: Sequence[str] | None) -> list[str]:
 def columns(head: str, names: Iterable[str], what: str) -> list[str]:
     """Names as columns of a CSV beside one that is called `head`: a name like that says in brackets what it is."""
     return [f"{name} ({what})" if name == head else name for name in names]
+
+
+def client_rows(
+    ids: Iterable[int], client_names: Sequence[str] | None, class_names: Iterable[str], table: np.ndarray
+) -> list[dict[str, Any]]:
+    """Returns the rows of a CSV with a line for each client and a column for each class; `table` is [clients, classes]."""
+    heads = columns("client", class_names, "class")
+    if client_names is None:
+        return [{"client": i, **dict(zip(heads, row.tolist(), strict=True))} for i, row in zip(ids, table, strict=True)]
+    heads = columns("name", heads, "class")
+    rows = zip(ids, client_names, table, strict=True)
+    return [{"client": i, "name": name, **dict(zip(heads, row.tolist(), strict=True))} for i, name, row in rows]
 
 
 def entry(label: str) -> str:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import draws, federated, partition, sources, validation
+from fedjax_core.data import draws, federated, partition, sources, unseen, validation
 from fedjax_core.data.row_lists import RowLists
 
 LIGHT = settings(max_examples=25, deadline=None)
@@ -310,3 +310,29 @@ def test_digits_of_the_main_job():
     assert data.label_table.sum() == 1437
     assert data.test_label_table.sum() == 360
     assert data.label_table.sum(1).min() >= 1
+
+
+def test_natural_clients_are_called_as_the_data_call_them():
+    x, y = np.zeros((12, 2), np.float32), np.arange(12) % 2
+    whose = np.repeat([0, 1, 2], 4)
+    names = ("north\x1b[31m", "south", "a name of more than twenty signs")
+    mine = sources.from_arrays(x, y, x, y, ("=1", "b\nc"), train_clients=whose, test_clients=whose, client_names=names)
+    data = federated.federate(mine, "natural")
+    assert (data.clients, data.client_names) == (3, names)
+    text = federated.summary(data)
+    assert "\x1b" not in text
+    assert [line.split()[0] for line in text.splitlines()[3:]] == [r"north\x1b[31m", "south", "a"]
+    some = federated.federate(mine, "natural", 2, seed=1)
+    assert len(some.client_names) == 2
+    for i, name in enumerate(some.client_names):
+        assert {names[whose[row]] for row in some.train_index[i]} == {name}
+    apart = unseen.set_apart(data, 1, seed=0)
+    assert apart.unseen is not None
+    assert sorted(apart.client_names + apart.unseen.names) == sorted(names)
+    assert apart.names_of_all == apart.client_names + apart.unseen.names
+    assert federated.federate(mine, "iid", 3).client_names == ()
+    numbered = sources.from_arrays(x, y, x, y, train_clients=whose * 5 + 7)
+    assert federated.federate(numbered, "natural").client_names == ("7", "12", "17")
+    assert federated.pooled(data).client_names == ()
+    with pytest.raises(ValueError, match="client_names has 3 names without train_clients: give both"):
+        sources.from_arrays(x, y, x, y, client_names=names)

@@ -1,5 +1,6 @@
 """Scores of single clients: files, and how a score spreads."""
 
+import csv
 import tracemalloc
 
 import numpy as np
@@ -71,3 +72,16 @@ def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
     of_round = lambda selected: clients.spread(tmp_path, 20, selected)["clients"].get("selected", {}).get("round")
     assert [of_round(selected) for selected in (9, 4, None)] == [9, None, None]
     assert lines == [f"clients  {OWN}: worst tenth 5.0 %, deciles 1, 5, 9: 10.0 %, 50.0 %, 90.0 %"]
+
+
+def test_names_of_clients_stand_beside_their_numbers(tmp_path):
+    names = ["hospital_00", 'of "two", words', "=1+1", "unseen"]
+    found = scores.ByClient(np.array([0, 2, 3]), np.array([5, 6, 7]), {OWN: np.array([0.5, np.nan, 1.0])})
+    clients.write(tmp_path / "clients.csv", 5, found, names)
+    with open(tmp_path / "clients.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["round", "client", "name", "test_rows", OWN]
+    assert [row[:4] for row in rows[1:]] == [["5", "0", "hospital_00", "5"], ["5", "2", "'=1+1", "6"], ["5", "3", "unseen", "7"]]
+    done, again = clients.read(tmp_path / "clients.csv")
+    assert (done, again.ids.tolist(), again.rows.tolist()) == (5, [0, 2, 3], [5, 6, 7])
+    np.testing.assert_array_equal(again.scores[OWN], [0.5, np.nan, 1.0])

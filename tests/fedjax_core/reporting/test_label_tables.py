@@ -1,5 +1,7 @@
 """Label tables of a run, in run.json and in their CSV."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -51,3 +53,15 @@ def test_a_run_json_of_another_form_is_told(tmp_path, text, said):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ValueError, match=f"{said}.*expected an object"):
         label_tables.partition_of(tmp_path)
+
+
+def test_names_of_clients_stand_beside_their_numbers(tmp_path):
+    tables = {"train": np.arange(12).reshape(4, 3), "test": np.arange(12).reshape(4, 3) % 2}
+    names = ["hospital_00", "a, b", "=1", "north\x1b[31m"]
+    label_tables.write(tmp_path, ("cat", "-", "two\nlines"), [(np.arange(4), tables)], names)
+    (tmp_path / "run.json").write_text(json.dumps({"partition": {"hash": "x", "number": 4, "whole": label_tables.FILE}}))
+    lines = (tmp_path / label_tables.FILE).read_text().splitlines()
+    assert lines[:2] == [r"client,of_partition,name,part,cat,-,two\nlines", "0,0,hospital_00,train,0,1,2"]
+    found = label_tables.partition_of(tmp_path)
+    assert found["label_table"] == tables["train"].tolist()
+    assert found["client_names"] == ["hospital_00", "a, b", "'=1", r"north\x1b[31m"]

@@ -59,8 +59,8 @@ def test_npz_pickles_are_never_loaded(tmp_path):
 def test_npz_errors(tmp_path):
     x, y = images(4, 5, 4), np.array([0, 1, 0, 1])
     blob, offsets = encoded(x)
-    savez(tmp_path / "other.npz", x_train=x)
-    with pytest.raises(ValueError, match="none of the known keys; found x_train"):
+    savez(tmp_path / "other.npz", data=x)
+    with pytest.raises(ValueError, match=r"none of the known keys, .*; found data"):
         sources.load("npz:other.npz", tmp_path)
     savez(tmp_path / "half.npz", train_images=x, train_labels=y)
     with pytest.raises(ValueError, match=r"has no `test_labels` \(found: train_images, train_labels\)"):
@@ -126,7 +126,7 @@ Y = np.array([0, 1, 0, 1])
         ({"is_test": np.array([0, 1, 2, 1])}, r"`is_test` has 4 values of int64: must be 4 times True or False"),
         ({"images": images(3, 2, 2)}, r"`images` has 3 rows for 4 `labels`"),
         ({"images": np.zeros((4, 0, 2, 3), np.uint8)}, r"train_x has shape \(2, 0, 2, 3\): .* no empty axis"),
-        ({"labels": Y[:, None]}, r"`labels` has shape \(4, 1\): must have one axis"),
+        ({"labels": Y[None]}, r"`labels` has shape \(1, 4\): must have one axis"),
         ({"class_names": np.array("cat")}, r"`class_names` has shape \(\): must have one axis"),
         ({"labels": np.array([0, 1, 0, 2**31 - 2])}, r"test_y has the value 2147483646"),
         ({"domains": Y[:2]}, r"`domains` has 2 rows for 4 `labels`"),
@@ -158,3 +158,53 @@ def test_npz_members_that_are_no_arrays(tmp_path, blob, said):
         archive.writestr("labels.npy", blob)
     with pytest.raises(ValueError, match=rf"bad\.npz: `labels`:? {said}"):
         sources.load("npz:bad.npz", tmp_path)
+
+
+@pytest.mark.parametrize("form", ["{what}_{part}", "{part}_{what}", "{What}_{part}"])
+def test_npz_with_the_names_of_keras(tmp_path, form):
+    """Images are uint8 [rows, H, W], labels may be [rows, 1]."""
+    x, y = images(6, 5, 4), np.array([0, 1, 2, 0, 1, 2])
+    named = {}
+    for part in ("train", "test"):
+        for what, array in (("x", x[..., 0]), ("y", y[:, None])):
+            named[form.format(what=what, What=what.upper(), part=part)] = array
+    savez(tmp_path / "keras.npz", **named)
+    assert_same(sources.load("npz:keras", tmp_path), x[..., :1], y, x[..., :1], y)
+    series = {name: array / 2 if array.ndim == 3 else array for name, array in named.items()}
+    savez(tmp_path / "series.npz", **series)
+    assert sources.load("npz:series", tmp_path).train.x.shape == (6, 5, 4)
+
+
+def test_npz_says_which_keys_are_known(tmp_path):
+    savez(tmp_path / "other.npz", data=np.zeros(3), target=np.zeros(3))
+    with pytest.raises(ValueError, match=r"known keys, x_train, y_train, .* images, features, .* client_names; found data, target"):
+        sources.load("npz:other", tmp_path)
+    savez(tmp_path / "twice.npz", x_train=np.zeros((3, 2)), train_x=np.zeros((3, 2)))
+    with pytest.raises(ValueError, match=r"has 'train_x' twice, also as '\w+': give one of them"):
+        sources.load("npz:twice", tmp_path)
+
+
+HEADERS = {
+    "more numbers than there can be": f"(({10**30}), 2)",
+    "longer than the 10,000 signs": "(4, 2)" + " " * 20_000,
+}
+
+
+@pytest.mark.parametrize("why", HEADERS)
+def test_a_header_that_claims_too_much(tmp_path, why):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {HEADERS[why]}, }}\n".encode()
+    blob = b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header + bytes(64)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("train_features", "train_labels", "test_features", "test_labels"):
+        np.save(folder / f"{name}.npy", np.zeros((4, 2), np.float32) if "features" in name else np.arange(4) % 2)
+    (folder / "train_features.npy").write_bytes(blob)
+    with pytest.raises(ValueError, match=f"train_features.npy is no readable .npy file .*{why}") as found:
+        sources.load("npy:folder", tmp_path)
+    assert "pickle" not in str(found.value)
+    with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
+        for file in folder.iterdir():
+            archive.write(file, file.name)
+    with pytest.raises(ValueError, match=r"z.npz: `train_features`") as found:
+        sources.load("npz:z", tmp_path)
+    assert "pickle" not in str(found.value)

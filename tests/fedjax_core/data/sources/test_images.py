@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import sources
+from fedjax_core.data.smaller import smaller
+from fedjax_core.data.sources import images as folders
 from tests.fedjax_core.data.sources.written import assert_same, images, png
 
 
@@ -39,6 +41,20 @@ def test_folder_of_domains_is_split_by_class_and_domain(tmp_path):
     assert_same(again, data.train.x, data.train.y, data.test.x, data.test.y)
     rows = {row.tobytes() for row in np.concatenate([data.train.x, data.test.x])}
     assert len(rows) == 40
+
+
+@pytest.mark.parametrize("parts", [("",), ("train", "test")])
+def test_folder_reads_only_the_examples_that_are_used(tmp_path, parts, monkeypatch):
+    for seed, name in enumerate(("cat", "dog")):
+        for part in parts:
+            write_images(tmp_path / part / name, 10, seed)
+    found = sources.find("folder", {"path": str(tmp_path), **({} if len(parts) == 2 else {"test_fraction": 0.2})})
+    whole = smaller(sources.read(found), examples=6)
+    calls, decode = [], folders.decode
+    monkeypatch.setattr(folders, "decode", lambda *given: calls.append(given[2]) or decode(*given))
+    some = smaller(sources.read(found, None, 6), examples=6)
+    assert calls == [6, len(whole.test.y)]
+    assert_same(some, whole.train.x, whole.train.y, whole.test.x, whole.test.y)
 
 
 def test_folder_with_several_shapes_needs_a_size(tmp_path):

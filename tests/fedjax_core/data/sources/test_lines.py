@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import federated, sources
+from tests.fedjax_core.data.sources.test_table import encoded
 from tests.fedjax_core.data.sources.test_tff import record
 
 
@@ -52,9 +53,12 @@ def test_texts_tell_the_next_word(tmp_path):
     ("text", "options", "message"),
     [
         ('{"a": 1}\nnothing', "x='a', y='a', test_fraction=0.5", "line 2: is not JSON"),
+        ('{"a": ' + "[" * 100_000, "x='a', y='a', test_fraction=0.5", "line 1: has lists or objects inside each other, deeper"),
+        ('{"a": ' + "9" * 5000 + "}", "x='a', y='a', test_fraction=0.5", "line 1: is not JSON .*digits"),
         ("[1]", "x='a', y='a', test_fraction=0.5", "line 1: is list, must be an object"),
         ('{"a": 1}', "x='b', y='a', test_fraction=0.5", "has no column 'b'"),
         ('{"a": 1}', "x='a', targets='tokens', words=3, length=3, test_fraction=0.5", "row 0 of column 'a' is 1: must be a text"),
+        ('{"a": "b"}', f"x='a', y='a', words=3, length={10**8}, test_fraction=0.5", r"length=100000000 must be in \[1, 2\*\*20\]"),
         ('{"a": 1}', "x='a', y='a', words=3, test_fraction=0.5", "texts need both"),
     ],
 )
@@ -89,6 +93,29 @@ def test_parquet_gives_the_same(tmp_path):
     table = importlib.import_module("pyarrow").Table.from_pylist(ROWS)
     pq.write_table(table, tmp_path / "all.parquet")
     the_same_as_lines(tmp_path, "parquet")
+
+
+def test_images_of_a_parquet_file(tmp_path):
+    """As the Hugging Face hub keeps them."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="Parquet is read with pyarrow")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 5, 5, 3), np.uint8)
+    rows = [{"img": {"bytes": encoded(p), "path": f"{i}.png"}, "label": i % 2} for i, p in enumerate(pixels)]
+    pq.write_table(importlib.import_module("pyarrow").Table.from_pylist(rows), tmp_path / "all.parquet")
+    data = sources.load("parquet(path='all.parquet', x='img', y='label', test_fraction=0.25)", tmp_path)
+    found = np.concatenate([data.train.x, data.test.x])
+    assert {p.tobytes() for p in found} == {p.tobytes() for p in pixels}
+    small = sources.load("parquet(path='all.parquet', x='img', y='label', test_fraction=0.25, size=4)", tmp_path)
+    assert small.train.x.shape == (6, 4, 4, 3)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path):
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    spec = "jsonl(path='all.jsonl', x=('a', 'b'), y='mood', clients='who', test_fraction=0.25)"
+    (tmp_path / "all.jsonl").write_text(text)
+    wanted = sources.load(spec, tmp_path).train.x
+    for blob in (text.encode("utf-8-sig"), text.encode("utf-16")):
+        (tmp_path / "all.jsonl").write_bytes(blob)
+        np.testing.assert_array_equal(sources.load(spec, tmp_path).train.x, wanted)
 
 
 def test_array_record_gives_the_same(tmp_path):

@@ -134,3 +134,8 @@ def test_a_source_of_ones_own_may_have_other_targets(tmp_path, of):
 def test_parts_are_of_a_file():
     with pytest.raises(ValueError, match="text: parts=5 without a path: Python's manual is divided by its topics"):
         sources.load("text(parts=5)")
+
+
+def test_nothing_is_given_as_a_source():
+    with pytest.raises(ValueError, match=r"data set 'given:x': 'given:' stands for methods, models, scores and losses .* data=..."):
+        sources.find("given:x")

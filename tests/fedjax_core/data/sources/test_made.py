@@ -53,3 +53,16 @@ def test_blank_images_fit_into_memory():
         ValueError, match=r"blank: shape=\(1000000, 1000000, 3\), rows=100: an array .* takes 272.8 TB, this machine"
     ):
         sources.load("blank", shape=(1_000_000, 1_000_000, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("labels=100, classes=2", "labels=100, classes=2: a row's labels must be at most the classes"),
+        (f"rows={10**12}", f"rows={10**12}, tests=500, features=20: an array .* takes"),
+        (f"features={10**12}", f"features={10**12}: an array .* takes"),
+    ],
+)
+def test_rows_that_cannot_be_drawn_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        sources.load(f"multilabel({options})")

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import sources
-from fedjax_core.data.sources import prepared
+from fedjax_core.data.smaller import smaller
+from fedjax_core.data.sources import decoded, images, prepared
 from tests.fedjax_core.data.sources.written import assert_same
 
 
@@ -88,3 +90,50 @@ def test_a_feature_that_is_called_label_is_the_label():
     assert prepared.feature_of("other", {"digit": 0, "id": ""}, int, "label", None) == "digit"
     with pytest.raises(ValueError, match=r"tfds:other: option label=None: must be one of its int features, \['a', 'b'\]"):
         prepared.feature_of("other", {"a": 0, "b": 0}, int, "label", None)
+
+
+def spied(monkeypatch):
+    """A list that grows by the number of images of each call of the decoder."""
+    calls = []
+    decode = images.decode
+    monkeypatch.setattr(prepared.images, "decode", lambda *given: calls.append(given[2]) or decode(*given))
+    return calls
+
+
+def test_tfds_decodes_only_the_examples_that_are_used(shared_data, monkeypatch):
+    found = sources.find("tfds:cifar10", {"train": "train[:400]", "test": "test[:20]"})
+    whole = smaller(sources.read(found, shared_data), examples=50)
+    calls = spied(monkeypatch)
+    some = smaller(sources.read(found, shared_data, 50), examples=50)
+    assert calls == [50, 20]
+    assert_same(some, whole.train.x, whole.train.y, whole.test.x, whole.test.y)
+    with pytest.raises(ValueError, match="examples=500 must be a whole number from 1 to the 400 training examples"):
+        smaller(sources.read(found, shared_data, 500), examples=500)
+
+
+def test_decoded_sets_are_kept(shared_data, tmp_path, monkeypatch):
+    monkeypatch.setenv(decoded.CACHE_VARIABLE, str(tmp_path / "kept"))
+    monkeypatch.setattr(decoded, "CACHED", 2**17)  # of 60 images
+    found = sources.find("tfds:cifar10", {"train": "train[:60]", "test": "test[:20]"})
+    calls = spied(monkeypatch)
+    first = sources.read(found, shared_data)
+    assert calls == [60, 20]
+    for number in (None, 30):
+        again = smaller(sources.read(found, shared_data, number), examples=number)
+        wanted = smaller(first, examples=number)
+        assert_same(again, wanted.train.x, wanted.train.y, wanted.test.x, wanted.test.y)
+        assert not isinstance(again.train.x, np.memmap)
+    assert calls == [60, 20, 20, 20]  # the test set is small
+    (tmp_path / "kept" / next(name for name in os.listdir(tmp_path / "kept") if "labels" not in name)).write_bytes(b"no array")
+    assert_same(sources.read(found, shared_data), first.train.x, first.train.y, first.test.x, first.test.y)
+    assert calls[4:] == [60, 20]
+    sources.read(sources.find("tfds:cifar10", {"train": "train[:60]", "test": "test[:20]", "size": 40}), shared_data)
+    assert calls[6:] == [60, 20]
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(shared_data, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(decoded.CACHE_VARIABLE, str(tmp_path / "file" / "kept"))
+    monkeypatch.setattr(decoded, "CACHED", 0)
+    data = sources.load("tfds:cifar10", shared_data, train="train[:3]", test="test[:2]")
+    assert len(data.train.y) == 3

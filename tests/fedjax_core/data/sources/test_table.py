@@ -1,5 +1,7 @@
 """Tables by what they can do: fakes of the libraries' objects, which are not installed here."""
 
+import decimal
+import io
 from typing import Any
 
 import numpy as np
@@ -95,9 +97,9 @@ GOOD: dict[str, Any] = {"x": [[1, 2], [3, 4]], "y": ["a", "b"], "z": [1.0, 2.0]}
     [
         ({}, {"y": "label"}, "train has no column 'label'; it has: x, y, z"),
         ({"x": [[1], [1, 2]]}, {}, r"train: row 1 of column 'x' has shape \[2\]: must be as the first, \[1\]; pad"),
-        ({"x": ["a", "b"]}, {}, "train: row 0 of column 'x' is str: must be numbers of one shape"),
+        ({"x": ["a", "b"]}, {}, "train: row 0 of column 'x' is 'a': must be numbers of one shape"),
         ({}, {"x": ["x", "z"]}, r"train: row 0 of column 'x' has shape \[2\]: must be one number"),
-        ({"y": ["a", None]}, {}, "train: row 1 of column 'y' is None: must be a text, or all of them integers"),
+        ({"y": ["a", None]}, {}, r"train: row 1 of column 'y' is missing \(None\); missing='drop' leaves such rows out"),
         ({}, {"class_names": ("a", "c")}, "column 'y' has 'b', which has no name among a, c"),
         ({}, {"class_names": ("a", "b", "b")}, "class_names has 'b' more than once"),
         ({}, {"x": []}, r"x=\[\]: must be a column, or several"),
@@ -123,3 +125,139 @@ def test_what_is_no_table():
     splits.column_names = {"train": ["x"], "test": ["x"]}
     with pytest.raises(ValueError, match="train holds several tables, train, test: give one of them"):
         sources.from_table(splits, test_fraction=0.5, x="x", y="y")
+
+
+def test_a_missing_label_is_named_by_its_row():
+    y = [None if i == 7 else i % 2 for i in range(12)]
+    table = {"x": [i / 2 for i in range(12)], "y": y}
+    with pytest.raises(ValueError, match=r"train: row 7 of column 'y' is missing \(None\); missing='drop' leaves such rows out"):
+        sources.from_table(table, x="x", y="y", test_fraction=0.25)
+    mine = sources.from_table(table, x="x", y="y", test_fraction=0.25, missing="drop")
+    assert sorted(np.concatenate([mine.train.x, mine.test.x])[:, 0].tolist()) == [i / 2 for i in range(12) if i != 7]
+
+
+class NAType:
+    """What pandas.NA is called; it has no truth value."""
+
+    def __eq__(self, other):
+        return self
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize("nothing", [None, float("nan"), np.float32("nan"), NAType()])
+def test_whatever_a_library_has_for_nothing(nothing):
+    table = {"x": [0.0, nothing, 4.0, 5.0], "y": [0, 1, 0, 1], "who": ["a", "b", "b", "a"]}
+    with pytest.raises(ValueError, match=r"train: row 1 of column 'x' is missing .*, missing='mean' puts the training rows' mean"):
+        sources.from_table(table, table, x="x", y="y", clients="who")
+    mine = sources.from_table(table, table, x="x", y="y", clients="who", missing="mean")
+    assert mine.train.x[:, 0].tolist() == [0, 3, 4, 5]
+    mine = sources.from_table(table, table, x="x", y="y", clients="who", missing="drop")
+    assert mine.train_clients is not None
+    assert (mine.train.y.tolist(), mine.train_clients.tolist()) == ([0, 0, 1], [0, 1, 0])
+
+
+def test_missing_places_of_lists():
+    table = {"x": [[1.0, 2.0], [None, 4.0], [3.0, 6.0]], "y": [0, 1, 0]}
+    with pytest.raises(ValueError, match=r"train: row 1 of column 'x' is missing \(\[None, 4.0\]\)"):
+        sources.from_table(table, table, x="x", y="y")
+    assert sources.from_table(table, table, x="x", y="y", missing="mean").train.x[1].tolist() == [2.0, 4.0]
+
+
+def test_a_row_that_is_left_out_leaves_integers_integers():
+    table = {"x": [[1, 2], None, [3, 4]], "y": [0, 1, 1]}
+    mine = sources.from_table(table, table, x="x", y="y", missing="drop")
+    whole = sources.from_table({"x": [[1, 2], [3, 4]], "y": [0, 1]}, table | {"x": [[1, 2]] * 3}, x="x", y="y")
+    assert mine.train.x.dtype == whole.train.x.dtype
+    assert mine.train.x.tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_column_without_a_value_has_no_mean():
+    table = {"a": [None, None], "b": [1.0, 2.0], "y": [0, 1]}
+    with pytest.raises(ValueError, match="column 'a' has no value of which missing='mean' could be the mean"):
+        sources.from_table(table, table, x=["b", "a"], y="y", missing="mean")
+    with pytest.raises(ValueError, match="train: every row has a missing cell, in a"):
+        sources.from_table(table, table, x=["b", "a"], y="y", missing="drop")
+
+
+@pytest.mark.parametrize(
+    ("y", "names", "codes"),
+    [
+        ([True, False, True], ("False", "True"), [1, 0, 1]),
+        ([np.True_, np.False_, np.True_], ("False", "True"), [1, 0, 1]),
+        ([1.0, 0.0, 2.0], ("0", "1", "2"), [1, 0, 2]),
+        ([decimal.Decimal(1), decimal.Decimal(0), decimal.Decimal(1)], ("0", "1"), [1, 0, 1]),
+    ],
+)
+def test_labels_that_count_without_being_integers(y, names, codes):
+    table = {"x": [decimal.Decimal("0.5"), "2.5", " 1e3 "], "y": y}
+    mine = sources.from_table(table, table, x="x", y="y")
+    assert (mine.class_names, mine.train.y.tolist(), mine.train.x[:, 0].tolist()) == (names, codes, [0.5, 2.5, 1000])
+
+
+def test_labels_of_different_kinds_name_the_odd_one():
+    table = {"x": [1.0, 2.0, 3.0], "y": ["a", "b", 3]}
+    with pytest.raises(ValueError, match="row 2 of column 'y' is 3: must be a text, as row 0"):
+        sources.from_table(table, table, x="x", y="y")
+    with pytest.raises(ValueError, match=r"row 0 of column 'y' is 0.5: must be an integer or a text"):
+        sources.from_table(*[table | {"y": [0.5, 1, 2]}] * 2, x="x", y="y")
+    with pytest.raises(ValueError, match=rf"row 1 of column 'y' is {2**80}: must be from 0 to {2**31 - 1}"):
+        sources.from_table(*[table | {"y": [0, 2**80, 2]}] * 2, x="x", y="y")
+
+
+def test_clients_may_have_any_integers_for_names():
+    table = {"x": [1.0, 2.0, 3.0, 4.0], "y": [0, 1, 0, 1], "who": [2**80, -3, 2**80, 7]}
+    mine = sources.from_table(table, table, x="x", y="y", clients="who")
+    assert mine.train_clients is not None
+    assert (mine.client_names, mine.train_clients.tolist()) == (("-3", "7", str(2**80)), [2, 0, 2, 1])
+
+
+def encoded(pixels, kind="PNG"):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def test_encoded_images_in_cells():
+    """As the Hugging Face hub keeps them, and as bytes alone; grey if all are."""
+    colours = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8)
+    greys = colours[..., 0]
+    for pixels in (colours, greys):
+        wanted = pixels if pixels.ndim == 4 else pixels[..., None]
+        blobs = [encoded(p) for p in pixels]
+        for cells in (blobs, [{"bytes": blob, "path": None} for blob in blobs], [Image.fromarray(p) for p in pixels]):
+            table = {"img": cells, "y": [0, 1, 0, 1]}
+            np.testing.assert_array_equal(sources.from_table(table, table, x="img", y="y").train.x, wanted)
+            assert sources.from_table(table, table, x="img", y="y", size=3).train.x.shape == (4, 3, 3, wanted.shape[-1])
+            lacking = table | {"img": [cells[0], None, *cells[2:]]}
+            dropped = sources.from_table(lacking, lacking, x="img", y="y", missing="drop")
+            np.testing.assert_array_equal(dropped.train.x, wanted[[0, 2, 3]])
+            with pytest.raises(
+                ValueError, match=r"row 1 of column 'img' is missing \(None\); missing='drop' leaves such rows out\.$"
+            ):
+                sources.from_table(lacking, lacking, x="img", y="y", missing="mean")
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ({"bytes": None, "path": "a.png"}, "row 1 of column 'img' has the path 'a.png' of an image and no bytes"),
+        (b"no image", "train: row 1 of column 'img' cannot be decoded"),
+        (3, "row 1 of column 'img' is int: must be an image, as others are"),
+    ],
+)
+def test_cells_that_are_no_images(cell, message):
+    table = {"img": [encoded(np.zeros((4, 4), np.uint8)), cell], "y": [0, 1]}
+    with pytest.raises(ValueError, match=message):
+        sources.from_table(table, table, x="img", y="y")
+
+
+def test_numbers_are_categories_where_they_are_said_to_be():
+    table = {"ward": [30, 4, 30], "age": ["31", None, "40"], "y": [0, 1, 0]}
+    mine = sources.from_table(table, table, x=["ward", "age"], y="y", categorical=["ward"], missing="mean")
+    assert mine.train.x.tolist() == [[0, 1, 31], [1, 0, 35.5], [0, 1, 40]]
+    with pytest.raises(ValueError, match=r"categorical=\('y',\): 'y' must be one of the columns x, ward, age"):
+        sources.from_table(table, table, x=["ward", "age"], y="y", categorical=("y",))
