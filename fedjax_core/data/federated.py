@@ -53,6 +53,7 @@ class FederatedData:
       label_table: [N, K] training rows of each class, or with each label; [N, 1] training rows where targets are neither.
       test_label_table: the same of test rows.
       unseen: clients beside the N, who never train; None unless asked for.
+      poisoned_rows: how many of the last training rows attackers' poisons have made (`poison.py`).
     """
 
     name: str
@@ -66,6 +67,7 @@ class FederatedData:
     label_table: np.ndarray
     test_label_table: np.ndarray
     unseen: Newcomers | None = None
+    poisoned_rows: int = 0
 
     @property
     def classes(self) -> int:

@@ -20,11 +20,11 @@ from fedjax_core.experiment.building import build
 from fedjax_core.experiment.networks import begun_from
 from fedjax_core.experiment.protection import of_asked
 from fedjax_core.privacy import Spent
-from fedjax_core.run import Finished, restored, run
+from fedjax_core.run import Finished, check_inputs, digest_inputs, restored, run
 from fedjax_core.run.selection import SELECTED, summarised
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, RECORDED, RUN
+from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
 
 _NEEDED = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # of config.json, to build it again
 _CHOSEN = RECORDED | {"partition": {"hash": str}, "privacy?": {"noise_multiplier?": float}}
@@ -153,6 +153,7 @@ def load(
         raise ValueError(f"{folder / CONFIG} has no field {error}; another version of the code wrote it") from None
     if before != (now := simulation.data.partition_hash):
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
+    check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulation) if DATA in recorded else {})
     return config, simulation, restored(simulation, checkpoints, done)
 
 

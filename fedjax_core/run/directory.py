@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_core.data import contents
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import parallel, together
 from fedjax_core.engine.simulation import Simulation, State
@@ -16,7 +17,7 @@ from fedjax_core.reporting import label_tables, report
 from fedjax_core.storage import digests, renewal
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CONFIG, RECORDED, RUN, WorkDir, differences
+from fedjax_core.storage.workdir import CONFIG, DATA, RECORDED, RUN, WorkDir, differences
 
 MAY_DIFFER = (
     "rounds",
@@ -43,15 +44,57 @@ def opened(directory: str | Path, config: Mapping[str, Any]) -> WorkDir:
 
 
 def same_data(simulation: Simulation, workdir: WorkDir) -> None:
-    """Raises ValueError if the directory, or another process, has other data."""
-    data = simulation.data
+    """Raises ValueError if the directory, or another process, has other data. A directory that an earlier version began has no
+    digest of them: it has one from now on."""
+    data, digests_now = simulation.data, digest_inputs(simulation)
     together.alike("the data", data.partition_hash)
+    together.alike("the data", digests_now["digest"].removeprefix(contents.PREFIX))
     before = _recorded(workdir, "partition")
-    if before is None:
-        _record_data(data, workdir)
-    elif before["hash"] != data.partition_hash:
+    if before is not None and before["hash"] != data.partition_hash:
         found, wanted = before["hash"][:12], data.partition_hash[:12]
         raise ValueError(f"{workdir.path} holds a run on other data: its partition hash is {found}, this one's {wanted}")
+    recorded = _recorded(workdir, DATA)
+    if recorded is not None:
+        check_inputs(workdir.path, recorded, digests_now)
+    else:
+        workdir.record(DATA, digests_now)
+    if before is None:
+        _record_data(data, workdir)
+
+
+def digest_inputs(simulation: Simulation) -> dict[str, Any]:
+    """Returns what run.json says of a simulation's inputs and targets: a digest, of which large arrays a sample alone was read, and
+    if there are public examples their digest.
+
+    Raises:
+      OSError: a file that holds rows cannot be read.
+    """
+    found, public = contents.digest_data(simulation.data), simulation.groups[0].task.public
+    several = {"digest": found.digest, "sampled": found.sampled}
+    if public:
+        several["public"] = contents.digest_examples("public", public).digest
+    return several
+
+
+def check_inputs(directory: str | Path, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compares inputs and targets with those of a run.
+
+    Args:
+      directory: of the run, for the message.
+      recorded: what its run.json says of them, as `digest_inputs` gives it.
+      now: what there is; without "public" public examples are not compared.
+
+    Raises:
+      ValueError: they are others.
+    """
+    for field, what in (("digest", "inputs or targets"), ("public", "public examples")):
+        pair = [of.get(field, "") for of in (recorded, now)]
+        if all(digest.startswith(contents.PREFIX) for digest in pair) and pair[0] != pair[1]:
+            found, wanted = (digest.removeprefix(contents.PREFIX)[:12] for digest in pair)
+            raise ValueError(
+                f"{directory} holds a run on other data: the digest of its {what} is {found}, this one's {wanted}; "
+                "give the data back that it began with, or take another directory"
+            )
 
 
 def _record_data(data: FederatedData, workdir: WorkDir) -> None:

@@ -37,7 +37,7 @@ from fedjax_core.algorithm import Net
 from fedjax_core.nn import image_size
 from fedjax_core.storage import layouts, positions
 from fedjax_core.storage.export import named
-from fedjax_core.storage.files import explained, write_bytes
+from fedjax_core.storage.files import explained, open_regular, write_bytes
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain, read_json
 from fedjax_core.storage.tensors import read_tensors, write_tensors
@@ -277,7 +277,7 @@ def _other_grid(like: Net, place: layouts.Place, image: tuple[int, int] | None, 
 
 def _packed(path: str | os.PathLike) -> bool:
     """Whether a file is an archive, as a .npz is."""
-    with explained("read", path), open(path, "rb") as file:
+    with explained("read", path), open_regular(path) as file:
         return file.read(2) == b"PK"
 
 

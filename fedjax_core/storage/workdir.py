@@ -2,7 +2,7 @@
 
 config.json        the resolved config; what a resumed run is compared with
 environment.json   versions, devices, commit and command line of the first start and of every resumption
-run.json           what the run chose once and keeps: plan, partition hash, label table (`WorkDir.record`)
+run.json           what the run chose once and keeps: plan, partition hash, label table, digest of the data (`WorkDir.record`)
 label_table.csv    the whole label table of more than 50 clients (`label_tables.py`)
 metrics.jsonl      one line a round or evaluation (`report.py`), beside it metrics.csv, summary.json, tensorboard/
 clients.csv        scores of single clients (`clients.py`), of the last evaluation; clients_selected.csv of the selected one
@@ -21,12 +21,14 @@ import jax
 from fedjax_core.storage.environment import environment
 from fedjax_core.storage.files import TEMPORARY, explained
 from fedjax_core.storage.json_files import compact, plain, read_json, write_json
+from fedjax_core.storage.forms import Positive
 from fedjax_core.storage.lock import Lock
 
 _log = logging.getLogger("fedjax_core")
 
 CONFIG, ENVIRONMENT, RUN = "config.json", "environment.json", "run.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+DATA = "data"  # in run.json: the digest of inputs and targets
 _LOCK = ".lock"
 RECORDED = {  # the form of run.json, for `read_json`
     "partition?": {
@@ -34,11 +36,12 @@ RECORDED = {  # the form of run.json, for `read_json`
         "class_names?": [str],
         "label_table?": [[int]],
         "test_label_table?": [[int]],
-        "number?": int,
+        "number?": Positive,
         "whole?": str,
     },
+    f"{DATA}?": {"digest": str, "sampled?": {str: str}, "public?": str},
     "unseen?": {"clients?": [int], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
-    "plan?": {"chunk": int, "devices": int, "model?": int},
+    "plan?": {"chunk": Positive, "devices": Positive, "model?": Positive},
     "placement?": {"data?": str, "hold?": (str, type(None))},
 }
 
