@@ -20,8 +20,8 @@ import jax
 
 from fedjax_core.storage.environment import environment
 from fedjax_core.storage.files import TEMPORARY, explained
-from fedjax_core.storage.json_files import compact, plain, read_json, write_json
 from fedjax_core.storage.forms import Positive
+from fedjax_core.storage.json_files import compact, plain, read_json, write_json
 from fedjax_core.storage.lock import Lock
 
 _log = logging.getLogger("fedjax_core")
