@@ -131,6 +131,6 @@ def _workdir(arguments: Sequence[str]) -> Path | None:
         name, equals, value = word.partition("=")
         if name in ("--workdir", "-workdir"):
             value = value if equals else next(iter(arguments[place + 1 :]), "")
-            folder = Path(value)
+            folder = Path(os.path.expanduser(value))
             return folder if any((folder / name).exists() for name in ("config.json", "runs")) else None
     return None

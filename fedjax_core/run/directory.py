@@ -1,7 +1,9 @@
 """What a run's directory says of earlier starts: taken up again, or refused. Process 0 reads; the others are told."""
 
+import functools
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from fedjax_core.reporting import label_tables, report
 from fedjax_core.storage import digests, renewal
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CONFIG, DATA, RECORDED, RUN, WorkDir, differences
+from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN, WorkDir, compare_configs, differences
 
 MAY_DIFFER = (
     "rounds",
@@ -33,31 +35,79 @@ MAY_DIFFER = (
 _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # of a config, what `same_hold` reads
 
 
-def opened(directory: str | Path, config: Mapping[str, Any]) -> WorkDir:
-    """The directory, by process 0 first."""
+def opened(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
+    """The directory, by process 0 first; begun anew where `is_begun_anew`."""
     if jax.process_index() == 0:
-        workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER)
+        begin_anew = functools.partial(is_begun_anew, directory, config, fresh)
+        workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_begin_anew=begin_anew)
         together.wait("run directory")
         return workdir
     together.wait("run directory")
     return WorkDir.open(directory, config, may_differ=MAY_DIFFER)
 
 
-def same_data(simulation: Simulation, workdir: WorkDir) -> None:
-    """Raises ValueError if the directory, or another process, has other data. A directory that an earlier version began has no
-    digest of them: it has one from now on."""
-    data, digests_now = simulation.data, digest_inputs(simulation)
+def is_begun_anew(directory: str | os.PathLike, config: Mapping[str, Any], fresh: bool = False) -> bool:
+    """Returns whether a run takes up nothing of what the directory holds.
+
+    So it is where it was asked to begin anew (`fresh`); and where there is neither a checkpoint nor the summary of a run that is
+    over, and the config is another one, or cannot be read.
+
+    Raises:
+      OSError: a file or folder of it cannot be read.
+    """
+    folder = Path(directory)
+    if fresh or not (folder / CONFIG).exists():
+        return True
+    if not _is_free(folder):
+        return False
+    try:
+        return bool(compare_configs(read_json(folder / CONFIG, dict), config, MAY_DIFFER)[1])
+    except ValueError:
+        return True
+
+
+def _is_free(folder: Path) -> bool:
+    """Returns whether nothing would be lost if another run began there."""
+    if Checkpoints(folder / CHECKPOINTS).latest() is not None:
+        return False
+    if not (folder / report.SUMMARY).exists():
+        return True
+    try:
+        return report.ENDED not in read_json(folder / report.SUMMARY, {"facts": dict})["facts"]
+    except ValueError:
+        return False
+
+
+def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[str, Any]) -> None:
+    """Compares data and settings with those of the directory. Where they are others, and nothing would be lost, it is begun anew.
+
+    Raises:
+      ValueError: the directory, or another process, has other data or settings.
+    """
+    now = digest_inputs(simulation)
+    try:
+        same_data(simulation, workdir, now)
+        same_settings(workdir, record)
+    except ValueError:
+        if not together.said(_is_free(workdir.path)):
+            raise
+        workdir.begin_anew()
+        same_data(simulation, workdir, now)
+        same_settings(workdir, record)
+    if _recorded(workdir, DATA) is None:  # it is new, or an earlier version began it
+        workdir.record(DATA, now)
+
+
+def same_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
+    """Raises ValueError if the directory, or another process, has other data; `inputs`: what `digest_inputs` gives."""
+    data = simulation.data
     together.alike("the data", data.partition_hash)
-    together.alike("the data", digests_now["digest"].removeprefix(contents.PREFIX))
-    before = _recorded(workdir, "partition")
+    together.alike("the data", inputs["digest"].removeprefix(contents.PREFIX))
+    before, recorded = _recorded(workdir, "partition"), _recorded(workdir, DATA)
     if before is not None and before["hash"] != data.partition_hash:
         found, wanted = before["hash"][:12], data.partition_hash[:12]
         raise ValueError(f"{workdir.path} holds a run on other data: its partition hash is {found}, this one's {wanted}")
-    recorded = _recorded(workdir, DATA)
-    if recorded is not None:
-        check_inputs(workdir.path, recorded, digests_now)
-    else:
-        workdir.record(DATA, digests_now)
+    check_inputs(workdir.path, recorded or {}, inputs)
     if before is None:
         _record_data(data, workdir)
 
@@ -175,10 +225,12 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
         simulation.use(plan)
 
 
-def recorded_plan(directory: str | Path) -> parallel.Plan | None:
+def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> parallel.Plan | None:
     """The plan that a run there would take up, unless the user has chosen one; None: there is none, or too few devices. What cannot
     be read has none: the run itself says so."""
     try:
+        if is_begun_anew(directory, config, fresh):
+            return None
         before = read_json(Path(directory) / RUN, RECORDED).get("plan")
     except (OSError, ValueError):
         return None

@@ -27,7 +27,7 @@ def check(value: Any, form: Any, what: str, end: str = "", field: str = "") -> N
 
     Args:
       value: as `json.loads` gives it.
-      form: `dict`, `list`, `str`, `int`, `Positive`, `float` (any, finite or not), `bool` or `type(None)`; `[form]`, a list of such;
+      form: `dict`, `list`, `str`, `int`, `Positive`, `float` (any, finite or not), `bool` or `type(None)`; `[form]`, a list;
         `{str: form}`, an object of such; `{"field": form, "other?": form}`, an object with at least the fields without a "?";
         `(form, form)`, one or the other.
       what: what the value is, such as the name of a file; begins the message.

@@ -22,7 +22,6 @@ from fedjax_core.reporting.crossing import crossing
 from fedjax_core.storage.json_files import read_json
 
 _ENDED = {"rounds": int, "facts": dict}  # of summary.json, what tells whether a run is over
-_AT_THE_END = "peak_memory_bytes"  # a fact that a run notes once its last checkpoint is written, and no run that an error ends
 _FACTS = {"rounds": int, "facts": {"bytes_down": float, "bytes_up": float}}  # and what a table takes of one that is
 
 
@@ -172,7 +171,7 @@ def finished(folder: Path, cell: Cell) -> bool:
     if not summary.exists():
         return False
     said = read_json(summary, _ENDED)
-    return _AT_THE_END in said["facts"] and (said["rounds"] == cell.config.rounds or "ended" in said["facts"])
+    return report.ENDED in said["facts"] and (said["rounds"] == cell.config.rounds or "ended" in said["facts"])
 
 
 def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData | None = None) -> Result:

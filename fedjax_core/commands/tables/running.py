@@ -84,8 +84,8 @@ def run(
     every = cells(table, variant, seeds)
     chosen = choose(every, only)
     studies = plan(table, variant)
-    bar = progress if progress is not None else sys.stderr.isatty()
-    going = _Going(table, Path(directory), variant, every, Searches(studies, Path(directory)), bool(bar), say)
+    bar, folder = progress if progress is not None else sys.stderr.isatty(), Path(directory).expanduser()
+    going = _Going(table, folder, variant, every, Searches(studies, folder), bool(bar), say)
     places = [place for place in studies if place in {(c.row, c.column) for c in chosen}]
     return going.on(places, {(c.row, c.column, c.seed) for c in chosen})
 

@@ -1,17 +1,20 @@
-"""A run goes on with the inputs and targets that it began with, or not at all."""
+"""A run goes on with the inputs and targets that it began with, or not at all; or it begins anew."""
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
+from fedjax_core.commands import run
 from fedjax_core.commands.export import export
 from fedjax_core.data import contents, federated, sources
-from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.json_files import read_json, read_jsonl
+from fedjax_core.storage.workdir import WRITTEN
 
 
 def divided(sign=1, y_of=2):
@@ -20,7 +23,7 @@ def divided(sign=1, y_of=2):
     y = np.arange(90) % 2
     x[:, 0] += sign * 2 * (2 * y - 1)
     of = sources.from_arrays(x[:60], y[:60], x[60:], np.arange(30) % y_of, class_names=("no", "yes"))
-    return federated.from_index(of, np.arange(60).reshape(4, 15), np.arange(28).reshape(4, 7))
+    return federated.from_index(of, [*np.arange(60).reshape(4, 15)], [*np.arange(28).reshape(4, 7)])
 
 
 def small(rounds=1):
@@ -71,7 +74,7 @@ def test_a_file_made_anew_under_its_name_is_other_data(tmp_path):
     config.data.source, config.data.clients, config.data.partition = f"npz:{tmp_path / 'x.npz'}", 4, "iid"
     rng = np.random.default_rng(0)
     arrays = {"train_features": rng.normal(size=(60, 4)), "test_features": rng.normal(size=(20, 4))}
-    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    arrays: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items()}
     arrays |= {"train_labels": np.arange(60) % 2, "test_labels": np.arange(20) % 2}
     np.savez(tmp_path / "x.npz", **arrays)
     experiment.execute(config, str(folder), progress=False, console=lambda text: None)
@@ -79,3 +82,80 @@ def test_a_file_made_anew_under_its_name_is_other_data(tmp_path):
     np.savez(tmp_path / "x.npz", **arrays | {"train_features": -arrays["train_features"]})
     with pytest.raises(ValueError, match="holds a run on other data"):
         export(folder, tmp_path / "model.safetensors")
+
+
+def ran(folder, config, **given):
+    said: list[str] = []
+    found = experiment.execute(config, str(folder), progress=False, console=said.append, **given)
+    return found, said, [line for line in said if "begun anew" in line or "resuming" in line]
+
+
+def test_fresh_begins_a_directory_anew(begun, tmp_path):
+    """Whatever it holds: another config, other data, more rounds. Nothing of it is left, nor is anything lost that is no run's."""
+    folder = Path(shutil.copytree(begun, tmp_path / "run"))
+    for name in (*WRITTEN, "mine.txt"):
+        if not (folder / name).exists():
+            (folder / name).write_text("{}")
+    config = small(2)
+    config.seed = 7
+    with pytest.raises(ValueError, match=r"another config \(seed: 0 in the directory, 7 asked\); .* begin it anew \(--fresh\)"):
+        ran(folder, config, data=divided(sign=-1))
+    _, _, said = ran(folder, config, data=divided(sign=-1), fresh=True)
+    assert said == [f"{folder} is begun anew: what it held of another run is deleted"]
+    alone, _, said = ran(tmp_path / "alone", config, data=divided(sign=-1), fresh=True)
+    assert not said
+    assert {path.name for path in folder.iterdir()} - {"mine.txt"} == {path.name for path in (tmp_path / "alone").iterdir()}
+    for key, series in alone.history.items():
+        if not key.startswith(("seconds", "compile")):
+            found = [record[key] for record in read_jsonl(folder / "metrics.jsonl") if key in record]
+            np.testing.assert_array_equal(series.values, found, err_msg=key)
+    assert read_json(folder / "config.json") == read_json(tmp_path / "alone" / "config.json")
+    _, _, said = ran(folder, config, data=divided(sign=-1))
+    assert said == [f"resuming {folder} after round 2"]
+
+
+def test_what_a_run_writes_is_known(begun):
+    """`--fresh` deletes nothing else."""
+    assert {path.name for path in begun.iterdir()} <= {".lock", "config.json", "environment.json", *WRITTEN}
+
+
+@pytest.mark.parametrize("other", ["config", "data", "setting", "damaged"])
+def test_a_directory_without_a_checkpoint_is_free(begun, tmp_path, other):
+    """As one is whose run was killed in its first seconds."""
+    folder = Path(shutil.copytree(begun, tmp_path / "run"))
+    shutil.rmtree(folder / "checkpoints")
+    config = small(1)
+    config.seed = int(other == "config")
+    if other == "setting":
+        (folder / "run.json").write_text(json.dumps(read_json(folder / "run.json") | {"convolution": {"form": "other"}}))
+    if other == "damaged":
+        (folder / "config.json").write_text("{")
+    data = divided(sign=-1 if other == "data" else 1)
+    with pytest.raises(ValueError, match=r"other|is not JSON"):  # the numbers of a run that is over are not deleted unasked
+        ran(folder, config, data=data)
+    (folder / "summary.json").unlink()
+    found, _, said = ran(folder, config, data=data)
+    assert said == [f"{folder} is begun anew: what it held of another run is deleted"]
+    assert int(found.state.round) == 1
+    assert read_json(folder / "config.json")["seed"] == config.seed
+    assert int(experiment.load(folder, data=data)[2].round) == 1
+
+
+def test_without_a_checkpoint_the_same_run_keeps_what_it_chose(begun, tmp_path):
+    folder = Path(shutil.copytree(begun, tmp_path / "run"))
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "summary.json").unlink()
+    before = read_json(folder / "run.json") | {"placement": {"data": "device", "hold": "device"}, "mark": {"of": "the first"}}
+    (folder / "run.json").write_text(json.dumps(before))
+    assert not ran(folder, small(1), data=divided())[2]
+    assert read_json(folder / "run.json")["mark"] == {"of": "the first"}
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections
+def test_the_command_takes_fresh(begun, tmp_path, monkeypatch):
+    taken: list[bool] = []
+    monkeypatch.setattr(experiment, "execute", lambda config, workdir, **given: taken.append(given["fresh"]))
+    monkeypatch.setattr(experiment, "keep_programs", lambda directory: None)
+    for flag in ([], ["--fresh"]):
+        assert run.main(["fedavg:smoke", f"--workdir={tmp_path}", *flag]) == 0
+    assert taken == [False, True]
