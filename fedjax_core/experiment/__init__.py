@@ -12,7 +12,7 @@ from fedjax_core.experiment.asked import (
     resolve,
 )
 from fedjax_core.experiment.building import build
-from fedjax_core.experiment.kinds import dataset, prepared
+from fedjax_core.experiment.kinds import dataset, name_inputs, prepared
 from fedjax_core.experiment.methods import method, names, switch
 from fedjax_core.experiment.named import LOSSES, NORMALISATIONS, OPTIMIZERS, builder
 from fedjax_core.experiment.networks import beginning, begun_from, spelled, weight_files
@@ -44,6 +44,7 @@ __all__ = [
     "lanes_of",
     "load",
     "method",
+    "name_inputs",
     "names",
     "network",
     "prepared",

@@ -9,7 +9,6 @@ from typing import Any
 from fedjax_core import by_name, outside
 from fedjax_core.data import sources
 from fedjax_core.experiment.methods import Config
-from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage import origin
 from fedjax_core.storage.workdir import BEGUN_HERE, CONFIG
 
@@ -19,7 +18,7 @@ _NO_CODE = {"given", *sources.PREFIXED}  # what stands before the colon of other
 def sign(config: Config) -> str | None:
     """Returns the signature of a run's config, if it names code that is not installed; None otherwise, or if none can be made."""
     fields = config.to_dict()
-    return origin.sign_config(_constant(fields)) if _names_code(fields) else None
+    return origin.sign_config(fields) if _names_code(fields) else None
 
 
 @contextlib.contextmanager
@@ -33,18 +32,12 @@ def imports_of(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, A
       trust: whether the user says so.
     """
     signature = recorded.get(BEGUN_HERE, {}).get("signature")
-    if trust or (signature is not None and origin.is_signed_here(_constant(config), signature)):
+    if trust or (signature is not None and origin.is_signed_here(config, signature)):
         yield
         return
     who = f"{folder / CONFIG} names it, and nothing says that you began this run here"
     with outside.refuse_imports(f"{who}; --trust (in Python trust=True) lets it be imported"):
         yield
-
-
-def _constant(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns a config without what may differ from one start to the next."""
-    kept = {name: value for name, value in fields.items() if f"{prefix}{name}" not in MAY_DIFFER}
-    return {name: _constant(value, f"{prefix}{name}.") if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def _names_code(value: Any) -> bool:

@@ -9,7 +9,6 @@ clients.csv        scores of single clients (`clients.py`), of the last evaluati
 checkpoints/       `checkpoint.py`
 """
 
-import contextlib
 import errno
 import logging
 import os
@@ -99,10 +98,13 @@ def compare_configs(
 
 
 def _delete(place: Path) -> None:
+    """Deletes a file, a link or a folder, if it is there; no pipe and no device."""
     if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
-    else:
-        place.unlink(missing_ok=True)
+        doomed = place.with_name(f"{TEMPORARY}{place.name.removeprefix(TEMPORARY)}")
+        place.rename(doomed)  # a checkpoint half deleted must not look complete
+        shutil.rmtree(doomed)
+    elif place.is_file() or place.is_symlink():
+        place.unlink()
 
 
 class WorkDir:
@@ -198,7 +200,8 @@ class WorkDir:
         write_json(self.path / CONFIG, self.config)  # last: with it the directory holds a run
 
     def begin_anew(self) -> None:
-        """Deletes what the directory holds of a run (`WRITTEN`), and makes it that of a new one. Other files stay.
+        """Deletes what the directory holds of a run (`WRITTEN`), and makes it that of a new one. Other files stay, and so do links:
+        what they lead to is deleted.
 
         Raises:
           OSError: if something cannot be deleted or written.
@@ -208,10 +211,13 @@ class WorkDir:
         if not self.writer:
             return
         for name in WRITTEN:
-            place, doomed = self.path / name, self.path / f"{TEMPORARY}{name}"
-            with explained("delete", place), contextlib.suppress(FileNotFoundError):
-                place.rename(doomed)  # a checkpoint half deleted must not look complete
-                _delete(doomed)
+            place = self.path / name
+            with explained("delete", place):
+                if place.is_symlink() and place.is_dir():
+                    for each in list(place.iterdir()):
+                        _delete(each)
+                else:
+                    _delete(Path(os.path.realpath(place)))
         self._write_beginning()
 
     def take_over(self) -> None:

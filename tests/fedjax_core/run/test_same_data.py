@@ -159,3 +159,19 @@ def test_the_command_takes_fresh(begun, tmp_path, monkeypatch):
     for flag in ([], ["--fresh"]):
         assert run.main(["fedavg:smoke", f"--workdir={tmp_path}", *flag]) == 0
     assert taken == [False, True]
+
+
+def test_a_tilde_is_the_users_home(begun, tmp_path, monkeypatch):
+    """A shell does not expand it behind `--workdir=`."""
+    shutil.copytree(begun, tmp_path / "run")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert int(experiment.load("~/run", data=divided())[2].round) == 1
+    said: list[str] = []
+    (found,) = experiment.execute_all([experiment.Run(small(1), "~/run", said.append)], False, data=divided())
+    assert not isinstance(found, BaseException)
+    assert [line for line in said if "resuming" in line] == [f"resuming {tmp_path}/run after round 1"]
+    assert not (tmp_path / "~").exists()
+    config = small()
+    config.weights = "~/none.safetensors"
+    assert experiment.weight_files(config) == (f"{tmp_path}/none.safetensors",)
