@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -151,11 +152,11 @@ def test_without_a_checkpoint_the_same_run_keeps_what_it_chose(begun, tmp_path):
     assert read_json(folder / "run.json")["mark"] == {"of": "the first"}
 
 
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections
 def test_the_command_takes_fresh(begun, tmp_path, monkeypatch):
     taken: list[bool] = []
     monkeypatch.setattr(experiment, "execute", lambda config, workdir, **given: taken.append(given["fresh"]))
     monkeypatch.setattr(experiment, "keep_programs", lambda directory: None)
+    warnings.filterwarnings("ignore", "the load_module", DeprecationWarning)  # of ml_collections
     for flag in ([], ["--fresh"]):
         assert run.main(["fedavg:smoke", f"--workdir={tmp_path}", *flag]) == 0
     assert taken == [False, True]

@@ -116,7 +116,6 @@ def test_fields_that_may_differ(tmp_path):
     assert read_json(tmp_path / "config.json") == asked
 
 
-@pytest.mark.parametrize("files", [["thesis.tex"], ["config.json"], ["environment.json"], ["config.json", ".lock"]])
 def test_a_directory_is_begun_anew_below_its_links(tmp_path):
     """Checkpoints may be on another disk, by a link; what is no run's stays."""
     (tmp_path / "far" / "00000001").mkdir(parents=True)
@@ -140,6 +139,7 @@ def test_a_directory_is_begun_anew_below_its_links(tmp_path):
     assert read_json(tmp_path / "run" / "config.json")["rounds"] == 7
 
 
+@pytest.mark.parametrize("files", [["thesis.tex"], ["config.json"], ["environment.json"], ["config.json", ".lock"]])
 def test_a_foreign_directory_is_left_alone(tmp_path, files):
     for file in files:
         (tmp_path / file).write_text("{}")
