@@ -102,7 +102,8 @@ def same_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, Any
     """Raises ValueError if the directory, or another process, has other data; `inputs`: what `digest_inputs` gives."""
     data = simulation.data
     together.alike("the data", data.partition_hash)
-    together.alike("the data", inputs["digest"].removeprefix(contents.PREFIX))
+    for digest in filter(None, (inputs["digest"], inputs.get("public"))):
+        together.alike("the data", digest.removeprefix(contents.PREFIX))
     before, recorded = _recorded(workdir, "partition"), _recorded(workdir, DATA)
     if before is not None and before["hash"] != data.partition_hash:
         found, wanted = before["hash"][:12], data.partition_hash[:12]
