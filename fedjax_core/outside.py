@@ -6,6 +6,8 @@ A package announces its own in its pyproject.toml, and configs then name them as
   feddyn = "my_package.feddyn:feddyn"
 """
 
+import contextlib
+import contextvars
 import functools
 import hashlib
 import importlib
@@ -14,7 +16,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -79,11 +81,28 @@ def load(what: str, name: str) -> tuple[Callable, str]:
         raise ValueError(f"{what} {name!r}: its entry point {point.value!r} cannot be loaded: {_said(error)}") from error
 
 
+_refusal: contextvars.ContextVar[str | None] = contextvars.ContextVar("why nothing is imported", default=None)
+
+
+@contextlib.contextmanager
+def refuse_imports(why: str) -> Iterator[None]:
+    """Lets no name import a module or a file meanwhile; what installed packages announce is found.
+
+    Args:
+      why: ends the error's message.
+    """
+    before = _refusal.set(why)
+    try:
+        yield
+    finally:
+        _refusal.reset(before)
+
+
 def member(what: str, name: str) -> tuple[Callable, str]:
     """(a function or class of a module or of a file, the module or file), from a name of the form `PLACE`.
 
     Raises:
-      ValueError: there is no such module, file or member, or importing it failed.
+      ValueError: there is no such module, file or member, or importing it failed, or nothing may be imported (`refuse_imports`).
     """
     module, _, own = name.rpartition(":")
     if module == "given":
@@ -94,6 +113,8 @@ def member(what: str, name: str) -> tuple[Callable, str]:
         if (what, own) not in _GIVEN:
             raise ValueError(f"{what} {name!r} was given in Python; give it again: experiment.load(..., {GIVEN_AS[what]}=...)")
         return _GIVEN[what, own], "given in Python"
+    if (why := _refusal.get()) is not None:
+        raise ValueError(f"{what} {name!r} is code from outside: {why}")
     holder = _file(what, name, module) if module.endswith(".py") else _module(what, name, module)
     if not hasattr(holder, own):
         there = [key for key, value in vars(holder).items() if callable(value) and not key.startswith("_")]

@@ -32,6 +32,7 @@ def pytest_configure(config):
         folder = tempfile.mkdtemp(prefix="programs")
         os.environ["FEDJAX_TEST_PROGRAMS"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["XDG_DATA_HOME"] = os.path.join(os.environ["FEDJAX_TEST_PROGRAMS"], "home")  # of the key that signs runs
     jax.config.update("jax_compilation_cache_dir", os.environ["FEDJAX_TEST_PROGRAMS"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -19,7 +19,7 @@ from pathlib import Path
 from fedjax_core import by_name, experiment
 from fedjax_core.commands import ending
 from fedjax_core.commands.analyses import figures, listings
-from fedjax_core.commands.analyses.asked import Asked, Loaded
+from fedjax_core.commands.analyses.asked import TRUST, Asked, Loaded
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
 from fedjax_core.commands.analyses.measures import NUMBERS, is_size, number, size
 from fedjax_core.reporting import report
@@ -64,7 +64,7 @@ def analyse(what: Sequence[str], asked: Asked) -> list[Path]:
         if not any((run / name).exists() for name in (CONFIG, METRICS)):
             raise ValueError(f"{run} holds no run: there is neither {CONFIG} nor {METRICS}")
     asked.out.mkdir(parents=True, exist_ok=True)
-    loaded = Loaded()
+    loaded = Loaded(asked.trust)
     return [file for function in functions for file in function(asked, loaded)]
 
 
@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--points", type=int, default=21, help="of the landscape and the plane, along each direction")
     parser.add_argument("--seed", type=int, default=0, help="of the draws of tsne and of the landscape's directions")
     parser.add_argument("--beams", type=int, default=1, help="of rouge: with which a language model writes; 1: greedily")
+    parser.add_argument("--trust", action="store_true", help=TRUST)
     parser.add_argument("--compilation_cache", default=experiment.PROGRAMS, help="where compiled programs are kept; '' for nowhere")
     return parser
 
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
         what = [by_name.choose("analysis", name, WHAT) for name in given.what.split(",")]
-        runs = [Path(run) for run in given.runs]
+        runs = [Path(run).expanduser() for run in given.runs]
         if given.out is None and len(runs) > 1:
             raise ValueError("several runs need --out=DIR, where their common files go")
         chosen = None if given.clients is None else _ids(given.clients)
@@ -133,10 +134,12 @@ def main(arguments: Sequence[str]) -> int:
         formats = [by_name.choose("--format", kind, FORMATS) for kind in given.format.split(",")]
         if given.beams < 1:
             raise ValueError(f"--beams={given.beams} must be at least 1")
-        out = runs[0] / "analysis" if given.out is None else Path(given.out)
+        out = runs[0] / "analysis" if given.out is None else Path(given.out).expanduser()
         scores = [name for name in given.score.split(",") if name]
         shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
-        asked = Asked(runs, out, *shown, given.scope, given.span, given.points, given.seed, given.beams, labels, formats)
+        asked = Asked(
+            runs, out, *shown, given.scope, given.span, given.points, given.seed, given.beams, labels, formats, given.trust
+        )
     except ValueError as error:
         return report.fail(error, 2)
     try:

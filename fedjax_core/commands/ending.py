@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from fedjax_core.storage.files import write_bytes
 from fedjax_core.values import without_escapes
 
 TRACEBACK = "error.txt"
@@ -119,17 +120,14 @@ def _kept(error: BaseException, arguments: Sequence[str]) -> str:
 
 def _written(text: str, folder: Path | None) -> Path:
     """Into error.txt of a run's or a table's directory; None: a temporary file. Whole or not at all."""
-    descriptor, name = tempfile.mkstemp(".txt" if folder is None else "", "fedjax_core-" if folder is None else ".writing-", folder)
-    try:
-        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        if folder is None:
-            return Path(name)
-        os.replace(name, folder / TRACEBACK)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return folder / TRACEBACK
+    data = text.encode(errors="replace")
+    if folder is not None:
+        write_bytes(folder / TRACEBACK, data)
+        return folder / TRACEBACK
+    descriptor, name = tempfile.mkstemp(".txt", "fedjax_core-")
+    with open(descriptor, "wb") as file:
+        file.write(data)
+    return Path(name)
 
 
 def _workdir(arguments: Sequence[str]) -> Path | None:

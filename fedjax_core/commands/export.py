@@ -21,6 +21,7 @@ import numpy as np
 from fedjax_core import by_name, experiment
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands import ending
+from fedjax_core.commands.analyses.asked import TRUST
 from fedjax_core.data.unseen import seen_rows
 from fedjax_core.engine.simulation import View
 from fedjax_core.reporting import report
@@ -36,6 +37,7 @@ def export(
     model: str | None = None,
     done: int | None = None,
     layout: str = "own",
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Writes a model of a run.
 
@@ -46,6 +48,7 @@ def export(
       model: which of the client's models, where it has several.
       done: after how many rounds; None: the selected one, if the run selects one, else the last that has a checkpoint.
       layout: of the tensors, one of `weights.WRITTEN`.
+      trust: whether code that the run's config names may be imported, though it was not begun here (`experiment.load`).
 
     Returns:
       The description in the file: `storage.export.FIELDS`, "input_dtype", "method", "predictor", "client", "round", "config" and
@@ -56,7 +59,8 @@ def export(
       OSError: there is no run, its data are not there, or the file cannot be written.
     """
     by_name.choose("layout", layout, weights.WRITTEN)
-    config, simulation, state = experiment.load(run, done)
+    out = os.path.expanduser(out)
+    config, simulation, state = experiment.load(run, done, trust=trust)
     asked = experiment.resolve(config)
     if asked.episodes is not None:
         raise ValueError(f"{run} was trained on {config.task}: its network has no classes of its own, and cannot be exported")
@@ -140,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--client", type=int, help="whose model; by default the global one")
     parser.add_argument("--model", help="which of a client's models, where it has several")
     parser.add_argument("--layout", default="own", help=f"one of {', '.join(weights.WRITTEN)}")
+    parser.add_argument("--trust", action="store_true", help=TRUST)
     parser.add_argument("--round", type=int, dest="done", help="by default the selected one, else the last with a checkpoint")
     return parser
 
@@ -153,7 +158,9 @@ def main(arguments: Sequence[str]) -> int:
         return report.fail(error, 2)
     try:
         experiment.keep_programs(experiment.PROGRAMS)
-        said = export(given.run, given.out, client=given.client, model=given.model, done=given.done, layout=given.layout)
+        said = export(
+            given.run, given.out, client=given.client, model=given.model, done=given.done, layout=given.layout, trust=given.trust
+        )
         report.say(f"{given.out}: the {said['predictor']} model of {said['method']}, {said['model']}, after round {said['round']}")
     except KeyboardInterrupt:
         return report.fail("interrupted", 130)

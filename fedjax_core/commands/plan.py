@@ -11,6 +11,7 @@ pip install 'fedjax-core[plan]'. Without --topology the plan is for the devices 
 """
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
             )
         sys.stdout.write(f"{written.text(plan)}\n")
         if given.json:
-            write_json(given.json, plan)
+            write_json(os.path.expanduser(given.json), plan)
     except KeyboardInterrupt:
         return report.fail("interrupted; what was compiled is kept", 130)
     except (ValueError, TypeError, OSError) as error:

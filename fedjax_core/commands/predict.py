@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import by_name, experiment
@@ -31,6 +30,7 @@ from fedjax_core.data.sources.images import IMAGE_ENDINGS
 from fedjax_core.reporting import report
 from fedjax_core.storage import export, predictor
 from fedjax_core.storage.files import explained, write_csv
+from fedjax_core.storage.sound import check_scaling, check_weights
 from fedjax_core.storage.tensors import read_tensors
 
 DAMAGED = (
@@ -62,15 +62,17 @@ def predict(
       Rows with the keys `COLUMNS`: the file (of an array "NAME[row]"), its class's name, and that class's probability.
 
     Raises:
-      ValueError: the model's file is damaged; there is nothing to classify; or it is not what the model was trained on.
+      ValueError: the model's file is damaged, or its numbers cannot be computed with; there is nothing to classify; or it is not
+        what the model was trained on.
       OSError: something cannot be read.
     """
     if batch < 1:
         raise ValueError(f"batch={batch} must be at least 1")
-    model, arrays, description = _loaded(path, trust)
-    if array is not None and (Path(examples).is_dir() or Path(examples).suffix.lower() != ".npz"):
+    model, arrays, description = _loaded(os.path.expanduser(path), trust)
+    examples = Path(examples).expanduser()
+    if array is not None and (examples.is_dir() or examples.suffix.lower() != ".npz"):
         raise ValueError(f"array={array!r} names one of the arrays in a .npz file, and {examples} is none; leave it out")
-    names, read = _source(Path(examples), description, array)
+    names, read = _source(examples, description, array)
     size = min(batch, len(names))
     apply = jax.jit(lambda arrays, x: jax.nn.softmax(model(arrays, x)["logits"]))
     table = []
@@ -78,6 +80,8 @@ def predict(
         x = read(start, min(start + size, len(names)))
         rows = np.asarray(apply(arrays, np.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)])))
         for name, row in zip(names[start : start + size], rows, strict=False):
+            if not np.isfinite(row).all():
+                raise ValueError(f"{path} gives {name} no finite probabilities: its weights are too large to compute with")
             best = int(np.argmax(row))
             table.append({"file": name, "class": description["class_names"][best], "probability": round(float(row[best]), 6)})
     return table
@@ -87,25 +91,18 @@ def _loaded(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree, PyT
     """(arrays, x) -> outputs, its arrays, and the description; whether it is one network or what a method predicts with.
 
     Raises:
-      ValueError: as `predict`; a weight, mean or deviation is not finite, or a deviation is 0.
+      ValueError: as `predict`; weights, mean or deviation are no numbers to compute with (`storage/sound.py`).
     """
     arrays, metadata = read_tensors(path)
     description = export.described_in(metadata, path)
-    for name, array in arrays.items():
-        if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(np.asarray(array, np.float64)).all():
-            raise ValueError(f"{path}: {name} is not finite; a model that predicts needs finite weights")
+    check_weights(arrays, path)
     found = (experiment.method, experiment.builder) if trust else (_installed(experiment.method), _installed(experiment.builder))
     if description.get("holds") == predictor.HOLDS:
         apply, tree, description = predictor.load_predictor(path, *found)
     else:
         model, tree, description = export.load_model(path, found[1])
         apply = lambda net, x: model.apply(net, x)[0]
-    for field, right, wanted in (
-        ("mean", np.isfinite, "finite"),
-        ("std", lambda v: np.isfinite(v) & (v > 0), "finite and positive"),
-    ):
-        if not np.all(right(np.asarray(description[field], np.float64))):
-            raise ValueError(f"{path}: {field}={description[field]} must be {wanted}: inputs are normalised by it")
+    check_scaling(description, path)
     return apply, tree, description
 
 
@@ -222,7 +219,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         experiment.keep_programs(experiment.PROGRAMS)
         table = predict(given.model, given.examples, array=given.array, batch=given.batch, trust=given.trust)
-        write_csv(given.out, table, COLUMNS)
+        write_csv(os.path.expanduser(given.out), table, COLUMNS)
         report.say(f"{given.out}: {len(table)} predictions")
     except KeyboardInterrupt:
         return report.fail("interrupted", 130)

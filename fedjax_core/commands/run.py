@@ -8,7 +8,8 @@
 
 A config is named by its bare name (`fedjax-core list configs`) or by a file of your own, a variant stands behind a colon.
 Its fields are flags, --config.FIELD=VALUE; `fedjax-core list fields` shows them, and what they may hold.
-The same command again resumes an interrupted run. On several processes give each --distributed where a cluster has started them,
+The same command again resumes an interrupted run. With --fresh it begins anew: what the directory holds of a run is deleted. A
+directory without a checkpoint is free. On several processes give each --distributed where a cluster has started them,
 else --coordinator, --processes and --process. With --seeds there is a run of each, in WORKDIR/seed0 and so on, that
 --config.seed resumes alone. config.plan.lanes of them train at once, in one program.
 """
@@ -38,6 +39,7 @@ def _flags(arguments: Sequence[str]) -> Any:
     listed = list(arguments)
     config_flags.DEFINE_config_file("config", None, "config, with its variant behind a colon; see configs/", sys_argv=listed, **at)
     flags.DEFINE_string("workdir", None, "directory of the run: metrics, checkpoints, plots", **at)
+    flags.DEFINE_boolean("fresh", False, "delete what the directory holds of a run, and begin there", **at)
     flags.DEFINE_string("seeds", None, "with commas between: a run of each, in a directory of its own in that of --workdir", **at)
     flags.DEFINE_string("compilation_cache", experiment.PROGRAMS, "where compiled programs are kept; '' for nowhere", **at)
     flags.DEFINE_boolean("distributed", False, "join the processes that Slurm, Open MPI, Cloud TPU or Kubernetes has started", **at)
@@ -67,7 +69,7 @@ def _seeds(text: str) -> list[int]:
     return [values.check("--seeds", seed, values.Seed) for seed in seeds]
 
 
-def _several(config: Any, workdir: str, seeds: Sequence[int]) -> int:
+def _several(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> int:
     """A run of each seed in a directory of its own: the exit status.
 
     Raises:
@@ -79,7 +81,7 @@ def _several(config: Any, workdir: str, seeds: Sequence[int]) -> int:
         mine = config.copy_and_resolve_references()
         mine.seed = seed
         console = functools.partial(_labelled, f"seed {seed}") if label else None
-        runs.append(experiment.Run(mine, str(Path(workdir) / f"seed{seed}"), console))
+        runs.append(experiment.Run(mine, str(Path(workdir) / f"seed{seed}"), console, fresh))
     ended = experiment.execute_all(runs, say=report.say)
     failed = {seed: outcome for seed, outcome in zip(seeds, ended, strict=True) if isinstance(outcome, Exception)}
     for seed, error in failed.items():
@@ -129,11 +131,11 @@ def main(arguments: Sequence[str]) -> int:
         else:
             experiment.use_all_cores()
         if seeds is not None:
-            return _several(given.config, given.workdir, seeds)
+            return _several(given.config, given.workdir, seeds, given.fresh)
         if (lanes := experiment.lanes_of(given.config)) > 1:
             experiment.check(given.config)
             report.say(f"plan.lanes={lanes}: this is one run, so it goes alone; --seeds=0,1,2 has several, which are lanes")
-        experiment.execute(given.config, given.workdir)
+        experiment.execute(given.config, given.workdir, fresh=given.fresh)
     except KeyboardInterrupt as error:
         return report.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
     except KNOWN as error:

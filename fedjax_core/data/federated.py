@@ -59,6 +59,7 @@ class FederatedData:
       test_label_table: the same of test rows.
       unseen: clients beside the N, who never train; None unless asked for.
       client_names: N names, of natural clients; empty if clients have none but their numbers.
+      poisoned_rows: how many of the last training rows attackers' poisons have made (`poison.py`).
     """
 
     name: str
@@ -73,6 +74,7 @@ class FederatedData:
     test_label_table: np.ndarray
     unseen: Newcomers | None = None
     client_names: tuple[str, ...] = ()
+    poisoned_rows: int = 0
 
     @property
     def classes(self) -> int:

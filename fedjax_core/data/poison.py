@@ -147,7 +147,8 @@ def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[i
         xs.append(x)
         ys.append(y)
     train = Examples(np.concatenate(xs), np.concatenate(ys))
-    return divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
+    found = divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
+    return dataclasses.replace(found, poisoned_rows=len(train.y) - len(data.train.y))
 
 
 def _need_array(data: FederatedData) -> None:

@@ -13,7 +13,7 @@ from fedjax_core.experiment.asked import (
 )
 from fedjax_core.experiment.building import build
 from fedjax_core.experiment.configs import load_config
-from fedjax_core.experiment.kinds import dataset, prepared
+from fedjax_core.experiment.kinds import dataset, name_inputs, prepared
 from fedjax_core.experiment.methods import method, names, switch
 from fedjax_core.experiment.named import LOSSES, NORMALISATIONS, OPTIMIZERS, SCORES, builder
 from fedjax_core.experiment.networks import beginning, begun_from, spelled, weight_files
@@ -47,6 +47,7 @@ __all__ = [
     "load",
     "load_config",
     "method",
+    "name_inputs",
     "names",
     "network",
     "prepared",

@@ -1,5 +1,6 @@
 """Kinds of data: rows of images or of other arrays, and texts; the way of each from its source to a network's task."""
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from fedjax_core.experiment.asked import Asked, Config, resolve
 from fedjax_core.experiment.named import Network
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, episodes, lora
+from fedjax_core.storage.json_files import plain
 from fedjax_core.task import PARTS, Model, Task, of_model, part_of
 
 
@@ -48,6 +50,15 @@ def parted(asked: Asked, data: federated.FederatedData) -> federated.FederatedDa
     if part is None or RowLists.of(data.validation_index).total:
         return data
     return hold_out(data, part, asked.data.seed)
+
+
+def name_inputs(config: Config) -> str:
+    """Returns what of a config says which inputs and targets there are, as text: configs that share it have the same rows."""
+    asked = resolve(config)
+    fields = config.data.to_dict()
+    if of(asked) is ROWS:  # clients, partition and seed say whose they are
+        return json.dumps([fields.get(name) for name in ("source", "dir", "size", "examples")])
+    return json.dumps([plain(fields), list(config.models)], sort_keys=True)
 
 
 def prepared(config: Config) -> language.Prepared:

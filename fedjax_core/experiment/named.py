@@ -1,6 +1,7 @@
 """What a config names, found by name and checked: method, optimiser, data, networks, losses and scores. No data are read."""
 
 import functools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -156,12 +157,13 @@ def networks(said: Mapping[str, Any]) -> tuple[Network, ...]:
 
 
 def files(models: Sequence[str], given: str | Sequence[str | None] | None) -> tuple[str | None, ...]:
-    """The file that each of some models begins from, or None.
+    """The file that each of some models begins from, or None; a "~" in front is the user's home.
 
     Raises:
       ValueError: there are not as many as models.
     """
     found = (given,) * len(models) if given is None or isinstance(given, str) else tuple(given)
+    found = tuple(None if file is None else os.path.expanduser(file) for file in found)
     if len(found) != len(models):
         raise ValueError(f"weights={found} must be one file, or one (or None) for each of the {len(models)} models")
     return found

@@ -14,7 +14,7 @@ from fedjax_core import nn, own_code
 from fedjax_core.data import federated
 from fedjax_core.engine import together
 from fedjax_core.engine.simulation import Simulation, State
-from fedjax_core.experiment import given, named
+from fedjax_core.experiment import given, named, trusted
 from fedjax_core.experiment.adversaries import attackers
 from fedjax_core.experiment.asked import Asked, Config, resolve
 from fedjax_core.experiment.building import build
@@ -23,11 +23,11 @@ from fedjax_core.experiment.networks import begun_from
 from fedjax_core.experiment.opening import opening_lines
 from fedjax_core.experiment.protection import of_asked
 from fedjax_core.privacy import Spent
-from fedjax_core.run import Finished, restored, run
+from fedjax_core.run import Finished, check_inputs, digest_inputs, is_begun_anew, restored, run
 from fedjax_core.run.selection import SELECTED, summarised
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, RECORDED, RUN
+from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
 
 _NEEDED = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # of config.json, to build it again
 _CHOSEN = RECORDED | {"partition": {"hash": str}, "privacy?": {"noise_multiplier?": float}}
@@ -42,18 +42,20 @@ def execute(
     data: federated.FederatedData | None = None,
     console: Callable[[str], None] | None = None,
     callbacks: Sequence[Any] = (),
+    fresh: bool = False,
     **replaced: Any,
 ) -> Finished:
     """Builds and runs a config in a work directory, or resumes it there.
 
     Args:
       config: see `configs/base.py`.
-      workdir: a new directory, or one that holds this run.
+      workdir: a new directory, or one that holds this run, or one that has no checkpoint yet, in which this run begins then.
       progress: True: a bar; False: no bar and no lines; None: a bar on a terminal or in a notebook, lines elsewhere, and where a
         console is given.
       data: in place of the config's, which they must be if the run is resumed.
       console: takes what is said (label table, scores at the end); None: standard error.
       callbacks: told what happens, beside those that the config names: see `fedjax_core/run/callbacks.py`.
+      fresh: deletes what the directory holds of a run, whichever it is, and begins there.
       **replaced: method, model, loss, scores in place of the config's, see `given.into`.
 
     Returns:
@@ -62,13 +64,15 @@ def execute(
     Raises:
       CodeExited: the user's own code, such as a loss, called `sys.exit()`.
     """
+    workdir = os.path.expanduser(workdir)
     with own_code.contained():
         config = given.into(config, **replaced)
         asked = resolve(config)
         of_config = named.callbacks(asked.said["callbacks"])  # refused before data are read
-        noise = recorded_noise(config, workdir)
+        noise = recorded_noise(config, workdir, fresh)
         simulation = build(config, data, noise=noise, asked=asked)
-        told = settings(config, simulation, noise, asked, data is not None) | {"callbacks": of_config + tuple(callbacks)}
+        told = settings(config, simulation, noise, asked, data is not None)
+        told |= {"callbacks": of_config + tuple(callbacks), "fresh": fresh}
         try:
             return run(simulation, workdir, config.to_dict(), **told, progress=progress, console=console)
         finally:
@@ -103,18 +107,20 @@ def settings(
         "chosen_plan": chosen_plan(config),
         "profile": config.profile,
         "callbacks": tuple(asked.said["callbacks"]),
+        "signature": trusted.sign(config) if jax.process_index() == 0 else None,
     }
 
 
-def recorded_noise(config: Config, workdir: str | os.PathLike) -> dict[str, Any] | None:
-    """What the directory's run.json says of privacy, which process 0 reads; None: it holds no run, or the config has no privacy. Of
-    what cannot be read the run itself says so."""
+def recorded_noise(config: Config, workdir: str | os.PathLike, fresh: bool = False) -> dict[str, Any] | None:
+    """What the directory's run.json says of privacy, which process 0 reads; None: it holds no run that goes on, or the config
+    has no privacy. Of what cannot be read the run itself says so."""
     if config.get("privacy", {}).get("mechanism") is None:
         return None
     found = None
     if jax.process_index() == 0:
         with contextlib.suppress(OSError, ValueError):
-            found = read_json(Path(workdir) / RUN, _CHOSEN).get("privacy")
+            if not is_begun_anew(workdir, config.to_dict(), fresh):
+                found = read_json(Path(workdir) / RUN, _CHOSEN).get("privacy")
     return together.said(found)
 
 
@@ -124,7 +130,12 @@ def chosen_plan(config: Config) -> bool:
 
 
 def load(
-    workdir: str | os.PathLike, done: int | None = None, data: federated.FederatedData | None = None, **replaced: Any
+    workdir: str | os.PathLike,
+    done: int | None = None,
+    data: federated.FederatedData | None = None,
+    *,
+    trust: bool = False,
+    **replaced: Any,
 ) -> tuple[Config, Simulation, State]:
     """A run as its directory holds it, to score or to analyse; the directory is only read.
 
@@ -132,6 +143,8 @@ def load(
       workdir: of a run, finished or not.
       done: the round after which; None: the selected one, if the run selects one, else the last that has a checkpoint.
       data: in place of the config's, for a run that was given its data.
+      trust: whether modules and files that the directory's config names may be imported, though nothing says that this user began
+        the run (`storage/origin.py`).
       **replaced: method, model, loss, scores, for a run that was given them and whose config says "given:...".
 
     Returns:
@@ -139,11 +152,25 @@ def load(
 
     Raises:
       ValueError: the directory has no such checkpoint, or that of the selected round is gone, or its data are not the config's any
-        more; or a file of it has another form.
+        more; or a file of it has another form; or its config names code that must not be imported.
       OSError: it holds no run, or it cannot be read.
     """
-    folder = Path(workdir)
-    config: Config = given.into(ConfigDict(tuples(read_json(folder / CONFIG, _NEEDED))), **replaced)
+    folder = Path(workdir).expanduser()
+    said, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
+    with trusted.imports_of(folder, said, recorded, trust):
+        return _loaded(folder, said, recorded, done, data, replaced)
+
+
+def _loaded(
+    folder: Path,
+    said: Mapping[str, Any],
+    recorded: Mapping[str, Any],
+    done: int | None,
+    data: federated.FederatedData | None,
+    replaced: Mapping[str, Any],
+) -> tuple[Config, Simulation, State]:
+    """`load` of a directory whose config.json and run.json are read."""
+    config: Config = given.into(ConfigDict(tuples(said)), **replaced)
     checkpoints = Checkpoints(folder / CHECKPOINTS, beside=folder / SELECTED)
     selected = Checkpoints(folder / SELECTED, beside=folder / CHECKPOINTS)
     chosen = selected.latest() if config.evaluation.get("select") else None
@@ -158,7 +185,6 @@ def load(
         config.plan.devices = None
     if (config.plan.devices or jax.device_count()) % (config.plan.get("model") or 1):
         config.plan.model = None
-    recorded = read_json(folder / RUN, _CHOSEN)
     before = recorded["partition"]["hash"]
     try:
         simulation = build(config, data, noise=recorded.get("privacy"), accounted=False)
@@ -166,6 +192,7 @@ def load(
         raise ValueError(f"{folder / CONFIG}: {error}; another version of the code wrote it") from None
     if before != (now := simulation.data.partition_hash):
         raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
+    check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulation) if DATA in recorded else {})
     return config, simulation, restored(simulation, checkpoints, done)
 
 

@@ -5,6 +5,7 @@ method or an optimiser looks at in Python, or hands to what takes plain ones alo
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,11 +47,13 @@ class Run(NamedTuple):
       config: see `configs/base.py`.
       workdir: a new directory, or one that holds this run.
       console: takes what is said; None: standard error.
+      fresh: deletes what the directory holds of a run, and begins there.
     """
 
     config: Config
     workdir: str
     console: Say | None = None
+    fresh: bool = False
 
 
 def execute_all(
@@ -69,6 +72,7 @@ def execute_all(
       As many outcomes, in their order: what `execute` returns or raises. After an interruption those that had not begun are
       interrupted, too.
     """
+    runs = [one._replace(workdir=os.path.expanduser(one.workdir)) for one in runs]
     ended: dict[int, Outcome] = {}
     for found in _each(runs, progress, data, say):
         ended |= found
@@ -118,7 +122,7 @@ def _recorded(runs: Sequence[Run], places: list[int], data: FederatedData | None
         return [(NEW, places)]
     noises: dict[str, tuple[Mapping[str, Any] | None, list[int]]] = {}
     for i in places:
-        noise = recorded_noise(runs[i].config, runs[i].workdir)
+        noise = recorded_noise(runs[i].config, runs[i].workdir, runs[i].fresh)
         noises.setdefault(json.dumps(noise, sort_keys=True), (noise, []))[1].append(i)
     _, new = noises.pop("null", (None, []))
     groups = [(noise, sorted(mine + (new if n == 0 else []))) for n, (noise, mine) in enumerate(noises.values())] or [(None, new)]
@@ -137,7 +141,7 @@ def _by_plan(
         return {None: places}
     found: dict[Plan | None, list[int]] = {}
     for i in places:
-        found.setdefault(recorded_plan(runs[i].workdir), []).append(i)
+        found.setdefault(recorded_plan(runs[i].workdir, runs[i].config.to_dict(), runs[i].fresh), []).append(i)
     if None in found and len(found) > 1 and (now := build(config, data, noise=noise).plan) in found:
         found[None] = sorted(found[None] + found.pop(now))
     found = dict(sorted(found.items(), key=lambda one: one[1]))
@@ -149,7 +153,7 @@ def _by_plan(
 
 def _alone(one: Run, progress: bool | None, data: FederatedData | None) -> Outcome:
     try:
-        return execute(one.config, one.workdir, progress, data=data, console=one.console)
+        return execute(one.config, one.workdir, progress, data=data, console=one.console, fresh=one.fresh)
     except (Exception, Interrupted) as error:
         return error
 
@@ -160,6 +164,7 @@ def _in_lanes(runs: Sequence[Run], lanes: Lanes, progress: bool | None, noise: M
         with Stop() as stop:
             for one, lane in zip(runs, lanes.each, strict=True):
                 told = settings(one.config, lane, noise) | {"progress": progress, "console": one.console, "stop": stop}
+                told["fresh"] = one.fresh
                 going.append(steps(lane, one.workdir, one.config.to_dict(), **told))
             return run_in_lanes(going, lanes)
     finally:

@@ -132,7 +132,7 @@ def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec
     root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / of.folder
     train, test = _read(of, root)
     divided = instructions.leave_out(train, test, of.leave_out, clients, seed, of.tested)
-    folder = Path(own.folder) if own.folder is not None else pretrained.installed(str(own.package))
+    folder = Path(own.folder).expanduser() if own.folder is not None else pretrained.installed(str(own.package))
     model, tokenizer = described(folder, own), pretrained.tokenizer(folder)
     if own.limit > model.context:
         raise ValueError(f"limit={own.limit} is too much for {model.name}: it takes at most {model.context} tokens")

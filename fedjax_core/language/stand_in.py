@@ -84,4 +84,4 @@ def described_in(own: Spec) -> Path:
     Raises:
       FileNotFoundError: its package is not installed.
     """
-    return (Path(own.folder) if own.folder is not None else pretrained.installed(str(own.package))) / pretrained.CONFIG
+    return (Path(own.folder).expanduser() if own.folder is not None else pretrained.installed(str(own.package))) / pretrained.CONFIG

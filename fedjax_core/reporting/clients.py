@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_core.engine.scores import ByClient
 from fedjax_core.reporting.words import is_headline
-from fedjax_core.storage.files import csv_line, explained, write_blocks
+from fedjax_core.storage.files import csv_line, explained, open_text, write_blocks
 
 LAST, SELECTED = "clients.csv", "clients_selected.csv"  # of the last evaluation, and of the selected round
 _HEADS = ["round", "client", "test_rows"]
@@ -63,7 +63,7 @@ def read(file: str | os.PathLike) -> tuple[int, ByClient]:
       ValueError: it is not such a file; one line.
     """
     try:
-        with explained("read", file), open(file, newline="") as opened:
+        with explained("read", file), open_text(file) as opened:
             lines = csv.reader(opened)
             heads = next(lines, [])
             named = heads[: len(_NAMED)] == _NAMED

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.storage.files import csv_line, explained, write_blocks
+from fedjax_core.storage.files import csv_line, explained, open_text, write_blocks
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import RECORDED, RUN
 
@@ -111,8 +111,8 @@ def partition_of(folder: str | os.PathLike) -> dict[str, Any]:
     folder = Path(folder)
     records = read_json(folder / RUN, RECORDED) if (folder / RUN).exists() else {}
     found = dict(records.get("partition", {}))
-    if "whole" in found and (folder / found["whole"]).exists():
-        with explained("read", folder / found["whole"]), open(folder / found["whole"], newline="") as opened:
+    if {"whole", "number"} <= found.keys() and (folder / found["whole"]).exists():
+        with explained("read", folder / found["whole"]), open_text(folder / found["whole"]) as opened:
             number = found["number"]
             rows = csv.reader(opened)
             heads = next(rows)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.storage.files import write_text
+from fedjax_core.storage.files import read_bytes, write_text
 from fedjax_core.storage.json_files import plain
 
 LONGEST = 500  # signs of a parameter's value in MLflow
@@ -115,7 +115,7 @@ def _package(name: str) -> Any:
 
 def _noted(note: Path) -> str:
     """The logger's run that this directory's belongs to; "" at the first start."""
-    return note.read_text().strip() if note.exists() else ""
+    return read_bytes(note).decode(errors="replace").strip() if note.exists() else ""
 
 
 def _fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

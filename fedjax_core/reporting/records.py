@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.storage.files import explained, write_text
+from fedjax_core.storage.files import read_bytes, write_text
 from fedjax_core.storage.json_files import json_lines, read_jsonl
 from fedjax_core.storage.workdir import METRICS
 
@@ -96,8 +96,7 @@ def _from_csv(file: Path) -> list[dict[str, Any]]:
     """What a metrics.csv has, as records; nothing if there is none. Cells that are no numbers stay text."""
     if not file.exists():
         return []
-    with explained("read", file):
-        text = file.read_bytes().decode(errors="replace")
+    text = read_bytes(file).decode(errors="replace")
     rows = csv.DictReader(text.splitlines())
     found = [{name: _value(cell) for name, cell in row.items() if name and cell not in (None, "")} for row in rows]
     return [record for record in found if isinstance(record.get("round"), int)]

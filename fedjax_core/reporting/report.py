@@ -38,6 +38,7 @@ with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of
     from tqdm.auto import tqdm
 
 SUMMARY, TENSORBOARD = "summary.json", "tensorboard"
+ENDED = "peak_memory_bytes"  # a fact of a summary that only a run notes which has ended without an error
 HEADLINE = ("test/global/accuracy", "test/personal/own/accuracy/mean")  # preferred in this order
 __all__ = [
     "Parser",

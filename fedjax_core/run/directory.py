@@ -1,7 +1,9 @@
 """What a run's directory says of earlier starts: taken up again, or refused. Process 0 reads; the others are told."""
 
+import functools
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.data import partition
+from fedjax_core.data import contents, partition
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import parallel, together
 from fedjax_core.engine.simulation import Simulation, State
@@ -17,7 +19,7 @@ from fedjax_core.reporting import label_tables, report
 from fedjax_core.storage import digests, renewal
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CONFIG, RECORDED, RUN, WorkDir, differences
+from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN, WorkDir, compare_configs, differences
 
 MAY_DIFFER = (
     "rounds",
@@ -34,27 +36,118 @@ MAY_DIFFER = (
 _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # of a config, what `same_hold` reads
 
 
-def opened(directory: str | Path, config: Mapping[str, Any]) -> WorkDir:
-    """The directory, by process 0 first."""
+def opened(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
+    """The directory, by process 0 first; begun anew where `is_begun_anew`."""
     config = partition.with_clients(config)
     if jax.process_index() == 0:
-        workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER)
+        begin_anew = functools.partial(is_begun_anew, directory, config, fresh)
+        workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_begin_anew=begin_anew)
         together.wait("run directory")
         return workdir
     together.wait("run directory")
     return WorkDir.open(directory, config, may_differ=MAY_DIFFER)
 
 
-def same_data(simulation: Simulation, workdir: WorkDir) -> None:
-    """Raises ValueError if the directory, or another process, has other data."""
+def is_begun_anew(directory: str | os.PathLike, config: Mapping[str, Any], fresh: bool = False) -> bool:
+    """Returns whether a run takes up nothing of what the directory holds.
+
+    So it is where it was asked to begin anew (`fresh`); and where there is neither a checkpoint nor the summary of a run that is
+    over, and the config is another one, or cannot be read.
+
+    Raises:
+      OSError: a file or folder of it cannot be read.
+    """
+    folder = Path(directory)
+    if fresh or not (folder / CONFIG).exists():
+        return True
+    if not _is_free(folder):
+        return False
+    try:
+        return bool(compare_configs(read_json(folder / CONFIG, dict), config, MAY_DIFFER)[1])
+    except ValueError:
+        return True
+
+
+def _is_free(folder: Path) -> bool:
+    """Returns whether nothing would be lost if another run began there."""
+    if Checkpoints(folder / CHECKPOINTS).latest() is not None:
+        return False
+    if not (folder / report.SUMMARY).exists():
+        return True
+    try:
+        return report.ENDED not in read_json(folder / report.SUMMARY, {"facts": dict})["facts"]
+    except ValueError:
+        return False
+
+
+def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[str, Any]) -> None:
+    """Compares data and settings with those of the directory. Where they are others, and nothing would be lost, it is begun anew.
+
+    Raises:
+      ValueError: the directory, or another process, has other data or settings.
+    """
+    now = digest_inputs(simulation)
+    try:
+        same_data(simulation, workdir, now)
+        same_settings(workdir, record)
+    except ValueError:
+        if not together.said(_is_free(workdir.path)):
+            raise
+        workdir.begin_anew()
+        same_data(simulation, workdir, now)
+        same_settings(workdir, record)
+    if _recorded(workdir, DATA) is None:  # it is new, or an earlier version began it
+        workdir.record(DATA, now)
+
+
+def same_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
+    """Raises ValueError if the directory, or another process, has other data; `inputs`: what `digest_inputs` gives."""
     data = simulation.data
     together.alike("the data", data.partition_hash)
-    before = _recorded(workdir, "partition")
-    if before is None:
-        _record_data(data, workdir)
-    elif before["hash"] != data.partition_hash:
+    for digest in filter(None, (inputs["digest"], inputs.get("public"))):
+        together.alike("the data", digest.removeprefix(contents.PREFIX))
+    before, recorded = _recorded(workdir, "partition"), _recorded(workdir, DATA)
+    if before is not None and before["hash"] != data.partition_hash:
         found, wanted = before["hash"][:12], data.partition_hash[:12]
         raise ValueError(f"{workdir.path} holds a run on other data: its partition hash is {found}, this one's {wanted}")
+    check_inputs(workdir.path, recorded or {}, inputs)
+    if before is None:
+        _record_data(data, workdir)
+
+
+def digest_inputs(simulation: Simulation) -> dict[str, Any]:
+    """Returns what run.json says of a simulation's inputs and targets: a digest, of which large arrays a sample alone was read, and
+    if there are public examples their digest.
+
+    Raises:
+      OSError: a file that holds rows cannot be read.
+    """
+    found, public = contents.digest_data(simulation.data), simulation.groups[0].task.public
+    several = {"digest": found.digest, "sampled": found.sampled}
+    if public:
+        several["public"] = contents.digest_examples("public", public).digest
+    return several
+
+
+def check_inputs(directory: str | Path, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compares inputs and targets with those of a run.
+
+    Args:
+      directory: of the run, for the message.
+      recorded: what its run.json says of them, as `digest_inputs` gives it.
+      now: what there is; without "public" public examples are not compared.
+
+    Raises:
+      ValueError: they are others.
+    """
+    for field, what in (("digest", "inputs or targets"), ("public", "public examples")):
+        pair = [of.get(field, "") for of in (recorded, now)]
+        if all(digest.startswith(contents.PREFIX) for digest in pair) and pair[0] != pair[1]:
+            found, wanted = (digest.removeprefix(contents.PREFIX)[:12] for digest in pair)
+            raise ValueError(
+                f"{directory} holds a run on other data: the digest of its {what} is {found}, this one's {wanted}; "
+                "give the data back that it began with, or take another directory"
+            )
 
 
 def _record_data(data: FederatedData, workdir: WorkDir) -> None:
@@ -141,10 +234,12 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
         simulation.use(plan)
 
 
-def recorded_plan(directory: str | Path) -> parallel.Plan | None:
+def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> parallel.Plan | None:
     """The plan that a run there would take up, unless the user has chosen one; None: there is none, or too few devices. What cannot
     be read has none: the run itself says so."""
     try:
+        if is_begun_anew(directory, config, fresh):
+            return None
         before = read_json(Path(directory) / RUN, RECORDED).get("plan")
     except (OSError, ValueError):
         return None

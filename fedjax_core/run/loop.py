@@ -28,7 +28,7 @@ from fedjax_core.run.selection import SELECTED, Selection
 from fedjax_core.run.stopping import Stop
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_jsonl
-from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, WorkDir
+from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, METRICS, WorkDir
 
 PROFILE = "profile"
 DISPATCH_SECONDS = 2.0  # how long Ctrl-C may have to wait
@@ -84,6 +84,8 @@ def steps(
     private: Spent | None = None,
     opening: Callable[[], Sequence[str]] | None = None,
     stop: Stop | None = None,
+    fresh: bool = False,
+    signature: str | None = None,
 ) -> Steps:
     """A run to its last round, that takes up what the directory holds.
 
@@ -113,6 +115,9 @@ def steps(
       private: what rounds cost in privacy: epsilon so far stands in every record and in the summary.
       opening: gives the lines that the run says first; None: none.
       stop: whether a signal asks to stop, of who handles them for several runs; None: this run handles them.
+      fresh: what the directory holds of a run is deleted, and this one begins there. Without, that happens where there is no
+        checkpoint and the config, the data or the settings are others.
+      signature: by which the directory is known as begun here (`storage/origin.py`); None: it needs none.
 
     Yields:
       The rounds to be done.
@@ -134,18 +139,21 @@ def steps(
     goal = Goal(until, [*simulation.test_scores(), *simulation.validation_scores()])
     hooks = Callbacks(callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, keep, beside=Path(directory) / SELECTED)
-    before = together.said(checkpoints.latest())
+    before = None if fresh else together.said(checkpoints.latest())
     if before is not None and before > rounds:  # said before anything in the directory changes
         raise ValueError(f"rounds={rounds}, but {directory} holds a run of {before} rounds already")
     if before is not None:
         directories.same_hold(simulation, directory)
-    with directories.opened(directory, config) as workdir:
+    with directories.opened(directory, config, fresh) as workdir:
         told = {"progress": progress, "targets": targets, "last_k": last_k, "select": select, "console": console}
         reporter = report.Reporter(workdir, rounds, **told)
-        directories.same_data(simulation, workdir)
+        directories.take_up_records(simulation, workdir, record or {})
+        if workdir.begun_anew:
+            reporter.say(f"{directory} is begun anew: what it held of another run is deleted")
         directories.take_up_plan(simulation, workdir, chosen_plan, reporter)
-        directories.same_settings(workdir, record or {})
         workdir.take_over()
+        if signature is not None and workdir.writer and workdir.recorded(BEGUN_HERE) != {"signature": signature}:
+            workdir.record(BEGUN_HERE, {"signature": signature})
         directories.record_placement(simulation, workdir, reporter)
         with reporter, Stop() if stop is None else contextlib.nullcontext(stop) as asked_for:
             reporter.note(bytes_down=simulation.shapes.down, bytes_up=simulation.shapes.up)
@@ -187,7 +195,7 @@ def steps(
             asked = together.said(hooks.asked) if going.done < rounds and not early else ""
             if early:
                 reporter.note(ended=early)
-            reporter.note(peak_memory_bytes=_peak_memory(simulation))  # tables know by it that the run ended without an error
+            reporter.note(**{report.ENDED: _peak_memory(simulation)})  # tables know by it that the run ended without an error
             if private is not None:
                 reporter.note(privacy=private.facts() | {"epsilon": private.epsilon(going.done)})
             summary, drawn, history = reporter.close(), [], {}

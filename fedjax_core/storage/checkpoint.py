@@ -32,7 +32,7 @@ from fedjax_core.engine import together
 from fedjax_core.storage import digests
 from fedjax_core.storage import parts as of_parts
 from fedjax_core.storage.arrays import read_arrays, write_arrays
-from fedjax_core.storage.files import explained, sync_directory, write_text
+from fedjax_core.storage.files import check_regular, explained, read_bytes, sync_directory, write_text
 from fedjax_core.storage.json_files import json_text, plain, read_json, write_json
 from fedjax_core.storage.leaves import ENTRY, check_leaves, from_host, named_leaves, to_host
 
@@ -438,8 +438,7 @@ def _read_text(place: Path, file: str, known: Mapping[str, Mapping[str, str]] | 
     """
     path = place / file
     if known is not None:
-        with explained("read", path):
-            found = digests.of_bytes(path.read_bytes())
+        found = digests.of_bytes(read_bytes(path))
         if found != known["files"].get(file):
             raise ValueError(f"{path} is damaged: it is not what was written (its digest differs)")
     return read_json(path, form)
@@ -456,6 +455,9 @@ def _read_verified(
     """
     paths = {_number(position): entry["path"] for position, entry in enumerate(entries) if entry["stored"]}
     with explained("read", place):
+        for file in (place / _ARRAYS).rglob("*"):
+            if not file.is_dir():
+                check_regular(file)
         arrays = read_arrays(place / _ARRAYS, list(paths)) if paths else {}
     for number, path in paths.items():
         if known is not None and digests.of_array(arrays[number]) != known["arrays"].get(number):

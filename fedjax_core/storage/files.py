@@ -1,4 +1,8 @@
-"""How anything gets onto the disk: beside its place, synced, and moved over it, so a reader finds the old file or the new one."""
+"""How anything gets onto the disk: beside its place, synced, and moved over it, so a reader finds the old file or the new one.
+
+Nothing but regular files is ever replaced: links are followed, and what a device or a pipe gets is written into it. What is read
+must be a regular file, for to read a pipe would wait for ever.
+"""
 
 import contextlib
 import csv
@@ -6,6 +10,7 @@ import errno
 import io
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,8 +52,53 @@ def sync_directory(path: str | os.PathLike) -> None:
             os.close(handle)
 
 
+def check_regular(path: str | os.PathLike) -> None:
+    """Raises OSError if there is something at a path that is no regular file, such as a folder, a pipe or a device."""
+    with contextlib.suppress(FileNotFoundError):
+        _check_mode(os.stat(path).st_mode)
+
+
+def _check_mode(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a directory")
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file (a pipe or a device)")
+
+
+def open_regular(path: str | os.PathLike) -> io.BufferedReader:
+    """Opens a file to read its bytes.
+
+    Raises:
+      OSError: it is not there, or is no regular file, such as a folder, a pipe or a device.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))  # a pipe is not waited for
+    try:
+        _check_mode(os.fstat(handle).st_mode)
+    except OSError:
+        os.close(handle)
+        raise
+    return open(handle, "rb")
+
+
+def open_text(path: str | os.PathLike) -> io.TextIOWrapper:
+    """Opens a file to read UTF-8 text, with the ends of its lines as they are; raises as `open_regular`."""
+    return io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="")
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Returns what a file holds.
+
+    Raises:
+      OSError: one line that names the path; also of what is no regular file.
+    """
+    with explained("read", path), open_regular(path) as file:
+        return file.read()
+
+
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
     """Writes a file atomically: after a crash at any moment it holds its old content or all of the new.
+
+    A link stays, and the file that it leads to is written. What is no regular file, such as a device or a pipe, is written into.
 
     Args:
       path: the file; its directory must exist.
@@ -62,20 +112,38 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
 
 def write_blocks(path: str | os.PathLike, blocks: Iterable[bytes]) -> None:
     """`write_bytes` of one block after another, each made when it is wanted."""
-    path = Path(path)
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{threading.get_ident()}-{path.name}")
     with explained("write", path):
+        if _is_written_into(path):
+            with open(path, "wb") as file:
+                file.writelines(blocks)
+            return
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{threading.get_ident()}-{target.name}")
         try:
             with open(temporary, "wb") as file:
                 file.writelines(blocks)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        sync_directory(path.parent)
+        sync_directory(target.parent)
+
+
+def _is_written_into(path: str | os.PathLike) -> bool:
+    """Returns whether a path leads to something that must not be replaced: what is no regular file, or an open file of a process,
+    such as /dev/stdout.
+
+    Raises:
+      OSError: links that lead in a circle.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISREG(mode) or os.path.abspath(path).startswith(("/dev/", "/proc/"))
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

@@ -3,6 +3,11 @@
 import math
 from typing import Any
 
+
+class Positive:
+    """The form of a whole number of at least 1."""
+
+
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # how our files say them
 
 _NAMES: dict[Any, str] = {
@@ -13,6 +18,7 @@ _NAMES: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     type(None): "null",
+    Positive: "a whole number of at least 1",
 }
 
 
@@ -21,7 +27,7 @@ def check(value: Any, form: Any, what: str, end: str = "", field: str = "") -> N
 
     Args:
       value: as `json.loads` gives it.
-      form: `dict`, `list`, `str`, `int`, `float` (any number, finite or not), `bool` or `type(None)`; `[form]`, a list of such;
+      form: `dict`, `list`, `str`, `int`, `Positive`, `float` (any, finite or not), `bool` or `type(None)`; `[form]`, a list;
         `{str: form}`, an object of such; `{"field": form, "other?": form}`, an object with at least the fields without a "?";
         `(form, form)`, one or the other.
       what: what the value is, such as the name of a file; begins the message.
@@ -62,6 +68,8 @@ def _kind(form: Any) -> type:
 def _is(value: Any, kind: type) -> bool:
     if kind is float:
         return (isinstance(value, (int, float)) and not isinstance(value, bool)) or (isinstance(value, str) and value in NOT_FINITE)
+    if kind is Positive:
+        return _is(value, int) and value >= 1
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.storage.files import explained, write_text
+from fedjax_core.storage.files import check_regular, explained, read_bytes, write_text
 from fedjax_core.storage.forms import NOT_FINITE, check
 
 _DEEPEST = 100  # levels of lists and objects that are read
@@ -46,9 +46,7 @@ def read_json(path: str | os.PathLike, form: Any = None) -> Any:
       OSError: if the file cannot be read.
       ValueError: if it is not JSON, or of another form; the message names the file and the field.
     """
-    with explained("read", path):
-        data = Path(path).read_bytes()
-    return _value(data, os.fspath(path), form, "restore it, or take another directory")
+    return _value(read_bytes(path), os.fspath(path), form, "restore it, or take another directory")
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
@@ -58,8 +56,7 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
       OSError: if the file cannot be read.
       ValueError: if a line before the last is not JSON, or no object.
     """
-    with explained("read", path):
-        *lines, _ = Path(path).read_bytes().split(b"\n")  # behind the last newline: nothing, or a torn line
+    *lines, _ = read_bytes(path).split(b"\n")  # behind the last newline: nothing, or a torn line
     name = os.fspath(path)
     return [_value(line, f"line {number} of {name}", dict, "remove that line") for number, line in enumerate(lines, 1)]
 
@@ -102,6 +99,7 @@ class JsonLines:
         """
         self.path = Path(path)
         with explained("write", path):
+            check_regular(path)
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (open until close)
             self._file.seek(0)
             data = self._file.read()

@@ -37,9 +37,10 @@ from fedjax_core.algorithm import Net
 from fedjax_core.nn import image_size
 from fedjax_core.storage import layouts, positions
 from fedjax_core.storage.export import named
-from fedjax_core.storage.files import explained, write_bytes
+from fedjax_core.storage.files import explained, open_regular, write_bytes
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain, read_json
+from fedjax_core.storage.sound import check_scaling, check_weights
 from fedjax_core.storage.tensors import read_tensors, write_tensors
 
 Arrays = Mapping[str, np.ndarray]
@@ -98,10 +99,15 @@ def options(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def scaling(path: str | os.PathLike) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and deviation by channel that inputs are normalised by, as a file that we wrote says; None for other files."""
+    """Mean and deviation by channel that inputs are normalised by, as a file that we wrote says; None for other files.
+
+    Raises:
+      ValueError: they are not finite, or a deviation is not positive.
+    """
     found = {} if _packed(path) else _description(read(path, checked=False)[1], path)
     if not {"mean", "std"} <= found.keys():
         return None
+    check_scaling(found, path)
     mean, std = (tuple(np.atleast_1d(np.asarray(found[field], np.float64)).tolist()) for field in ("mean", "std"))
     return mean, std
 
@@ -120,7 +126,8 @@ def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int,
       without "prompts" where the file has none.
 
     Raises:
-      ValueError: the layout is unknown; a tensor is missing, has another shape, or has no place in the network.
+      ValueError: the layout is unknown; a tensor is missing, has another shape, or has no place in the network, or numbers that
+        cannot be computed with.
       OSError: the file cannot be read.
     """
     arrays, metadata = read(path)
@@ -135,6 +142,7 @@ def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int,
     if hidden or not all(key in arrays and arrays[key].shape == wanted[key].shape for key in heads):
         wanted = {key: place for key, place in wanted.items() if key not in heads}
     _fits(arrays, wanted, where, name, layouts.HEADS[layout])
+    check_weights({key: arrays[key] for key in wanted}, where)
 
     shapes, seen = named(like), _seen(_description(metadata, path))
     found = {place.leaf: np.empty(shapes[place.leaf].shape, shapes[place.leaf].dtype) for place in wanted.values()}
@@ -277,7 +285,7 @@ def _other_grid(like: Net, place: layouts.Place, image: tuple[int, int] | None, 
 
 def _packed(path: str | os.PathLike) -> bool:
     """Whether a file is an archive, as a .npz is."""
-    with explained("read", path), open(path, "rb") as file:
+    with explained("read", path), open_regular(path) as file:
         return file.read(2) == b"PK"
 
 

@@ -2,7 +2,7 @@
 
 config.json        the resolved config; what a resumed run is compared with
 environment.json   versions, devices, commit and command line of the first start and of every resumption
-run.json           what the run chose once and keeps: plan, partition hash, label table (`WorkDir.record`)
+run.json           what the run chose once and keeps: plan, partition hash, label table, digest of the data (`WorkDir.record`)
 label_table.csv    the whole label table of more than 50 clients (`label_tables.py`)
 metrics.jsonl      one line a round or evaluation (`report.py`), beside it metrics.csv, summary.json, tensorboard/
 clients.csv        scores of single clients (`clients.py`), of the last evaluation; clients_selected.csv of the selected one
@@ -12,7 +12,8 @@ checkpoints/       `checkpoint.py`
 import errno
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ import jax
 
 from fedjax_core.storage.environment import environment
 from fedjax_core.storage.files import TEMPORARY, explained
+from fedjax_core.storage.forms import Positive
 from fedjax_core.storage.json_files import compact, plain, read_json, write_json
 from fedjax_core.storage.lock import Lock
 
@@ -27,7 +29,23 @@ _log = logging.getLogger("fedjax_core")
 
 CONFIG, ENVIRONMENT, RUN = "config.json", "environment.json", "run.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+DATA, BEGUN_HERE = "data", "begun_here"  # in run.json: the digest of inputs and targets; who began it (`origin.py`)
 _LOCK = ".lock"
+WRITTEN = (  # what else there may be of a run in its directory; nothing but this is ever deleted there
+    *(
+        "summary.json",
+        CHECKPOINTS,
+        "selected",
+        RUN,
+        METRICS,
+        "label_table.csv",
+        "metrics.csv",
+        "clients.csv",
+        "clients_selected.csv",
+    ),
+    *("tensorboard", "profile", "analysis.json", "answers.json", "wandb.id", "mlflow.id", "diverged.txt", "error.txt"),
+    *("accuracy.png", "accuracy.csv", "partition.png", "partition.csv"),
+)
 RECORDED = {  # the form of run.json, for `read_json`
     "partition?": {
         "hash": str,
@@ -35,11 +53,13 @@ RECORDED = {  # the form of run.json, for `read_json`
         "client_names?": [str],
         "label_table?": [[int]],
         "test_label_table?": [[int]],
-        "number?": int,
+        "number?": Positive,
         "whole?": str,
     },
+    f"{DATA}?": {"digest": str, "sampled?": {str: str}, "public?": str},
     "unseen?": {"clients?": [int], "client_names?": [str], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
-    "plan?": {"chunk": int, "devices": int, "model?": int},
+    "plan?": {"chunk": Positive, "devices": Positive, "model?": Positive},
+    f"{BEGUN_HERE}?": {"signature": str},
     "placement?": {"data?": str, "hold?": (str, type(None))},
 }
 
@@ -69,13 +89,33 @@ def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str,
     }
 
 
+def compare_configs(
+    there: Mapping[str, Any], asked: Mapping[str, Any], may_differ: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the `differences` that are allowed, and the others; `may_differ` as `WorkDir.open` takes it."""
+    found = differences(there, asked)
+    allowed = {name for name in found if any(name == field or name.startswith(f"{field}.") for field in may_differ)}
+    return {name: found[name] for name in found if name in allowed}, {name: found[name] for name in found if name not in allowed}
+
+
+def _delete(place: Path) -> None:
+    """Deletes a file, a link or a folder, if it is there; no pipe and no device."""
+    if place.is_dir() and not place.is_symlink():
+        doomed = place.with_name(f"{TEMPORARY}{place.name.removeprefix(TEMPORARY)}")
+        place.rename(doomed)  # a checkpoint half deleted must not look complete
+        shutil.rmtree(doomed)
+    elif place.is_file() or place.is_symlink():
+        place.unlink()
+
+
 class WorkDir:
     """The directory of one run, held by one process at a time. Made by `WorkDir.open`; closes as a context manager.
 
     Attributes:
       path: the directory.
       config: the resolved config, as plain JSON values.
-      resumed: whether it held a run already.
+      resumed: whether it holds a run that goes on.
+      begun_anew: whether what it held of a run was deleted.
       writer: whether this process writes to it.
     """
 
@@ -83,6 +123,7 @@ class WorkDir:
         self.path = path
         self.config = config
         self.resumed = resumed
+        self.begun_anew = False
         self.writer = writer
         self._lock = lock
         self._kept: dict[str, Any] | None = None  # what run.json holds, on the only process that writes it
@@ -97,6 +138,7 @@ class WorkDir:
         *,
         may_differ: Sequence[str] = (),
         writer: bool | None = None,
+        should_begin_anew: Callable[[], bool] = lambda: False,
     ) -> Self:
         """Makes the directory of a new run, or takes up the run that it holds.
 
@@ -108,6 +150,7 @@ class WorkDir:
             resumed is as it was.
           writer: whether this process writes and locks. By default process 0 does. Another process changes nothing; it
             sees the same directory only once process 0 has opened it, so put a barrier between the two.
+          should_begin_anew: whether a run that the directory holds is given up; called when no other process can run there.
 
         Raises:
           ValueError: if the directory holds a run with another config (every differing field is listed), or something
@@ -132,10 +175,13 @@ class WorkDir:
             lock = Lock(path / _LOCK)
         try:
             for leftover in path.glob(f"{TEMPORARY}*"):
-                leftover.unlink(missing_ok=True)
-            resumed = (path / CONFIG).exists()
+                _delete(leftover)
+            there = (path / CONFIG).exists()
+            resumed = there and not should_begin_anew()
             run = cls(path, asked, resumed=resumed, writer=True, lock=lock)
-            if resumed:
+            if there and not resumed:
+                run.begin_anew()
+            elif resumed:
                 run._changed = cls._compare(path, asked, may_differ)
                 started = read_json(path / ENVIRONMENT, {"resumed?": [dict]})
                 now = environment()
@@ -144,12 +190,36 @@ class WorkDir:
                 if run._changed:
                     run._news[path / CONFIG] = asked
             else:
-                write_json(path / ENVIRONMENT, environment())
-                write_json(path / CONFIG, asked)  # last: with it the directory holds a run
+                run._write_beginning()
         except BaseException:
             lock.close()
             raise
         return run
+
+    def _write_beginning(self) -> None:
+        write_json(self.path / ENVIRONMENT, environment())
+        write_json(self.path / CONFIG, self.config)  # last: with it the directory holds a run
+
+    def begin_anew(self) -> None:
+        """Deletes what the directory holds of a run (`WRITTEN`), and makes it that of a new one. Other files stay, and so do links:
+        what they lead to is deleted.
+
+        Raises:
+          OSError: if something cannot be deleted or written.
+        """
+        self.resumed, self.begun_anew = False, True
+        self._kept, self._news, self._changed = None, {}, {}
+        if not self.writer:
+            return
+        for name in WRITTEN:
+            place = self.path / name
+            with explained("delete", place):
+                if place.is_symlink() and place.is_dir():
+                    for each in list(place.iterdir()):
+                        _delete(each)
+                else:
+                    _delete(Path(os.path.realpath(place)))
+        self._write_beginning()
 
     def take_over(self) -> None:
         """Writes down that a run is resumed, and the fields of its config that differ; call it when nothing can refuse the run.
@@ -178,14 +248,11 @@ class WorkDir:
     @staticmethod
     def _compare(path: Path, asked: Mapping[str, Any], may_differ: Sequence[str]) -> dict[str, str]:
         """Returns the differences that are allowed, raises for the others."""
-        found = differences(read_json(path / CONFIG, dict), asked)
-        allowed = {
-            name: text for name, text in found.items() if any(name == field or name.startswith(f"{field}.") for field in may_differ)
-        }
-        if refused := [f"{name}: {text}" for name, text in found.items() if name not in allowed]:
+        allowed, others = compare_configs(read_json(path / CONFIG, dict), asked, may_differ)
+        if refused := [f"{name}: {text}" for name, text in others.items()]:
             raise ValueError(
                 f"{path} holds a run with another config ({'; '.join(refused)}); "
-                "take another directory, or ask for the same values to resume"
+                "take another directory, ask for the same values to resume, or begin it anew (--fresh)"
             )
         return allowed
 

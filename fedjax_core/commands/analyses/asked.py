@@ -12,6 +12,8 @@ from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.reporting import analysis, plots
 from fedjax_core.storage.files import write_text
 
+TRUST = "a run that somebody else began may import the modules and files that its config names"
+
 
 class Asked(NamedTuple):
     """What the command line asks for.
@@ -31,6 +33,7 @@ class Asked(NamedTuple):
       beams: with which a language model writes its answers; 1: greedily.
       labels: what figures and tables call the runs, one for each; for curves also one for each line. None: their directories.
       formats: of figures, such as "png", "pdf", "svg".
+      trust: whether code that configs of runs name may be imported, though they were not begun here.
     """
 
     runs: Sequence[Path]
@@ -48,12 +51,14 @@ class Asked(NamedTuple):
     beams: int = 1
     labels: Sequence[str] | None = None
     formats: Sequence[str] = ("png",)
+    trust: bool = False
 
 
 class Loaded:
     """Runs as simulations, each loaded once; only the last one that was asked for has its data and frozen arrays on the devices."""
 
-    def __init__(self):
+    def __init__(self, trust: bool = False):
+        self._trust = trust
         self._runs: dict[Path, tuple[Any, Simulation, State]] = {}
         self._last: Path | None = None
         self._accuracies: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
@@ -66,7 +71,7 @@ class Loaded:
         if self._last not in (None, run):
             self._runs[self._last][1].release()
         if run not in self._runs:
-            self._runs[run] = experiment.load(run)
+            self._runs[run] = experiment.load(run, trust=self._trust)
         self._last = run
         return self._runs[run]
 

@@ -71,7 +71,7 @@ def size(text: str, simulation: Simulation) -> float:
     return SIZES[name](simulation, **options)
 
 
-def number(text: str) -> Callable[[Path, FederatedData | None], float]:
+def number(text: str) -> Callable[..., float]:
     """One analysis as a number: the mean over clients after the last round, or the selected one of a run that selects one.
 
     Args:
@@ -80,7 +80,8 @@ def number(text: str) -> Callable[[Path, FederatedData | None], float]:
         total=True the sum over clients, with group=0 of one architecture.
 
     Returns:
-      (run's directory, its data or None to load them) -> the number, which is kept in the run's directory.
+      (run's directory, its data or None to load them, whether its config may import what it names: `experiment.load`) -> the
+      number, which is kept in the run's directory.
 
     Raises:
       ValueError, TypeError: an unknown name or option.
@@ -89,12 +90,12 @@ def number(text: str) -> Callable[[Path, FederatedData | None], float]:
     function = MEANS[by_name.choose("analysis", name, MEANS)]
     by_name.check(f"analysis {name!r}", function, GIVEN, options)
 
-    def of(run: Path, data: FederatedData | None = None) -> float:
+    def of(run: Path, data: FederatedData | None = None, trust: bool = False) -> float:
         file = run / NUMBERS
         known = read_json(file, _FOUND) if file.exists() else {}
         done = Checkpoints(run / CHECKPOINTS).latest()
         if text not in known or known[text]["round"] != done:
-            found: dict[str, Any] = dict(zip(GIVEN, (run, *experiment.load(run, data=data)), strict=True))
+            found: dict[str, Any] = dict(zip(GIVEN, (run, *experiment.load(run, data=data, trust=trust)), strict=True))
             known[text] = {"round": done, "value": by_name.call(f"analysis {name!r}", function, found, options)}
             found["simulation"].release()
             write_json(file, known)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 
 from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.reporting import report
+from fedjax_core.storage.files import open_regular
 from fedjax_core.storage.workdir import METRICS
 
 SILENCE = 25.0  # seconds after which a run without a bar says how far it is
@@ -110,7 +111,7 @@ class Heartbeat(Beat):
     def _rounds(self) -> int:
         """Rounds that the run has recorded."""
         try:
-            with open(self._metrics, "rb") as file:
+            with open_regular(self._metrics) as file:
                 return sum(line.endswith(b"\n") for line in file)
         except OSError:
             return 0

@@ -19,10 +19,11 @@ from fedjax_core.commands.tables.wanted import is_of_unseen
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.reporting import records, report, words
 from fedjax_core.reporting.crossing import crossing
+from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.workdir import CONFIG, compare_configs
 
 _ENDED = {"rounds": int, "facts": dict}  # of summary.json, what tells whether a run is over
-_AT_THE_END = "peak_memory_bytes"  # a fact that a run notes once its last checkpoint is written, and no run that an error ends
 _FACTS = {"rounds": int, "facts": {"bytes_down": float, "bytes_up": float}}  # and what a table takes of one that is
 
 
@@ -172,7 +173,7 @@ def finished(folder: Path, cell: Cell) -> bool:
     if not summary.exists():
         return False
     said = read_json(summary, _ENDED)
-    return _AT_THE_END in said["facts"] and (said["rounds"] == cell.config.rounds or "ended" in said["facts"])
+    return report.ENDED in said["facts"] and (said["rounds"] == cell.config.rounds or "ended" in said["facts"])
 
 
 def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData | None = None) -> Result:
@@ -194,7 +195,8 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
     for measure in table.measures:
         if measures.is_analysis(measure):
             scores[measure.label] = measure.scores[0]
-            values[measure.label] = analyses.number(measure.scores[0].removeprefix(measures.ANALYSIS))(place, data)
+            number = analyses.number(measure.scores[0].removeprefix(measures.ANALYSIS))
+            values[measure.label] = number(place, data, _names_the_same_code(place, cell))
             continue
         if measure.clients is not None:
             found = spread.read(place, measure, None, rounds[measure.statistic])
@@ -227,6 +229,11 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
     per_round = 1 / speed["rounds_per_second"] if "rounds_per_second" in speed else math.nan
     seconds = speed.get("seconds", 0.0)
     return Result(values, scores, reached, seconds, per_round, facts["bytes_down"], facts["bytes_up"], clients)
+
+
+def _names_the_same_code(place: Path, cell: Cell) -> bool:
+    """Returns whether a run's directory has the config of its cell, whose code this command has imported anyhow."""
+    return not compare_configs(read_json(place / CONFIG, dict), cell.config.to_dict(), MAY_DIFFER)[1]
 
 
 def counted(table: Definition, cell: Cell, data: FederatedData) -> Result:

@@ -21,12 +21,14 @@ from fedjax_core.commands.tables.results import Contents, Result, counted, finis
 from fedjax_core.commands.tables.search import plan
 from fedjax_core.commands.tables.trials import Searches, give_up
 from fedjax_core.commands.tables.written import write
+from fedjax_core.data import contents
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine.simulation import Diverged
 from fedjax_core.reporting import report
-from fedjax_core.run import CallbackFailed
+from fedjax_core.run import CallbackFailed, check_inputs
 from fedjax_core.storage.files import write_text
-from fedjax_core.storage.json_files import plain
+from fedjax_core.storage.json_files import plain, read_json
+from fedjax_core.storage.workdir import DATA, RECORDED, RUN
 
 T = TypeVar("T")
 LOOK = 5.0  # seconds between two looks at a trial that another process runs
@@ -84,8 +86,8 @@ def run(
     every = cells(table, variant, seeds)
     chosen = choose(every, only)
     studies = plan(table, variant)
-    bar = progress if progress is not None else sys.stderr.isatty()
-    going = _Going(table, Path(directory), variant, every, Searches(studies, Path(directory)), bool(bar), say)
+    bar, folder = progress if progress is not None else sys.stderr.isatty(), Path(directory).expanduser()
+    going = _Going(table, folder, variant, every, Searches(studies, folder), bool(bar), say)
     places = [place for place in studies if place in {(c.row, c.column) for c in chosen}]
     return going.on(places, {(c.row, c.column, c.seed) for c in chosen})
 
@@ -113,6 +115,7 @@ class _Going:
         self._counts = all(measures.is_count(measure) for measure in table.measures)
         self._searches, self._pace = searches, Pace()
         self._data: tuple[str, FederatedData] | None = None
+        self._digests: dict[str, str | None] = {}  # of inputs and targets, by their name; None: they cannot be read
         self._settled: set[tuple[str, str]] = set()
         self._held: set[tuple[str, int]] = set()  # trials that another process runs, by their names and rounds
         self._broken: set[str] = set()  # cells whose callbacks failed: such a run may be complete, and has failed all the same
@@ -137,12 +140,35 @@ class _Going:
                 self._say(f"reading {i}/{len(there)}  {one}")
                 said = time.monotonic()
             with Beat(f"reading {i}/{len(there)}  {one}", self._say):
-                result = self._read(one, lambda one: result_of(self._table, self._folder, one))
+                result = self._read(one, self._result_of)
             if result is not None:
                 self.results[one.name] = result
                 if self.failures.pop(one.name, None) is not None:
                     self._log(one).unlink(missing_ok=True)
                 self._pace.took(Job(one, one.config.rounds), result.seconds)
+
+    def _result_of(self, one: Cell) -> Result:
+        """The result of a finished cell, if it was run on the data that there are now."""
+        self._check_inputs(one)
+        return result_of(self._table, self._folder, one)
+
+    def _check_inputs(self, one: Cell) -> None:
+        """Raises ValueError if the directory of a cell or a trial says that it was run on other inputs or targets."""
+        place = self._folder / "runs" / one.name
+        recorded = read_json(place / RUN, RECORDED).get(DATA) if (place / RUN).exists() else None
+        if recorded is None:  # it has not begun, or an earlier version began it
+            return
+        name = experiment.name_inputs(one.config)
+        if name not in self._digests:
+            self._digests[name] = None
+            with Beat(f"reading the data of {one.column}", self._say):
+                try:
+                    self._digests[name] = contents.digest_data(self._data_of(one)).digest
+                except (ValueError, OSError) as error:
+                    what = "its finished runs are taken up without comparing their data"
+                    self._say(f"{one.column}: {what}, which cannot be read: {report.one_line(error)}")
+        if (digest := self._digests[name]) is not None:
+            check_inputs(place, recorded, {"digest": digest})
 
     def _read(self, one: Cell, read: Callable[[Cell], T]) -> T | None:
         """What is read of a cell's directory; None where it cannot be read."""
@@ -167,6 +193,14 @@ class _Going:
         if standing.chosen is None:
             if place in self._searches.failures:
                 self._fail_all(place, self._searches.failures[place])
+            return
+        try:
+            for trial in self._searches.studies[place].trials:
+                for one in trial.cells:
+                    self._check_inputs(one)
+        except (ValueError, OSError) as error:
+            self._searches.failures[place] = report.one_line(error)
+            self._fail_all(place, self._searches.failures[place])
             return
         self._settled.add(place)
         row = next(row for row in self._table.rows if row.label == place[0])
@@ -244,6 +278,7 @@ class _Going:
                 why = self._do([job for job in left() if not self._is_held(job.cell)])
         self._settle(place)
         if place not in self._settled:
+            why = why or self._searches.failures.get(place)
             self._fail_all(place, why or f"all {self._searches.standing(place).diverged} trials of the search diverged")
         self._write()
 

@@ -153,16 +153,25 @@ def test_what_is_not_finite_is_refused(saved, digits, tmp_path):
 
     def refused(said, weight=None, **change):
         changed = arrays if weight is None else arrays | {head: np.where(np.arange(arrays[head].size) == 3, weight, 0.1)}
-        changed = changed | {head: changed[head].reshape(arrays[head].shape).astype(np.float32)}
+        with np.errstate(over="ignore"):
+            changed = changed | {head: changed[head].reshape(arrays[head].shape).astype(np.float32)}
         write_tensors(tmp_path / "m", changed, {"description": json.dumps(description | change)})
         with pytest.raises(ValueError, match=re.escape(said)):
             predict.predict(tmp_path / "m", tmp_path / "x.npy")
 
-    refused(f"{head} is not finite; a model that predicts needs finite weights", np.nan)
+    refused(f"{head} is not finite; a network needs finite weights (as float32)", np.nan)
     refused(f"{head} is not finite", -np.inf)
     refused("std=0.0 must be finite and positive: inputs are normalised by it", std=0.0)
     refused("std=[Infinity] must be finite and positive".replace("Infinity", "inf"), std=[float("inf")])
     refused("mean=nan must be finite: inputs are normalised by it", mean=float("nan"))
+    refused("std=-1.0 must be finite and positive", std=-1.0)
+    refused("std=1e+308 must be finite and positive", std=1e308)
+    refused("std=1e-40 must be finite and positive", std=1e-40)  # of which float32 makes 0 on most devices
+    refused("mean=1e+308 must be finite", mean=1e308)
+    large = {name: np.float32(1e38) * np.sign(array) for name, array in arrays.items()}
+    write_tensors(tmp_path / "m", large, {"description": json.dumps(description)})
+    with pytest.raises(ValueError, match=r"m gives x.npy\[0\] no finite probabilities: its weights are too large to compute with"):
+        predict.predict(tmp_path / "m", tmp_path / "x.npy")
 
 
 def test_the_inputs_of_a_poisoned_run_are_scaled_as_they_were(tmp_path, digits):

@@ -88,7 +88,7 @@ def test_an_encoder_chooses_and_its_run_tells_its_answers(config, tmp_path, monk
         each = [scores[f"test/{score}_{name}"] for name in ("pairs", "proofs")]
         np.testing.assert_allclose(sum(each) / 2, scores[f"test/{score}"], rtol=1e-5)
     loaded = experiment.load(run)
-    monkeypatch.setattr(experiment, "load", lambda run, data=None: loaded)  # once
+    monkeypatch.setattr(experiment, "load", lambda run, data=None, trust=False: loaded)  # once
     _, sim, state = loaded
     assert sim.data.clients == 4
     task = sim.groups[0].task
@@ -108,7 +108,7 @@ def test_an_encoder_chooses_and_its_run_tells_its_answers(config, tmp_path, monk
 def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
     """On the host they are one; the devices have those of the run that was last asked for; nobody keeps what nobody holds."""
     language._SHARED.clear()
-    load = lambda run: (None, experiment.build(config("bert", name=run.name, batch=4)), None)
+    load = lambda run, trust: (None, experiment.build(config("bert", name=run.name, batch=4)), None)
     monkeypatch.setattr(experiment, "load", load)
     loaded = analyse.Loaded()
     first = loaded(Path("fedit"))[0]
@@ -158,7 +158,7 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     assert {"test/global/accuracy_pairs", "test/global/accuracy_proofs"} <= set(scores)
     pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
-    monkeypatch.setattr(experiment, "load", lambda run, data: (asked, sim, state))
+    monkeypatch.setattr(experiment, "load", lambda run, data, trust: (asked, sim, state))
     monkeypatch.setattr(text, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
     written = language.answers(made, language.parameters(made, adapter, task.frozen, net), range(6), batch=4)
     lengths = np.array([len(said) for said in written]) + np.arange(6)

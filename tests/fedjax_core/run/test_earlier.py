@@ -4,6 +4,7 @@
 clients a round, plan.hold="host", a checkpoint each round, one kept), without its plots. Its environment says no place.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -57,6 +58,11 @@ def states(checkpoints: Checkpoints) -> dict[tuple[str, int], np.ndarray]:
         ("run.json", "[]", "run.json is a list, expected an object"),
         ("run.json", "{}", "run.json has no partition, expected an object"),
         ("run.json", '{"partition": {}}', "partition of .*run.json has no hash, expected text"),
+        (
+            "run.json",
+            '{"partition": {"hash": "a"}, "plan": {"chunk": 0, "devices": 2}}',
+            r"plan.chunk of .*run.json is a whole number \(0\), expected a whole number of at least 1",
+        ),
     ],
 )
 def test_a_run_whose_files_have_another_form_is_not_loaded(tmp_path, file, text, said):
@@ -64,3 +70,15 @@ def test_a_run_whose_files_have_another_form_is_not_loaded(tmp_path, file, text,
     (directory / file).write_text(text)
     with pytest.raises(ValueError, match=said):
         experiment.load(directory)
+
+
+@pytest.mark.parametrize(
+    "file", ["config.json", "environment.json", "run.json", "metrics.jsonl", "checkpoints/00000003/record.json"]
+)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, file):
+    directory = Path(shutil.copytree(EARLIER, tmp_path / "run"))
+    config = experiment.load(directory)[0]
+    (directory / file).unlink()
+    os.mkfifo(directory / file)
+    with pytest.raises(OSError, match="it is no regular file"):
+        experiment.execute(config, str(directory), progress=False, console=lambda text: None)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fedjax_core.storage.forms import check
+from fedjax_core.storage.forms import Positive, check
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,7 @@ from fedjax_core.storage.forms import check
         ([1.5, 2, "NaN", "-Infinity"], [float]),
         (0.5, (float, [float])),
         ([0.5], (float, [float])),
+        ({"chunk": 1}, {"chunk": Positive}),
         (True, bool),
         (None, (str, type(None))),
     ],
@@ -32,6 +33,8 @@ def test_what_fits(value, form):
         ("much", float, "x.json is text ('much'), expected a number!"),
         ([[1], [2, "b"]], [[int]], "[1][1] of x.json is text ('b'), expected a whole number!"),
         ({"plan": {"chunk": 1.5}}, {"plan?": {"chunk": int}}, "plan.chunk of x.json is a number (1.5), expected a whole number!"),
+        ({"chunk": 0}, {"chunk": Positive}, "chunk of x.json is a whole number (0), expected a whole number of at least 1!"),
+        ({"chunk": True}, {"chunk": Positive}, "chunk of x.json is true or false (True), expected a whole number of at least 1!"),
         ({"plan": {}}, {"plan": {"chunk": int}}, "plan of x.json has no chunk, expected a whole number!"),
         ({}, {"a": [int]}, "x.json has no a, expected a list!"),
         ({"a": {"b": 1}}, {str: {str: str}}, "a.b of x.json is a whole number (1), expected text!"),

@@ -368,6 +368,39 @@ def test_our_own_files(tmp_path):
         weights.write(path, net, "timm")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"std": -1.0}, r"m: std=-1.0 must be finite and positive: inputs are normalised by it"),
+        ({"std": [1.0, 1e308]}, r"m: std=\[1.0, 1e\+308\] must be finite and positive"),
+        ({"mean": 1e308}, r"m: mean=1e\+308 must be finite"),
+        ({"params.head.bias": np.inf}, r"m \(own\): params.head.bias is not finite; a network needs finite weights"),
+        ({"params.head.bias": 1e308}, r"m \(own\): params.head.bias is not finite"),
+        (
+            {"stats.stage1_block1.norm1.var": -1.0},
+            r"m \(own\): stats.stage1_block1.norm1.var has -1; a variance must be at least 0",
+        ),
+    ],
+)
+def test_numbers_that_cannot_be_computed_with_are_refused(tmp_path, change, said):
+    """As `predict` refuses them."""
+    description = {"model": "resnet8", "classes": 2, "class_names": ["a", "b"], "input_shape": (8, 8, 3), "statistics": "average"}
+    model = nn.build("resnet8", 2, (8, 8, 3))
+    net = jax.tree.map(np.array, model.init(jax.random.key(0)))
+    arrays = export.named(net)
+    for name in change.keys() & arrays.keys():
+        arrays[name] = np.full(arrays[name].shape, change[name], np.float64)
+    told = description | {"mean": 0.0, "std": 1.0} | {name: change[name] for name in change if name in ("mean", "std")}
+    write_tensors(tmp_path / "m", arrays, {"description": json.dumps(told)})
+    read = (
+        functools.partial(weights.backbone, name="resnet8", like=shapes(model))
+        if change.keys() & arrays.keys()
+        else weights.scaling
+    )
+    with pytest.raises(ValueError, match=said):
+        read(tmp_path / "m")
+
+
 @pytest.mark.parametrize("name", ["cnn", "mlp"])
 def test_networks_that_others_have_not(tmp_path, name):
     model = nn.build(name, 3, (8, 8, 3))

@@ -116,6 +116,29 @@ def test_fields_that_may_differ(tmp_path):
     assert read_json(tmp_path / "config.json") == asked
 
 
+def test_a_directory_is_begun_anew_below_its_links(tmp_path):
+    """Checkpoints may be on another disk, by a link; what is no run's stays."""
+    (tmp_path / "far" / "00000001").mkdir(parents=True)
+    (tmp_path / "far" / "00000001" / "leaves.json").touch()
+    (tmp_path / "lines").write_text("{}")
+    WorkDir.open(tmp_path / "run", CONFIG).close()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "far")
+    (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "lines")
+    os.mkfifo(tmp_path / "run" / "metrics.csv")
+    (tmp_path / "run" / "tensorboard" / "deep").mkdir(parents=True)
+    (tmp_path / "run" / "mine").mkdir()
+    with WorkDir.open(tmp_path / "run", CONFIG | {"rounds": 7}, should_begin_anew=lambda: True) as run:
+        assert (run.resumed, run.begun_anew) == (False, True)
+    assert names(tmp_path / "run") == {
+        *(".lock", "config.json", "environment.json", "mine", "checkpoints", "metrics.jsonl", "metrics.csv")
+    }
+    assert (tmp_path / "run" / "checkpoints").is_symlink()
+    assert (tmp_path / "run" / "metrics.jsonl").is_symlink()
+    assert not (tmp_path / "lines").exists()
+    assert not list((tmp_path / "far").iterdir())
+    assert read_json(tmp_path / "run" / "config.json")["rounds"] == 7
+
+
 @pytest.mark.parametrize("files", [["thesis.tex"], ["config.json"], ["environment.json"], ["config.json", ".lock"]])
 def test_a_foreign_directory_is_left_alone(tmp_path, files):
     for file in files:

@@ -9,8 +9,10 @@ import pytest
 from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands import tables
+from fedjax_core.data import contents
 from fedjax_core.reporting import report
 from fedjax_core.run import CallbackFailed
+from fedjax_core.storage.json_files import write_json
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
 
 
@@ -36,11 +38,48 @@ def test_finished_runs_are_not_run_again_and_a_change_runs_its_row_only(tmp_path
     assert len(fake.done) == 6, "the old setting is still there"
 
 
+def test_a_tilde_is_the_users_home(tmp_path, fake, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run("~/table", seeds=[0])
+    assert len(list((tmp_path / "table" / "runs").iterdir())) == 4
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_new_measure_or_target_runs_nothing(tmp_path, fake):
     run(tmp_path, seeds=[0])
     best = definition(measures=(GLOBAL, Measure("best", GLOBAL.scores, "best")), targets=(0.6,))
     run(tmp_path, best, seeds=[0])
     assert len(fake.done) == 4
+
+
+def test_finished_runs_of_other_data_are_not_taken_up(tmp_path, fake, monkeypatch):
+    """As after a file was made anew under its name: the table would average both."""
+    run(tmp_path, seeds=[0])
+    config = tables.cells(definition(), "smoke", [0])[0].config
+    digest, loaded = contents.digest_data(experiment.dataset(config)).digest, []
+    folders = sorted((tmp_path / "runs").iterdir())
+    for folder in folders:
+        write_json(folder / "run.json", {"data": {"digest": digest}})
+    real = experiment.dataset
+    monkeypatch.setattr(experiment, "dataset", lambda config: loaded.append(config) or real(config))
+    outcome, _ = run(tmp_path, seeds=[0])
+    assert (len(outcome.results), len(outcome.failures), len(loaded)) == (4, 0, 1)  # columns differ in their partition alone
+    write_json(folders[0] / "run.json", {"data": {"digest": digest[:-1] + ("0" if digest[-1] != "0" else "1")}})
+    outcome, said = run(tmp_path, seeds=[0])
+    (failed,) = outcome.failures.values()
+    assert failed.startswith(f"{folders[0]} holds a run on other data: the digest of its inputs or targets is ")
+    assert len(outcome.results) == 3
+    assert len(fake.done) == 4
+
+    def gone(config):
+        raise FileNotFoundError(2, "no data set here", "x.npz")
+
+    monkeypatch.setattr(experiment, "dataset", gone)
+    outcome, said = run(tmp_path, seeds=[0])
+    assert len(outcome.results) == 4
+    what = "its finished runs are taken up without comparing their data, which cannot be read"
+    assert [line for line in said if "comparing" in line] == [f"IID: {what}: no data set here: x.npz"]
 
 
 def test_a_failure_does_not_end_the_others_and_names_its_cell(tmp_path, fake):

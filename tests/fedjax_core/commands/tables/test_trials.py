@@ -3,12 +3,16 @@
 import errno
 import math
 
+import numpy as np
 import pytest
 
 from configs.tables.base import Row
+from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import running
+from fedjax_core.data import contents, federated, sources
 from fedjax_core.engine.simulation import Diverged
+from fedjax_core.storage.json_files import write_json
 from tests.fedjax_core.commands.tables.searches import RATES, definition, get_config, line, rates, run
 
 LOCKED = BlockingIOError(11, "another process runs there (pid 7)")
@@ -38,6 +42,22 @@ def test_a_trial_that_diverges_is_the_worst_and_is_not_tried_again(tmp_path, fak
     fake_search.act, before = (lambda name, config: None), len(fake_search.done)
     run(tmp_path, only=["a"])
     assert len(fake_search.done) == before
+
+
+def test_trials_of_other_data_choose_nothing(tmp_path, fake_search, monkeypatch):
+    run(tmp_path, only=["a"])
+    of = sources.from_arrays(np.zeros((4, 2), np.float32), [0, 1, 0, 1], np.zeros((2, 2), np.float32), [0, 1])
+    data = federated.from_index(of, [[0, 1], [2, 3]], [[0], [1]])
+    monkeypatch.setattr(experiment, "dataset", lambda config: data)
+    digest = contents.digest_data(data).digest
+    folders = [folder for folder in sorted((tmp_path / "runs").iterdir()) if folder.name.startswith("a--")]
+    for folder in folders:
+        write_json(folder / "run.json", {"data": {"digest": digest}})
+    assert not run(tmp_path, only=["a"])[0].failures
+    write_json(folders[-1] / "run.json", {"data": {"digest": digest[:-4] + "0000"}})
+    outcome, _ = run(tmp_path, only=["a"])
+    assert list(outcome.failures.values())
+    assert all("holds a run on other data" in why for why in outcome.failures.values())
 
 
 def test_a_signal_while_a_trial_diverges_ends_the_table(tmp_path, fake_search):
