@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from fedjax_core import experiment, own_code
-from fedjax_core.commands.tables import measures
-from fedjax_core.commands.tables.cells import Cell, cell, cells, choose
+from fedjax_core.commands.tables import comparability, measures
+from fedjax_core.commands.tables.cells import Cell, cell, cells, choose, configs_of
 from fedjax_core.commands.tables.compared import Known
 from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.progress import SILENCE, Beat, Heartbeat, Job, Pace
@@ -186,6 +186,8 @@ class _Going:
         done, trials = sum(s.done for s in standings), sum(s.done + len(s.waiting) + len(s.later) for s in standings)
         of_trials = f"{done} of {trials} runs of the search and " if trials else ""
         there = sum(one.name in self.results for one in mine)
+        for difference in comparability.find_differences(self._table, configs_of(self.every)):
+            self._say(f"rows differ in {difference}")
         self._say(f"{of_trials}{there} of {len(mine)} runs are finished, {len(left)} to do")
         self._write()
         for i, place in enumerate(places):
