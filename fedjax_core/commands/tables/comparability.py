@@ -95,7 +95,12 @@ def find_differences(table: Any, configs: Configs) -> list[Difference]:
 
 def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
     """Returns which rows of a column have which settings of a kind; empty if all have the same."""
-    settings = {row.label: _settings_of(kind, configs[row.label, column], row.space) for row in table.rows}
+    fewer = () if table.search is None else table.search.fewer  # named there, and told below "Search"
+    searched = {field: values for row in table.rows for field, values in row.space.items()}
+    settings = {
+        row.label: _settings_of(kind, configs[row.label, column], searched if row.label in fewer else row.space)
+        for row in table.rows
+    }
     names = dict.fromkeys(name for setting in settings.values() for name in setting)
     differing = [n for n in names if len({repr(s.get(n)) for s in settings.values()}) > 1]
     if not differing:
@@ -126,7 +131,8 @@ def _settings_of(kind: str, config: Any, space: Mapping[str, Any]) -> dict[str, 
             continue
         if field == "evaluation.select":  # of the model that a method has
             value = re.sub("/(global|personal)/own/", "/own/", str(value))
-        setting[field] = SEARCHED if field in space else value
+        setting[field] = value
+    setting |= {field: SEARCHED for field in space if any(_is_of(field, wanted) for wanted in FIELDS[kind])}
     if kind == "batch":
         batch = setting.get("method.batch") or _method_options(config).get("batch")
         return {"": SEARCHED if "method.batch" in space else batch}

@@ -139,7 +139,7 @@ def _wrap(table: Any, what: str, name: str, form: str, lines: Sequence[str], not
 def _end_sentence(note: str) -> str:
     """Returns a note as a sentence."""
     note = note.rstrip(".").replace("`", "")
-    return f"{escaped(note[:1].upper() + note[1:])}."
+    return f"{escaped(note[:1].upper() + note[1:])}.".replace(r" \%", r"~\%")
 
 
 def escaped(text: str) -> str:

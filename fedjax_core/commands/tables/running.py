@@ -19,7 +19,7 @@ from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.progress import SILENCE, Beat, Heartbeat, Job, Pace
 from fedjax_core.commands.tables.results import Contents, Result, counted, finished, result_of
 from fedjax_core.commands.tables.search import plan
-from fedjax_core.commands.tables.trials import Searches, give_up
+from fedjax_core.commands.tables.trials import Searches, delete_states, give_up, has_states, mark_as_trial
 from fedjax_core.commands.tables.written import write
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine.simulation import Diverged
@@ -129,8 +129,9 @@ class _Going:
 
     def _take_up(self, some: Sequence[Cell]) -> None:
         """The results of cells that lie finished, each said where that takes long; what cannot be read is the cell's failure."""
-        there = [] if self._counts else [one for one in some if self._read(one, lambda one: finished(self._folder, one))]
         long = any(measures.is_analysis(measure) and not measures.is_count(measure) for measure in self._table.measures)
+        is_there = lambda one: finished(self._folder, one) and (not long or has_states(self._folder / "runs" / one.name))
+        there = [] if self._counts else [one for one in some if self._read(one, is_there)]
         said = time.monotonic()
         for i, one in enumerate(there, 1):
             if long or time.monotonic() - said > SILENCE:
@@ -165,6 +166,8 @@ class _Going:
         if place in self._settled:
             return
         if standing.chosen is None:
+            if standing.settled:  # all have diverged
+                delete_states(self._folder, self._searches.studies[place], {one.name for one in self.every})
             if place in self._searches.failures:
                 self._fail_all(place, self._searches.failures[place])
             return
@@ -177,6 +180,7 @@ class _Going:
                 self.failures.pop(one.name, None)
                 made = cell(self._table, row, column, one.seed, self._variant, tuned)
                 self.every[i] = made._replace(own=one.own)  # as the trials began
+        delete_states(self._folder, self._searches.studies[place], {one.name for one in self.every})
         self._take_up([one for one in self.every if (one.row, one.column) == place])
 
     def on(self, places: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> Outcome:
@@ -347,6 +351,8 @@ class _Going:
                 self.results[one.name] = counted(self._table, one, data)
                 return [False]
             place = str(self._folder / "runs" / one.name)
+            if one.trial is not None:
+                mark_as_trial(self._folder, one)
             try:
                 ended = experiment.execute(one.config, place, self._bar, data=data, console=lambda text: None)
             except Diverged as error:
@@ -362,6 +368,9 @@ class _Going:
                 own_code.check_same(one.own)
             data, silent = self._data_of(some[0]), lambda text: None
             runs = [experiment.Run(one.config, str(self._folder / "runs" / one.name), silent) for one in some]
+            for one in some:
+                if one.trial is not None:
+                    mark_as_trial(self._folder, one)
             ended = experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other
         except Exception as error:
             return [error] * len(some)

@@ -67,7 +67,7 @@ def test_rows_may_share_one_config():
     one = get_config("smoke")
     rows = (Row("a", lambda variant: one), Row("b", lambda variant: one, {"optimizer.lr": 0.5}))
     before = one.to_dict()
-    found = tables.cells(definition(rows=rows), "smoke", [0, 1])
+    found = tables.cells(definition(rows=rows, differ=("optimizer",)), "smoke", [0, 1])
     assert [(c.config.seed, c.config.data.partition, c.config.optimizer.lr) for c in found if c.seed == 0] == [
         (0, partition, lr) for partition in ("iid", "dirichlet(alpha=0.3)") for lr in (before["optimizer"]["lr"], 0.5)
     ]
@@ -80,6 +80,7 @@ def test_changes_apply_from_the_table_to_the_cell():
         columns=(Column("a", {"optimizer.lr": 0.02}), Column("b", {})),
         rows=(Row("r", get_config, {"rounds": 8}), Row("s", get_config)),
         cells={("r", "a"): {"rounds": 9, "method.batch": 5}},
+        differ=("rounds", "batch"),
     )
     found = {
         (c.row, c.column): (c.config.optimizer.lr, c.config.rounds, c.config.method.batch)

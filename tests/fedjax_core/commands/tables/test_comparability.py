@@ -28,7 +28,7 @@ def cells(**changes):
 def test_rows_that_are_unlike_are_refused_unless_the_definition_says_so(kind):
     changes, said = UNLIKE[kind]
     rows = (FEDAVG, Row("Other", get_config, changes))
-    with pytest.raises(ValueError, match="^rows differ in") as error:
+    with pytest.raises(ValueError, match=r"^rows differ in") as error:
         cells(rows=rows)
     assert said in str(error.value)
     assert f"Table(differ=('{kind}',))" in str(error.value)
