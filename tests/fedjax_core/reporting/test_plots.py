@@ -321,7 +321,7 @@ def test_differences_have_a_key_beside_the_axis_and_a_row_for_the_method_at_0(tm
     assert [label.get_text() for label in axes.get_yticklabels()] == ["A", "Zero", "B"]
     (mark,) = [line for line in axes.lines if line.get_marker() == "|"]
     assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([0], [1])
-    kinds, key = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
+    key, kinds = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
     assert kinds == ["personal model", "global model"]
     assert key == ["95 % interval", "0 is not in it", "0 is in it", "bold: not told apart from the best"]
     boxes = [legend.get_window_extent() for legend in figure.legends] + [axes.xaxis.label.get_window_extent()]

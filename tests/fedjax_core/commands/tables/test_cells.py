@@ -138,7 +138,7 @@ def test_another_method_drops_the_options_of_the_old_one_as_the_command_line_doe
     (cell,) = tables.cells(definition(rows=(row,), columns=(Column("IID", {}),)), "smoke", [0])
     assert cell.config.method.to_dict() == {"name": name, "batch": 32}
     options = {"method.name": "ditto", "method.lam": 0.5}
-    rows = (Row("FedAvg", get_config), Row("Ditto", fedprox.get_config, options))
+    rows = (Row("FedProx", fedprox.get_config), Row("Ditto", fedprox.get_config, options))
     table = definition(rows=rows, changes={"method.epochs": 2}, measures=(OWN,))
     cell = tables.cells(table, "smoke", [0])[1]
     assert cell.config.method.to_dict() == {"name": "ditto", "epochs": 2, "batch": 32, "lam": 0.5}

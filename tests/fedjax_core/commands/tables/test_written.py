@@ -129,7 +129,7 @@ def test_notes_of_latex_wrap_below_the_tabular(tmp_path, fake):
     assert "Test accuracy (global model, all test data), last round" in below
     assert r"A long note with code \& signs." in below
     assert r"hold the true mean in about 75~\% of the cases, not in 95~\%" in below
-    assert r"Uniform \& co. & 1.5 [1.5, 1.5]; +0.00 [+0.00, +0.00] &" in tex
+    assert r"Uniform \& co. & 1.5 [1, 2]; +0.00 [+0.00, +0.00] &" in tex
     assert r"\begin{table}" not in tex
 
 
