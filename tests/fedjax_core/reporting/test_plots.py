@@ -324,6 +324,7 @@ def test_differences_have_a_key_beside_the_axis_and_a_row_for_the_method_at_0(tm
     key, kinds = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
     assert kinds == ["personal model", "global model"]
     assert key == ["95 % interval", "0 is not in it", "0 is in it", "bold: not told apart from the best"]
+    figure.draw_without_rendering()
     boxes = [legend.get_window_extent() for legend in figure.legends] + [axes.xaxis.label.get_window_extent()]
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width for box in boxes)
