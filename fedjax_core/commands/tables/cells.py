@@ -113,8 +113,7 @@ def cell(
 
 def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:
     config = copy.deepcopy(row.config(variant))  # which may return the same one each time
-    if not isinstance(config, ConfigDict):
-        raise ValueError(f"the row's config gave {values.short(config)}, not a ConfigDict as those of configs/ do")
+    _check_config(config)
     of_cell = table.cells.get((row.label, column.label), {})
     changes: dict[str, Any] = {}
     for some in (table.changes, column.changes, row.changes, of_cell, tuned):
@@ -131,6 +130,11 @@ def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str,
         config.data.seed += seed
     config.evaluation.targets = tuple(targets_of(table, column.label))
     return config
+
+
+def _check_config(config: Any) -> None:
+    if not isinstance(config, ConfigDict):
+        raise ValueError(f"the row's config gave {values.short(config)}, not a ConfigDict as those of configs/ do")
 
 
 def _take_method(changes: dict[str, Any]) -> dict[str, Any]:

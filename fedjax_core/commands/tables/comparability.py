@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
 from fedjax_core import by_name, experiment
 from fedjax_core.commands.tables import measures
 from fedjax_core.storage.json_files import plain
@@ -192,7 +190,7 @@ def _method_options(config: Any) -> dict[str, Any]:
 def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in fields.items():
-        if isinstance(value, Mapping | ConfigDict):
+        if isinstance(value, Mapping):
             flat |= _flatten(value, f"{prefix}{name}.")
         elif value is not None:
             flat[f"{prefix}{name}"] = value

@@ -5,11 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fedjax_core import values
+from fedjax_core.experiment.fields import or_none
 from fedjax_core.values import Limit, Positive, Seed, one_of
 
 Label = Annotated[str, Limit("of printable characters", str.isprintable)]
 Digits = Annotated[int, Limit("in [0, 12]", lambda value: 0 <= value <= 12)]
-Reference = Annotated[str, Limit("a label of LaTeX, such as 'tab:first'", re.compile(r"[\w:./*+-]+").fullmatch)]
+LABEL_OF_LATEX = re.compile(r"[\w:./*+-]+")
+Reference = Annotated[
+    str,
+    Limit("a label such as 'tab:first'", lambda value: LABEL_OF_LATEX.fullmatch(value) is not None),
+]
 Fields = Mapping[str, Any]
 
 ROW: Fields = {"label": Label, "config": Callable, "changes": Mapping, "space": Mapping}
@@ -20,7 +25,7 @@ MEASURE: Fields = {
     "statistic": str,
     "percent": bool | None,
     "unit": Positive,
-    "digits": Digits | None,
+    "digits": or_none(Digits),
     "better": str | None,
     "clients": str | None,
 }
@@ -32,9 +37,9 @@ SEARCH: Fields = {
     "fewer": Sequence[str],
 }
 LATEX: Fields = {
-    "environment": Annotated[str, one_of("table", "table*")] | None,
+    "environment": or_none(Annotated[str, one_of("table", "table*")]),
     "caption": str | None,
-    "label": Reference | None,
+    "label": or_none(Reference),
     "placement": str,
 }
 TABLE: Fields = {
