@@ -1,4 +1,4 @@
-"""Ditto on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), all in every round.
+"""Ditto on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/ditto.py --workdir=runs/ditto
 Expect:   see configs/RESULTS.md.
@@ -13,7 +13,6 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="ditto", lam=1.0, epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     if variant == "paper":
         base.as_in_fedpft(config)
     return config

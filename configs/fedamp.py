@@ -1,4 +1,4 @@
-"""FedAMP on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), all in every round.
+"""FedAMP on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/fedamp.py --workdir=runs/fedamp
 Expect:   see configs/RESULTS.md.
@@ -13,7 +13,6 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="fedamp", alpha=0.5, sigma=10.0, rho=1.0, epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     if variant == "paper":
         base.as_in_fedpft(config)
         config.method.update(sigma=20.0)  # the models of two clients are about 6.6 apart, squared, after one round

@@ -1,4 +1,4 @@
-"""FedAvg with fine-tuning on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), all in every round.
+"""FedAvg with fine-tuning on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/fedavg_ft.py --workdir=runs/fedavg_ft
 Expect:   see configs/RESULTS.md.
@@ -13,7 +13,6 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="fedavg_ft", epochs=5, finetune_epochs=5, finetune_rate=1.0, batch=32)
-    config.cohort.fraction = 1.0
     if variant == "paper":
         base.as_in_fedpft(config)
     return config

@@ -1,4 +1,4 @@
-"""FedBN on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), all in every round.
+"""FedBN on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/fedbn.py --workdir=runs/fedbn
 Expect:   see configs/RESULTS.md.
@@ -13,7 +13,6 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="fedbn", epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     config.models = ("resnet8(width=8)",)  # a network that has batch normalisation
     if variant == "smoke":
         config.models = ("resnet8(width=4)",)

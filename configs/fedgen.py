@@ -1,4 +1,4 @@
-"""FedGen on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), all in every round.
+"""FedGen on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/fedgen.py --workdir=runs/fedgen
           python -m methods.main --config=configs/fedgen.py --workdir=runs/frozen --config.method.generator_frozen=True
@@ -15,7 +15,6 @@ def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.models = ("mlp(widths=(200, 32))", "cnn(widths=(8, 16), dense=32)")
     config.method = dict(name="fedgen", variant="mixed", epochs=5, batch=32, noise=32, hidden=64, generator_frozen=False)
-    config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
         config.models = base.SMOKE_PAIR

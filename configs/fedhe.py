@@ -1,4 +1,4 @@
-"""FedHe on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), all in every round.
+"""FedHe on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/fedhe.py --workdir=runs/fedhe
 Expect:   see configs/RESULTS.md.
@@ -13,7 +13,6 @@ def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.models = ("mlp", "cnn(widths=(8, 16), dense=32)")
     config.method = dict(name="fedhe", alpha=0.5, epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
         config.models = base.SMOKE_PAIR

@@ -1,4 +1,4 @@
-"""FedHPL on scikit-learn's handwritten digits: 20 clients with three architectures, Dirichlet(0.5), all in every round.
+"""FedHPL on scikit-learn's handwritten digits: 20 clients with three architectures, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/fedhpl.py --workdir=runs/fedhpl
 Expect:   see configs/RESULTS.md.
@@ -21,7 +21,6 @@ def get_config(variant: str = "small"):
     )
     config.optimizer.update(name="adam", lr=2e-3)
     config.method = dict(name="fedhpl", epochs={"paper": 1, "small": 5, "smoke": 2}[variant], batch=32)
-    config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
         config.models = ("vit(patch=2, width=16, depth=1, heads=2, prompts=3)", "cnn(widths=(8,), dense=16, frame=1)")

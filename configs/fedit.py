@@ -1,4 +1,4 @@
-"""FedIT on scikit-learn's handwritten digits, without an adapter: uniform FedAvg; 20 clients, Dirichlet(0.5), all in every round.
+"""FedIT on scikit-learn's handwritten digits, without an adapter: uniform FedAvg; 20 clients, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/fedit.py --workdir=runs/fedit
 Expect:   see configs/RESULTS.md.
@@ -12,7 +12,6 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="fedit", epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     if variant == "paper":
         base.as_in_fedoa(config)
     return config

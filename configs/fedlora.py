@@ -1,4 +1,4 @@
-"""FedLoRA on scikit-learn's handwritten digits, without an adapter: 20 clients, Dirichlet(0.5), all in every round.
+"""FedLoRA on scikit-learn's handwritten digits, without an adapter: 20 clients, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/fedlora.py --workdir=runs/fedlora
 Expect:   see configs/RESULTS.md.
@@ -12,7 +12,6 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="fedlora", epochs=5, finetune_epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     if variant == "paper":
         config.method = dict(name="fedlora", finetune_epochs=2)
         base.as_in_fedoa(config)

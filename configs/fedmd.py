@@ -17,7 +17,6 @@ def get_config(variant: str = "small"):
     config.public = "only(of='digits', classes=(7, 8, 9))"
     config.models = ("mlp(widths=(200, 32))", "cnn(widths=(8, 16), dense=32)")
     config.method = dict(name="fedmd", digest_epochs=1, epochs=4, batch=32, public_epochs=20, private_epochs=25)
-    config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
         config.models = base.SMOKE_PAIR

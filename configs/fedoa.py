@@ -1,4 +1,4 @@
-"""FedOA on scikit-learn's handwritten digits, without an adapter: 20 clients, Dirichlet(0.5), all in every round.
+"""FedOA on scikit-learn's handwritten digits, without an adapter: 20 clients, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/fedoa.py --workdir=runs/fedoa
 Expect:   see configs/RESULTS.md.
@@ -13,7 +13,6 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="fedoa", lam=0.5, epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     if variant == "smoke":
         config.models = ("vit(patch=4, width=16, depth=1, heads=2)",)
         config.adapter, config.train = "lora(rank=2)", "head"

@@ -1,4 +1,4 @@
-"""FedPFT on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), all in every round; with a contrast FedPFT+Con.
+"""FedPFT on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round; with a contrast FedPFT+Con.
 
 Command:  python -m methods.main --config=configs/fedpft.py --workdir=runs/fedpft
           python -m methods.main --config=configs/fedpft.py --workdir=runs/fedpft_con --config.method.contrast.on=True
@@ -40,7 +40,6 @@ def get_config(variant: str = "small"):
             first=0,
         ),
     )
-    config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own",)
     if variant == "paper":
         base.as_in_fedpft(config)

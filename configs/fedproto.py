@@ -1,4 +1,4 @@
-"""FedProto on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), all in every round.
+"""FedProto on scikit-learn's handwritten digits: 20 clients with two architectures, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/fedproto.py --workdir=runs/fedproto
 Expect:   see configs/RESULTS.md.
@@ -14,7 +14,6 @@ def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.models = ("mlp(widths=(200, 32))", "cnn(widths=(8, 16), dense=32)")
     config.method = dict(name="fedproto", lam=1.0, epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
         config.models = base.SMOKE_PAIR

@@ -1,4 +1,4 @@
-"""Local training on scikit-learn's handwritten digits: what 20 clients, Dirichlet(0.5), reach alone.
+"""Local training on scikit-learn's handwritten digits: what 20 clients, Dirichlet(0.5), reach alone, 8 of them a round.
 
 Command:  python -m methods.main --config=configs/local.py --workdir=runs/local
 Expect:   see configs/RESULTS.md.
@@ -12,7 +12,6 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="local", epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "paper":
         config.data.update(
@@ -20,6 +19,7 @@ def get_config(variant: str = "small"):
         )
         config.models = ("resnet8(stem='imagenet')",)
         config.method = dict(name="local", epochs=5, batch=100)
+        config.cohort.fraction = 1.0
         config.evaluation.scopes = ("own",)
         config.rounds = 1000
     return config

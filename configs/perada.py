@@ -1,4 +1,4 @@
-"""PerAda on scikit-learn's handwritten digits, without distillation: 20 clients, Dirichlet(0.5), all in every round.
+"""PerAda on scikit-learn's handwritten digits, without distillation: 20 clients, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/perada.py --workdir=runs/perada
 Expect:   see configs/RESULTS.md.
@@ -13,7 +13,6 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="perada", lam=0.1, epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     if variant == "paper":
         config.method = dict(name="perada", lam=0.5, measure=True)
         base.as_in_fedoa(config)

@@ -1,4 +1,4 @@
-"""pFedMe on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), all in every round.
+"""pFedMe on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/pfedme.py --workdir=runs/pfedme
 Expect:   see configs/RESULTS.md.
@@ -13,7 +13,6 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="pfedme", lam=1.0, inner_steps=5, outer_lr=0.5, epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     if variant == "paper":
         config.method = dict(name="pfedme", lam=0.5, inner_steps=1, outer_lr=0.5)
         base.as_in_fedoa(config)

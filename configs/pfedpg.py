@@ -1,4 +1,4 @@
-"""pFedPG on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), all in every round, over a frozen random ViT.
+"""pFedPG on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round, over a frozen random ViT.
 
 Command:  python -m methods.main --config=configs/pfedpg.py --workdir=runs/pfedpg
 Expect:   see configs/RESULTS.md.
@@ -17,7 +17,6 @@ def get_config(variant: str = "small"):
     config.train = "prompts"
     config.optimizer.update(lr=0.02, momentum=0.9)
     config.method = dict(name="pfedpg", heads=4, inner=32, server_lr=0.001, epochs=5, batch=32)
-    config.cohort.fraction = 1.0
     config.evaluation.scopes = ("own", "all")
     if variant == "smoke":
         config.models = ("vit(patch=8, width=32, depth=1, heads=4, prompts=4, deep=False)",)

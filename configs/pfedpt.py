@@ -1,4 +1,4 @@
-"""pFedPT on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), all in every round.
+"""pFedPT on scikit-learn's handwritten digits: 20 clients, Dirichlet(0.5), 8 a round.
 
 Command:  python -m methods.main --config=configs/pfedpt.py --workdir=runs/pfedpt
 Expect:   see configs/RESULTS.md.
@@ -13,9 +13,8 @@ from configs import base
 
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
-    config.method = dict(name="pfedpt", pad=1, prompt_epochs=5, prompt_lr=1.0, epochs=5, batch=32)
-    config.cohort.fraction = 1.0
+    config.method = dict(name="pfedpt", pad=1, prompt_epochs=2, prompt_lr=1.0, epochs=3, batch=32)
     if variant == "paper":
         base.as_in_fedpft(config)
-        config.method.update(pad=2, prompt_epochs=2, epochs=3)
+        config.method.update(pad=2)
     return config

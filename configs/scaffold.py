@@ -13,11 +13,11 @@ from configs import base
 def get_config(variant: str = "small"):
     config = base.get_config(variant)
     config.method = dict(name="scaffold", epochs=5, batch=32, server_lr=1.0)
-    config.optimizer.lr = 0.05
     if variant == "paper":
         config.data.update(source="emnist(split='balanced')", clients=100, partition="shards(shards_per_client=2)")
         config.models = ("mlp(widths=(200,))",)
         config.cohort.fraction = 0.2
+        config.optimizer.lr = 0.05
         config.method = dict(name="scaffold", epochs=5, batch=226, server_lr=1.0)  # 1,128 examples a client
         config.rounds = 1000
     return config

@@ -146,6 +146,15 @@ def test_the_small_variant_builds(name):
     assert build(get(name, "small")).population >= 1
 
 
+@pytest.mark.parametrize("variant", ["small", "smoke"])
+def test_small_configs_train_as_many_of_the_clients(variant):
+    """So that a table of any of them compares methods alone; papers with all clients in each round have them in `paper`."""
+    fractions = {name: get(name, variant).cohort.fraction for name in NAMES}
+    assert fractions == dict.fromkeys(NAMES, base.get_config(variant).cohort.fraction)
+    assert {get(name, variant).cohort.get("size") for name in NAMES} == {None}
+    assert get("ditto", "paper").cohort.fraction == get("local", "paper").cohort.fraction == 1.0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_smoke_needs_no_files_and_runs(name):
     """A round and its scores; what a run leaves on the disk depends on no method (test_command_line.py)."""

@@ -158,6 +158,23 @@ class Paper:
 
 
 @dataclasses.dataclass(frozen=True)
+class Latex:
+    """How table.tex has a table: each measure's numbers in an environment of their own, with caption and label.
+
+    Attributes:
+      environment: "table", or "table*" over both columns of a page; None: tabulars alone, for an environment of yours.
+      caption: as LaTeX; of several measures each adds its label. None: the table's title.
+      label: as LaTeX; of several measures each adds its own name, "tab:first-whole-test-set". None: of the title.
+      placement: of the environment.
+    """
+
+    environment: str | None = "table"
+    caption: str | None = None
+    label: str | None = None
+    placement: str = "t"
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
     """The definition.
 
@@ -178,6 +195,9 @@ class Table:
       against: the row whose difference to all others is given, with its interval; None: none is.
       figure: labels of the measures that the figure of differences to `against` shows side by side; none: the first of them.
       search: how settings are chosen; None: each row has its own.
+      differ: in which settings rows may differ beside their methods: "cohort", "rounds", "epochs", "batch", "network",
+        "optimizer", "data". A table whose rows differ in anything else is refused; what differs stands above its numbers.
+      latex: environment, caption and label of table.tex; None: it has tabulars alone.
     """
 
     title: str
@@ -195,3 +215,5 @@ class Table:
     against: str | None = None
     figure: Sequence[str] = ()
     search: Search | None = None
+    differ: Sequence[str] = ()
+    latex: Latex | None = None

@@ -43,4 +43,5 @@ def get_table(variant: str = "small"):
         | ({"rounds": 2, "evaluation.every": 2} if variant == "smoke" else {}),
         note="own test rows: the mean over the clients of the accuracy on their own test rows, of the model that each uses. whole "
         "test set: of a global model, or the mean over the clients' models.",
+        differ=("cohort", "rounds", "epochs", "network", "optimizer", "data"),
     )

@@ -101,4 +101,5 @@ def get_table(variant: str = "small") -> Table:
             trials=2 if variant == "smoke" else 8,
         ),
         note="Test rows choose nothing: settings and the round are chosen on validation rows. `configs/tables/fair.py` says how.",
+        differ=("epochs",) if variant == "smoke" else (),  # FedProto's smoke config has one
     )

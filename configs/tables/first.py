@@ -49,4 +49,5 @@ def get_table(variant: str = "small") -> Table:
         targets=(0.8, 0.9),
         note="own test rows: each client's own, scored by the model that it uses, over all these rows together. whole test set: of "
         "a global model, or the mean over the clients' models. 40 % of the clients take part in a round; in Local and FedHe all.",
+        differ=("cohort", "epochs"),
     )

@@ -108,6 +108,16 @@ def _delete(place: Path) -> None:
         place.unlink()
 
 
+def lock_directory(path: Path) -> Lock:
+    """Returns the lock of a run's directory, taken: no run begins there before it is closed.
+
+    Raises:
+      BlockingIOError: another process runs there.
+      OSError: this process does, or the lock cannot be made.
+    """
+    return Lock(path / _LOCK)
+
+
 class WorkDir:
     """The directory of one run, held by one process at a time. Made by `WorkDir.open`; closes as a context manager.
 

@@ -340,4 +340,6 @@ def get_table(variant: str = "small") -> Table:
     columns = (column(CIFAR10, "IID", variant),)
     paper = published(of_iid, "Tables 1 and 2", columns) | dict.fromkeys(("Local", "Local (CNN)", "Local (ViT)"))
     note = "The paper's numbers are of its own setting: pre-trained ViT-B and mixed networks at 224 pixels, all 50,000 images."
-    return table("FedHPL: all methods", variant, rows, columns, paper=paper, note=note)
+    return table(
+        "FedHPL: all methods", variant, rows, columns, paper=paper, note=note, differ=("rounds", "epochs", "network", "data")
+    )

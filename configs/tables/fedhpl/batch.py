@@ -17,4 +17,4 @@ def get_table(variant: str = "small"):
     cells = {(row.label, "SVHN, Dir"): mixed for row in rows if len(columns) > 1}
     lines = {row: " ".join(str(of_row[c.label]) for c in columns) for row, of_row in PAPER.items()}
     paper = fedhpl.published(lines, "appendix C.5.5", columns)
-    return fedhpl.table("FedHPL, batches", variant, rows, columns, cells=cells, paper=paper)
+    return fedhpl.table("FedHPL, batches", variant, rows, columns, cells=cells, paper=paper, differ=("batch",))

@@ -17,4 +17,4 @@ def get_table(variant: str = "small"):
         rows.append(fedhpl.fedhpl("FedHPL (CNN, 32 pixels)", {**fedhpl.framed(variant, 32), "rounds": 100}))
         rows.append(fedhpl.fedhpl("FedHPL (ViT, 32 pixels)", vits))
     columns = tuple(fedhpl.column(fedhpl.CIFAR10, skew, variant) for skew in fedhpl.SKEWS)
-    return fedhpl.table("FedHPL, Figure 10", variant, rows, columns)
+    return fedhpl.table("FedHPL, Figure 10", variant, rows, columns, differ=("rounds", "network"))

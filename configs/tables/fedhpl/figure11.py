@@ -21,4 +21,4 @@ def get_table(variant: str = "small"):
         for n in (1, 3, 5, 10):
             rows.append(fedhpl.fedhpl(f"{name}, n {n}", fedhpl.heterogeneous(variant, f"prompts={n}{option}")))
     columns = (fedhpl.column(fedhpl.CIFAR10, "Dir", variant),)
-    return fedhpl.table("FedHPL, Figure 11", variant, rows, columns, MEASURES)
+    return fedhpl.table("FedHPL, Figure 11", variant, rows, columns, MEASURES, differ=("network",))

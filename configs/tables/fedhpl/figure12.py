@@ -17,4 +17,4 @@ def get_table(variant: str = "small"):
         rows += [fedhpl.fedhpl(f"{name}, gamma {gamma}", networks, gamma=gamma) for gamma in (0.0, 0.5, 1.5, 2.0)]
         rows += [fedhpl.fedhpl(f"{name}, T {t}", networks, temperature=t) for t in (1.5, 2.5, 3.5, 5.0)]
     columns = (fedhpl.column(fedhpl.CIFAR10, "Dir", variant),)
-    return fedhpl.table("FedHPL, Figure 12", variant, rows, columns, MEASURES)
+    return fedhpl.table("FedHPL, Figure 12", variant, rows, columns, MEASURES, differ=("network",))

@@ -28,5 +28,5 @@ def get_table(variant: str = "small"):
     rows = [row for row in fedhpl.many_networks(variant) if row.label in ("FedGen", "FedGH", "FedProto", "FedTGP")]
     columns = tuple(column(data, variant) for data in (HELD if variant == "paper" else (fedhpl.CIFAR10,)))
     measures = (Measure("last round", OWN), Measure("best round", OWN, "best"))
-    table = fedhpl.table("FedHPL, Figures 7 to 9", variant, rows, columns, measures)
+    table = fedhpl.table("FedHPL, Figures 7 to 9", variant, rows, columns, measures, differ=("network",))
     return dataclasses.replace(table, changes={**table.changes, "evaluation.scopes": ("own",)})

@@ -67,4 +67,13 @@ def get_table(variant: str = "small"):
         fedhpl.SHARED | fedhpl.SETTINGS[reduced] | size | ({} if variant == "smoke" else {"rounds": 10, "evaluation.every": 5})
     )
     note = "On backbones of one's own: no number here is of the paper's setting."
-    return fedhpl.Table("FedHPL on backbones of one's own", rows, columns, (fedhpl.LAST, fedhpl.BEST), SEEDS, changes, note=note)
+    return fedhpl.Table(
+        "FedHPL on backbones of one's own",
+        rows,
+        columns,
+        (fedhpl.LAST, fedhpl.BEST),
+        SEEDS,
+        changes,
+        note=note,
+        differ=("epochs", "network", "data"),
+    )

@@ -10,4 +10,6 @@ from configs.tables.fedhpl import all_methods as fedhpl
 def get_table(variant: str = "small"):
     columns = fedhpl.columns(variant)
     paper = fedhpl.published(fedhpl.TABLE1, "Table 1", columns)
-    return fedhpl.table("FedHPL, Table 1", variant, fedhpl.one_network(variant), columns, paper=paper)
+    return fedhpl.table(
+        "FedHPL, Table 1", variant, fedhpl.one_network(variant), columns, paper=paper, differ=("rounds", "epochs", "network")
+    )

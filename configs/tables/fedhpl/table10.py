@@ -22,7 +22,7 @@ def sent(variant: str, data, classes: int, paper):
     measures = tuple(Measure(f"{when} round", ("train/logits_sent",), when, unit=unit, digits=3) for when in ("first", "last"))
     numbers = fedhpl.published(paper, "Table 10", columns, measures, [[measure] for measure in measures])
     note = "Numbers in units of 2^20: the mean number of correct logits, times five clients, times classes and label."
-    return fedhpl.table("FedHPL, Table 10", variant, rows, columns, measures, paper=numbers, note=note)
+    return fedhpl.table("FedHPL, Table 10", variant, rows, columns, measures, paper=numbers, note=note, differ=("network",))
 
 
 def get_table(variant: str = "small"):

@@ -19,4 +19,4 @@ def get_table(variant: str = "small"):
     rows = (means[0], each[0], means[1], each[1])
     columns = fedhpl.columns(variant)
     paper = fedhpl.published(PAPER, "Table 11", columns)
-    return fedhpl.table("FedHPL, Table 11", variant, rows, columns, paper=paper)
+    return fedhpl.table("FedHPL, Table 11", variant, rows, columns, paper=paper, differ=("network",))

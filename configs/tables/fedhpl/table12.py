@@ -33,4 +33,6 @@ def get_table(variant: str = "small"):
         fedhpl.fedhpl(f"FedHPL{kind}, MoCo-v3 (2)", self_supervised(variant, networks)) for kind, networks in fedhpl.KINDS.items()
     )
     columns = fedhpl.columns(variant)
-    return fedhpl.table("FedHPL, Table 12", variant, rows, columns, paper=fedhpl.published(PAPER, "Table 12", columns))
+    return fedhpl.table(
+        "FedHPL, Table 12", variant, rows, columns, paper=fedhpl.published(PAPER, "Table 12", columns), differ=("network",)
+    )

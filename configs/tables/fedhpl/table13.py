@@ -26,4 +26,4 @@ def get_table(variant: str = "small"):
         rows.append(fedhpl.fedhpl(f"FedHPL{kind}", networks(variant)))
     columns = fedhpl.columns(variant, (0.1, 0.5, 1.0))
     paper = fedhpl.published({row.label: PAPER[row.label] for row in rows}, "Table 13", columns)
-    return fedhpl.table("FedHPL, Table 13", variant, rows, columns, paper=paper)
+    return fedhpl.table("FedHPL, Table 13", variant, rows, columns, paper=paper, differ=("rounds", "network"))

@@ -22,4 +22,4 @@ def get_table(variant: str = "small"):
     rows = [*fedhpl.both(variant), *(row for n in (2, 3, 4) for row in fedhpl.both(variant, f", {n} epochs", epochs=n))]
     columns = (fedhpl.column(fedhpl.CIFAR10, 0.1, variant),)
     paper = fedhpl.published(PAPER, "Table 14", columns, fedhpl.SPREAD, [[measure] for measure in fedhpl.SPREAD])
-    return fedhpl.table("FedHPL, Table 14", variant, rows, columns, fedhpl.SPREAD, paper=paper)
+    return fedhpl.table("FedHPL, Table 14", variant, rows, columns, fedhpl.SPREAD, paper=paper, differ=("epochs", "network"))

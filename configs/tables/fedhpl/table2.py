@@ -10,4 +10,11 @@ from configs.tables.fedhpl import all_methods as fedhpl
 def get_table(variant: str = "small"):
     columns = fedhpl.columns(variant)
     paper = fedhpl.published(fedhpl.TABLE2, "Table 2", columns)
-    return fedhpl.table("FedHPL, Table 2", variant, fedhpl.many_networks(variant), columns, paper=paper)
+    return fedhpl.table(
+        "FedHPL, Table 2",
+        variant,
+        fedhpl.many_networks(variant),
+        columns,
+        paper=paper,
+        differ=("rounds", "epochs", "network", "data"),
+    )

@@ -16,4 +16,4 @@ def get_table(variant: str = "small"):
     rows = fedhpl.both(variant)
     columns = tuple(fedhpl.column(fedhpl.CIFAR10, skew, variant) for skew in (0.1, 0.5, 1.0, "IID"))
     paper = fedhpl.published(PAPER, "Table 3 (left)", columns, fedhpl.SPREAD, [[measure] for measure in fedhpl.SPREAD])
-    return fedhpl.table("FedHPL, Table 3 (left)", variant, rows, columns, fedhpl.SPREAD, paper=paper)
+    return fedhpl.table("FedHPL, Table 3 (left)", variant, rows, columns, fedhpl.SPREAD, paper=paper, differ=("network",))

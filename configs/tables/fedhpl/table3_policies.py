@@ -27,4 +27,4 @@ def get_table(variant: str = "small"):
             rows.append(fedhpl.fedhpl(f"FedHPL{name}{kind}", networks(variant), average=entries))
     columns = tuple(fedhpl.column(fedhpl.CIFAR10, skew, variant) for skew in fedhpl.SKEWS)
     paper = dict.fromkeys(row.label for row in rows) | fedhpl.published(PAPER, "Table 3 (right)", columns)
-    return fedhpl.table("FedHPL, Table 3 (right)", variant, rows, columns, paper=paper)
+    return fedhpl.table("FedHPL, Table 3 (right)", variant, rows, columns, paper=paper, differ=("network",))

@@ -192,4 +192,4 @@ def get_table(variant: str = "small") -> Table:
     only = columns(variant, [READING])
     last = {row: line.split()[-1] for row, line in TABLE2.items()}
     paper = published(last, "Table 2", only, measures) | {LOCAL.label: None, PFEDME_RELEASED.label: None}
-    return table("FedOA: all methods", variant, rows, only, paper=paper, note=NOTE)
+    return table("FedOA: all methods", variant, rows, only, paper=paper, note=NOTE, differ=("rounds", "epochs"))

@@ -10,4 +10,4 @@ from configs.tables.fedoa import all_methods as fedoa
 def get_table(variant: str = "small"):
     rows, columns, measures = (fedoa.centralized(variant), fedoa.FEDIT, *fedoa.PERSONALISED), fedoa.columns(variant), fedoa.MEASURES
     paper = fedoa.published(fedoa.TABLE2, "Table 2", columns, measures[variant])
-    return fedoa.table("FedOA, Table 2", variant, rows, columns, paper=paper, note=fedoa.NOTE)
+    return fedoa.table("FedOA, Table 2", variant, rows, columns, paper=paper, note=fedoa.NOTE, differ=("rounds", "epochs"))

@@ -18,4 +18,4 @@ def get_table(variant: str = "small"):
     rows = (fedpft.FEDPFT_CON, Row("Two-stage", fedpft_config.get_config, stages))
     columns = tuple(fedpft.dirichlet(fedpft.CIFAR100, alpha, variant) for alpha in (0.1, 0.5))
     paper = fedpft.published(PAPER, "arXiv, two-stage approach", columns)
-    return fedpft.table("FedPFT, Figure 9", variant, rows, columns, paper=paper)
+    return fedpft.table("FedPFT, Figure 9", variant, rows, columns, paper=paper, differ=("rounds",))

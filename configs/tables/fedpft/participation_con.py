@@ -18,4 +18,6 @@ PAPER = {
 def get_table(variant: str = "small"):
     columns = tuple(fedpft.dirichlet(data, 0.1, variant) for data in fedpft.SOURCES)
     paper = fedpft.published(PAPER, "arXiv, partial client participation", columns)
-    return fedpft.table("FedPFT+Con, partial participation", variant, shares(fedpft.FEDPFT_CON), columns, paper=paper)
+    return fedpft.table(
+        "FedPFT+Con, partial participation", variant, shares(fedpft.FEDPFT_CON), columns, paper=paper, differ=("cohort",)
+    )

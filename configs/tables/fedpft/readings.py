@@ -33,7 +33,7 @@ def get_table(variant: str = "small") -> Table:
     rows = tuple(Row(label, fedpft.FEDPFT.config, changes) for label, changes in READINGS.items())
     score = ("validation/personal/own/accuracy/mean",)
     measures = (Measure("validation, best round", score, "best"), Measure("validation, last round", score), fedpft.LAST)
-    table = fedpft.table("FedPFT: what the paper leaves open", whole, rows, (column,), measures)
+    table = fedpft.table("FedPFT: what the paper leaves open", whole, rows, (column,), measures, differ=("optimizer",))
     more = {"data.validation": 0.2}
     if variant != "smoke":
         more |= {"rounds": {"small": 60, "paper": 100}[variant], "evaluation.every": 5}

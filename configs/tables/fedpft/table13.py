@@ -27,4 +27,4 @@ def shares(row: Row) -> tuple[Row, ...]:
 def get_table(variant: str = "small"):
     columns = tuple(fedpft.dirichlet(data, 0.5, variant) for data in fedpft.SOURCES)
     paper = fedpft.published(PAPER, "Table 13", columns)
-    return fedpft.table("FedPFT, Table 13", variant, shares(fedpft.FEDPFT), columns, paper=paper)
+    return fedpft.table("FedPFT, Table 13", variant, shares(fedpft.FEDPFT), columns, paper=paper, differ=("cohort",))

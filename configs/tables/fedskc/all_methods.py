@@ -90,6 +90,7 @@ def column(
 def table(title: str, variant: str, columns: tuple[Column, ...], rows: tuple[Row, ...] = ROWS, **more: Any) -> Table:
     """A table with the protocol of the paper, or a reduced one; with coefficients that go with the data."""
     cells = {(row.label, column.label): found for row in rows for column in columns if (found := of_data(row, column))}
+    more |= {"differ": ("optimizer",)} if any(row.changes == CLIPPED for row in rows) else {}
     return Table(title, rows, columns, (ACCURACY,), SEEDS, SHARED | SETTINGS[variant], cells, **more)
 
 

@@ -83,6 +83,7 @@ def table(title: str, variant: str, changes: dict[str, Any], deployment: Deploym
         changes=changes,
         cells=cells,
         against="Gaussian, in turn",
+        differ=("cohort",),
     )
 
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import by_name, experiment, own_code
+from fedjax_core import by_name, experiment, own_code, values
 from fedjax_core.commands.tables import places, wanted
+from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check, targets_of
 from fedjax_core.data import partition
 from fedjax_core.experiment.fields import MAY_LACK_GROUPS
@@ -60,13 +61,20 @@ def cells(table: Definition, variant: str, seeds: Sequence[int] | None = None) -
 
     Raises:
       ValueError: the definition is wrong: a name twice, a method, setting, row or column that there is not, a number of the paper
-        that is missing; one line that names it.
+        that is missing, rows that differ in more than the definition says; one line that names it.
     """
     check(table)
     seeds = tuple(table.seeds if seeds is None else seeds)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds {seeds} must be one or more, each once")
-    return [cell(table, row, column, seed, variant) for seed in seeds for column in table.columns for row in table.rows]
+    every = [cell(table, row, column, seed, variant) for seed in seeds for column in table.columns for row in table.rows]
+    check_rows_comparable(table, configs_of(every))
+    return every
+
+
+def configs_of(every: Sequence[Cell]) -> dict[tuple[str, str], Any]:
+    """Returns the configs of cells by (row, column), of the first seed."""
+    return {(one.row, one.column): one.config for one in reversed(every)}
 
 
 def cell(
@@ -106,17 +114,41 @@ def cell(
 
 def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str, tuned: Mapping[str, Any]) -> Any:
     config = copy.deepcopy(row.config(variant))  # which may return the same one each time
+    _check_config(config)
     of_cell = table.cells.get((row.label, column.label), {})
-    for changes in (table.changes, column.changes, row.changes, of_cell, tuned):
-        for field, value in changes.items():
-            if field in OF_TABLES:
-                raise ValueError(f"{field}={value!r} would have no effect; {OF_TABLES[field]}")
-            _change(config, field, value)
+    changes: dict[str, Any] = {}
+    for some in (table.changes, column.changes, row.changes, of_cell, tuned):
+        changes |= some
+    for field, value in changes.items():
+        if field in OF_TABLES:
+            raise ValueError(f"{field}={value!r} would have no effect; {OF_TABLES[field]}")
+    if "method.name" in changes and "method" in config:
+        experiment.switch(config, _take_method(changes))
+    for field, value in changes.items():
+        _change(config, field, value)
     config.seed = seed
     if table.new_partitions:
         config.data.seed += seed
     config.evaluation.targets = tuple(targets_of(table, column.label))
     return config
+
+
+def _check_config(config: Any) -> None:
+    if not isinstance(config, ConfigDict):
+        raise ValueError(f"the row's config gave {values.short(config)}, not a ConfigDict as those of configs/ do")
+
+
+def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
+    """Takes the fields of the method out of changes; returns them as `experiment.switch` has them."""
+    fields = [field for field in changes if field.startswith("method.")]
+    method_of: dict[str, Any] = {}
+    for field in fields:
+        _, *above, last = field.split(".")
+        options = method_of
+        for name in above:
+            options = options.setdefault(name, {})
+        options[last] = changes.pop(field)
+    return method_of
 
 
 def _change(config: Any, field: str, value: Any) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core import by_name
-from fedjax_core.commands.tables import measures, places, spread
+from fedjax_core.commands.tables import comparability, measures, places, spread
+from fedjax_core.commands.tables.structure import check_structure
 from fedjax_core.reporting import report
 
 Definition = Any  # a Table of configs/tables/base.py; what a method is made of does not import configs
@@ -42,7 +43,8 @@ def read(file: str, variant: str) -> Definition:
 def changed(table: Definition, settings: Iterable[str]) -> Definition:
     """The table with "FIELD=VALUE" in all of its runs, or "PLACE:FIELD=VALUE" in some (`places`), whatever the definition says.
 
-    A value is a Python literal or else text. Of two for one field the later counts.
+    A value is a Python literal or else text. Of two for one field the later counts. Where a place means some rows of a column
+    alone, they may differ from the others in that kind of setting.
 
     Args:
       table: the definition.
@@ -54,7 +56,7 @@ def changed(table: Definition, settings: Iterable[str]) -> Definition:
     """
     pairs = [(row.label, column.label) for row in table.rows for column in table.columns]
     spaces = {row.label: row.space for row in table.rows}
-    of_cells = dict(table.cells)
+    of_cells, differ = dict(table.cells), list(table.differ)
     for setting in settings:
         name, equals, text = setting.partition("=")
         place, colon, field = name.rpartition(":")
@@ -74,7 +76,10 @@ def changed(table: Definition, settings: Iterable[str]) -> Definition:
             if field in spaces[row]:
                 raise ValueError(f"--set={setting}: the search chooses it for row {row!r}; take it out of its space")
             of_cells[row, column] = {**of_cells.get((row, column), {}), field: value}
-    return dataclasses.replace(table, cells=of_cells)
+        kind, columns = comparability.kind_of(field), {column for _, column in meant}
+        if kind is not None and len(meant) < len(columns) * len(table.rows):
+            differ.append(kind)
+    return dataclasses.replace(table, cells=of_cells, differ=tuple(dict.fromkeys(differ)))
 
 
 def _check_source(table: Definition, columns: Collection[str]) -> None:
@@ -97,6 +102,9 @@ def check(table: Definition) -> None:
     Raises:
       ValueError: it does not; one line that names what is wrong.
     """
+    check_structure(table)
+    for kind in table.differ:
+        by_name.choose("kind in differ", kind, comparability.KINDS)
     for what, found in (("row", table.rows), ("column", table.columns), ("measure", table.measures)):
         if not found:
             raise ValueError(f"the table has no {what}s")

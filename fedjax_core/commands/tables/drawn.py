@@ -45,6 +45,8 @@ def _beside(contents: Contents, column: str, shown: list[Any], grids: Mapping[st
     panels, order = [], []
     for measure in shown:
         found = {row.label: one for row in contents.table.rows if (one := _difference(grids[measure.label], row.label, column))}
+        if found and contents.table.against is not None:
+            found[contents.table.against] = _reference(grids[measure.label], contents.table.against, column)
         if not order:
             order = sorted(found, key=lambda row: -found[row].value if measures.better(measure) != "smaller" else found[row].value)
         if found:
@@ -59,3 +61,10 @@ def _difference(grid: texts.Grid, row: str, column: str) -> Difference | None:
     scores = grid.summaries[row, column].scores
     kind = next((kind for kind in KINDS if any(f"/{kind}/" in score for score in scores)), "model")
     return Difference(row, one.difference, *one.differences, f"{kind} model", one.like_best or (row, column) in grid.best)
+
+
+def _reference(grid: texts.Grid, row: str, column: str) -> Difference:
+    """Returns the row that the others are compared with, at 0."""
+    one = grid.compared.get((row, column))
+    like_best = (row, column) in grid.best or (one is not None and one.like_best)
+    return Difference(row, 0.0, 0.0, 0.0, "reference", like_best, is_reference=True)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from fedjax_core import experiment, own_code
-from fedjax_core.commands.tables import measures
-from fedjax_core.commands.tables.cells import Cell, cell, cells, choose
+from fedjax_core.commands.tables import comparability, measures
+from fedjax_core.commands.tables.cells import Cell, cell, cells, choose, configs_of
 from fedjax_core.commands.tables.compared import Known
 from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.progress import SILENCE, Beat, Heartbeat, Job, Pace
 from fedjax_core.commands.tables.results import Contents, Result, counted, finished, result_of
 from fedjax_core.commands.tables.search import plan
-from fedjax_core.commands.tables.trials import Searches, give_up
+from fedjax_core.commands.tables.trials import Searches, delete_states, give_up, has_states, mark_as_trial
 from fedjax_core.commands.tables.written import write
 from fedjax_core.data import contents
 from fedjax_core.data.federated import FederatedData
@@ -132,8 +132,9 @@ class _Going:
 
     def _take_up(self, some: Sequence[Cell]) -> None:
         """The results of cells that lie finished, each said where that takes long; what cannot be read is the cell's failure."""
-        there = [] if self._counts else [one for one in some if self._read(one, lambda one: finished(self._folder, one))]
         long = any(measures.is_analysis(measure) and not measures.is_count(measure) for measure in self._table.measures)
+        is_there = lambda one: finished(self._folder, one) and (not long or has_states(self._folder / "runs" / one.name))
+        there = [] if self._counts else [one for one in some if self._read(one, is_there)]
         said = time.monotonic()
         for i, one in enumerate(there, 1):
             if long or time.monotonic() - said > SILENCE:
@@ -191,6 +192,8 @@ class _Going:
         if place in self._settled:
             return
         if standing.chosen is None:
+            if standing.settled:  # all have diverged
+                delete_states(self._folder, self._searches.studies[place], {one.name for one in self.every})
             if place in self._searches.failures:
                 self._fail_all(place, self._searches.failures[place])
             return
@@ -211,6 +214,7 @@ class _Going:
                 self.failures.pop(one.name, None)
                 made = cell(self._table, row, column, one.seed, self._variant, tuned)
                 self.every[i] = made._replace(own=one.own)  # as the trials began
+        delete_states(self._folder, self._searches.studies[place], {one.name for one in self.every})
         self._take_up([one for one in self.every if (one.row, one.column) == place])
 
     def on(self, places: Sequence[tuple[str, str]], wanted: Container[tuple[str, str, int]]) -> Outcome:
@@ -220,6 +224,8 @@ class _Going:
         done, trials = sum(s.done for s in standings), sum(s.done + len(s.waiting) + len(s.later) for s in standings)
         of_trials = f"{done} of {trials} runs of the search and " if trials else ""
         there = sum(one.name in self.results for one in mine)
+        for difference in comparability.find_differences(self._table, configs_of(self.every)):
+            self._say(f"rows differ in {difference}")
         self._say(f"{of_trials}{there} of {len(mine)} runs are finished, {len(left)} to do")
         self._write()
         for i, place in enumerate(places):
@@ -380,6 +386,8 @@ class _Going:
                 self.results[one.name] = counted(self._table, one, data)
                 return [False]
             place = str(self._folder / "runs" / one.name)
+            if one.trial is not None:
+                mark_as_trial(self._folder, one)
             try:
                 ended = experiment.execute(one.config, place, self._bar, data=data, console=lambda text: None)
             except Diverged as error:
@@ -395,6 +403,9 @@ class _Going:
                 own_code.check_same(one.own)
             data, silent = self._data_of(some[0]), lambda text: None
             runs = [experiment.Run(one.config, str(self._folder / "runs" / one.name), silent) for one in some]
+            for one in some:
+                if one.trial is not None:
+                    mark_as_trial(self._folder, one)
             ended = experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other
         except Exception as error:
             return [error] * len(some)

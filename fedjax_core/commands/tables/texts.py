@@ -3,14 +3,14 @@
 import math
 import statistics
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_core.commands.tables import measures, reached, spread
 from fedjax_core.commands.tables.compared import Compared, Known, compare
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
-from fedjax_core.reporting import report
+from fedjax_core.reporting import report, words
 from fedjax_core.reporting.summary import significant
 
 SHOWN = {
@@ -20,6 +20,8 @@ SHOWN = {
     "mean_of_last": "mean of the last evaluations",
     "selected": "in the round selected on validation rows",
 }
+MANY_SEEDS = 10
+COVERED = {2: "50", 3: "75", 4: "80", 5: "84"}  # % of intervals over so many seeds that hold the true mean
 LEFT = ", of the model that a run leaves: of the selected round where `evaluation.select` is set, else of the last"
 
 
@@ -86,10 +88,10 @@ def _best(measure: Any, column: Mapping[tuple[str, str], Summary]) -> list[tuple
     return [place for place, mean in means.items() if mean == first]
 
 
-def caption(measure: Any, cells: Grid) -> list[str]:
-    """What the cells of a measure hold: a sentence for each thing that is to be known."""
+def caption(measure: Any, cells: Grid, name_score: Callable[[str], str] = "`{}`".format) -> list[str]:
+    """What the cells of a measure hold: a sentence for each thing that is to be known. `name_score`: how a score is called."""
     held = list(dict.fromkeys(score for summary in cells.summaries.values() for score in summary.scores))
-    names = " or ".join(f"`{score}`" for score in measure.scores)
+    names = " or ".join(map(name_score, measure.scores))
     target = measures.target(measure)
     when = "" if measures.is_count(measure) or target is not None else f", {SHOWN[measure.statistic]}"
     if measure.statistic == "best" and any(score.startswith("test/") for score in measure.scores):
@@ -99,9 +101,11 @@ def caption(measure: Any, cells: Grid) -> list[str]:
     if target is not None:
         said = [reached.caption(measure, names)]
     if cells.letters:
-        said.append(f"A cell's letter says which: {', '.join(f'({letter}) `{name}`' for name, letter in cells.letters.items())}.")
+        said.append(
+            f"A cell's letter says which: {', '.join(f'({letter}) {name_score(name)}' for name, letter in cells.letters.items())}."
+        )
     elif len(measure.scores) > 1 and held:
-        said.append(f"All cells hold `{held[0]}`.")
+        said.append(f"All cells hold {name_score(held[0])}.")
     if measure.clients is not None:
         said.append(spread.said(measure))
     if cells.best:
@@ -109,7 +113,40 @@ def caption(measure: Any, cells: Grid) -> list[str]:
     marked = [one for one in cells.compared.values() if one.like_best]
     if marked:
         said.append(f"≈: not told apart from the best; 0 lies in the 95 % interval of the difference, {drawn(marked)}.")
-    return said + _left_out(cells)
+    return said + describe_few_seeds(cells) + _left_out(cells)
+
+
+def describe_few_seeds(cells: Grid) -> list[str]:
+    """Returns a sentence on what intervals over few seeds are worth; none where there are many, or no intervals."""
+    if not cells.compared:
+        return []
+    seeds = max(summary.n for summary in cells.summaries.values())
+    if seeds == 1:
+        return ["Intervals are of one seed: they say nothing of other seeds."]
+    if seeds >= MANY_SEEDS:
+        return []
+    covered = COVERED.get(seeds, "84 to 91")
+    return [
+        f"Intervals over {seeds} seeds are too narrow: drawn from {seeds} seeds alone they hold the "
+        f"true mean in about {covered} % of the cases, not in 95 %, and ranks of rows that lie close "
+        "together are less certain than their intervals say."
+    ]
+
+
+def describe_score(name: str) -> str:
+    """Returns a score's name as a paper has it, without its path.
+
+    >>> describe_score("test/global/accuracy"), describe_score("test/personal/own/accuracy")
+    ('test accuracy (global model, all test data)', 'test accuracy (personal models, own test rows)')
+    >>> describe_score("train/loss"), describe_score("server/norm"), describe_score("analysis:probe")
+    ('training loss', 'server norm', 'probe')
+    """
+    of_clients = len(name.split("/")) == 4 and not words.is_gap(name)  # a statistic of them is the measure's
+    whole = f"{name}/mean" if of_clients else name
+    spoken, axis = words.spoken(whole), words.axis(whole)
+    if spoken == whole:
+        return name.removeprefix("analysis:").replace("/", " ").replace("_", " ")
+    return spoken if spoken == axis else f"{axis} ({spoken})"
 
 
 def _left_out(cells: Grid) -> list[str]:
@@ -142,6 +179,16 @@ def intervals(cells: Grid, place: tuple[str, str], measure: Any, against: str | 
         low, high = (number(value, f"+{form}") for value in one.differences)
         said.append(f"{number(one.difference, f'+{form}')} [{low}, {high}]")
     return "; ".join(said)
+
+
+def describe_intervals(cells: Grid, against: str | None) -> str:
+    """Returns what the numbers of `intervals` are, as a sentence."""
+    compared = cells.compared.values()
+    parts = ["the rank in the column [95 % interval of the rank]"] * any(one.rank is not None for one in compared)
+    differs = any(one.difference is not None for one in compared)
+    parts += [f"the difference to {against} [95 % interval of the difference]"] * differs
+    said = "; ".join(parts)
+    return f"{said[:1].upper()}{said[1:]}: {drawn(compared)}."
 
 
 def over_seeds(seeds: Sequence[int]) -> str:

@@ -1,18 +1,21 @@
 """Trials of a search on the disk: what their directories say of their scores."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.commands.tables.progress import Job
 from fedjax_core.commands.tables.search import Standing, Study, standing
 from fedjax_core.reporting import records, report
+from fedjax_core.run.selection import SELECTED
+from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.files import write_text
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import METRICS
+from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, lock_directory
 
 _ENDED = {"rounds": int, "facts": dict, "speed?": {"seconds?": float}}  # of summary.json, what is read of a trial
 DIVERGED = "diverged.txt"  # in a run's directory: why it will not be tried again
+BEGUN = "trials"  # beside the runs: an empty file for each that a search began and whose checkpoints may go
 
 
 class Searches:
@@ -105,3 +108,39 @@ def give_up(folder: Path, run: Cell, why: str) -> None:
     place = folder / "runs" / run.name
     place.mkdir(parents=True, exist_ok=True)
     write_text(place / DIVERGED, why + "\n")
+
+
+def mark_as_trial(folder: Path, run: Cell) -> None:
+    """Notes that a search begins a run, unless it has checkpoints that somebody else left."""
+    if not has_states(folder / "runs" / run.name):
+        (folder / BEGUN).mkdir(parents=True, exist_ok=True)
+        (folder / BEGUN / run.name).touch()
+
+
+def has_states(place: Path) -> bool:
+    """Whether a run's directory has a checkpoint."""
+    return any(Checkpoints(place / name).rounds() for name in (CHECKPOINTS, SELECTED))
+
+
+def delete_states(folder: Path, study: Study, keep: Container[str]) -> None:
+    """Deletes the checkpoints of the trials of a search that is over; scores and records stay.
+
+    Args:
+      folder: of the table.
+      study: the search of one row on one column.
+      keep: names of runs that are not only trials.
+    """
+    for run in (run for trial in study.trials for run in trial.cells):
+        place, mark = folder / "runs" / run.name, folder / BEGUN / run.name
+        if run.name in keep or not mark.exists() or not place.exists():
+            continue
+        try:
+            lock = lock_directory(place)
+        except OSError:  # another table's process runs there
+            continue
+        try:
+            for name in (CHECKPOINTS, SELECTED):
+                Checkpoints(place / name, writer=True).cut(0)
+            mark.unlink(missing_ok=True)
+        finally:
+            lock.close()

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_core.commands.tables import spaces
@@ -41,9 +41,9 @@ def chosen_for(search: Any, searches: Searches) -> list[tuple[str, ...]]:
     return found
 
 
-def said(search: Any) -> str:
-    """How settings were chosen, as Markdown."""
-    score, percent = " or ".join(f"`{name}`" for name in names(search)), all(map(is_accuracy, names(search)))
+def said(search: Any, name_score: Callable[[str], str] = "`{}`".format) -> str:
+    """How settings were chosen, as Markdown. `name_score`: how a score is called."""
+    score, percent = " or ".join(map(name_score, names(search))), all(map(is_accuracy, names(search)))
     way = f"{search.sampler}, seed {search.seed}"
     length = "as many rounds as the runs" if search.rounds is None else f"{search.rounds} rounds"
     halved = f", the best 1/{search.halving} of them going on at each of a few halts" if search.halving else ""

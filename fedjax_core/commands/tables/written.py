@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.commands.tables import measures, reached, texts, tuned
+from fedjax_core.commands.tables import comparability, measures, reached, texts, tuned
+from fedjax_core.commands.tables.cells import configs_of
 from fedjax_core.commands.tables.compared import Compared, Known
 from fedjax_core.commands.tables.definition import all_targets, paper_of
 from fedjax_core.commands.tables.latex import latex
@@ -49,6 +50,9 @@ def markdown(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) 
     done = sum(cell.name in contents.results for cell in every)
     state = "" if done == len(every) else f" {done} of {len(every)} runs are finished."
     lines += [f"Variant `{contents.variant}`; {texts.over_seeds(seeds)}.{state}"]
+    if differences := comparability.find_differences(table, configs_of(every)):
+        lines += ["", "Rows differ in more than their methods, as the definition says:", ""]
+        lines += [f"- {difference}" for difference in differences]
     papers = [paper_of(table, r.label, c.label, m.label) for m in table.measures for r in table.rows for c in table.columns]
     if sources := list(dict.fromkeys(paper[2] for paper in papers if paper)):
         deviates = ", ± as the paper has it," if any(paper and paper[1] is not None for paper in papers) else ""
@@ -113,9 +117,7 @@ def _intervals(contents: Contents, measure: Any, cells: texts.Grid) -> list[str]
     said = [[texts.intervals(cells, place, measure, against) for place in row] for row in places]
     if not any(map(any, said)):
         return []
-    ranked, differs = (any(getattr(one, name) is not None for one in cells.compared.values()) for name in ("rank", "difference"))
-    what = ["the rank in the column"] * ranked + [f"the difference to {against}"] * differs
-    about = f"With intervals of 95 %, {texts.drawn(cells.compared.values())}: {'; '.join(what)}."
+    about = texts.describe_intervals(cells, against)
     lines = ["", about, "", _line("", *(c.label for c in columns)), _line("---", *("--:" for _ in columns))]
     return lines + [_line(row.label, *cells) for row, cells in zip(contents.table.rows, said, strict=True)]
 

@@ -1,19 +1,25 @@
 """What sets methods apart: differences to one of them with their intervals, a marker per method."""
 
 import os
-import textwrap
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.resampling import LEVEL
 
 LINE = 0.135  # inches of height for a method
-KEY = f"line: {100 * LEVEL:g} % interval; full marker: without 0 in it; bold name: not told apart from the panel's best"
+KEY = (  # beside the marks of `_explain_marks`
+    f"{100 * LEVEL:g} % interval",
+    "0 is not in it",
+    "0 is in it",
+    "bold: not told apart from the best",
+)
+REFERENCE = "#777777"  # the colour of the line at 0 and of its row
 
 
 class Difference(NamedTuple):
@@ -25,6 +31,7 @@ class Difference(NamedTuple):
       low, high: the ends of its interval.
       kind: what it is drawn by, such as "global" or "personal"; each kind has a colour and a marker of its own.
       like_best: whether it is the best of its panel, or cannot be told apart from it; its name is bold then.
+      is_reference: whether it is the method at 0 itself, which has no interval.
     """
 
     label: str
@@ -33,6 +40,7 @@ class Difference(NamedTuple):
     high: float
     kind: str
     like_best: bool
+    is_reference: bool = False
 
 
 class Panel(NamedTuple):
@@ -52,8 +60,9 @@ class Panel(NamedTuple):
 def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, unit: str) -> Figure:
     """Draws a panel per data set and measure: methods from the top to the bottom, intervals of differences across.
 
-    A marker is full if its interval does not hold 0, else hollow. Panels of one `row` stand side by side; the first one's names
-    stand at the left if all have the same methods in the same order, else each panel has names.
+    A marker is full if its interval does not hold 0, else hollow. The method at 0 has a row among the others. Panels of one `row`
+    stand side by side; the first one's names stand at the left if all have the same methods in the same order, else each panel has
+    names.
 
     Args:
       panels: in the order in which they are drawn.
@@ -69,12 +78,13 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
     """
     rows = list(dict.fromkeys(panel.row for panel in panels))
     grid = [[panel for panel in panels if panel.row == row] for row in rows]
-    kinds = list(dict.fromkeys(one.kind for panel in panels for one in panel.methods))
+    kinds = list(dict.fromkeys(one.kind for panel in panels for one in panel.methods if not one.is_reference))
     heights = [0.5 + LINE * max(len(panel.methods) for panel in beside) for beside in grid]
     with matplotlib.rc_context(style.STYLE):
         width = style.COLUMN if max(map(len, grid)) == 1 else style.PAGE
-        key = textwrap.fill(KEY, 58 if width == style.COLUMN else 120)
-        figure = Figure(figsize=(width, 0.3 + LINE * len(key.splitlines()) + sum(heights)), layout="constrained")
+        columns = 2 if width == style.COLUMN else len(KEY)
+        lines = -(-len(KEY) // columns) + (len(kinds) > 1)
+        figure = Figure(figsize=(width, 0.4 + 0.16 * lines + sum(heights)), layout="constrained")
         places = figure.add_gridspec(len(grid), 1, height_ratios=heights)
         for at, beside in enumerate(grid):
             shared = len({tuple(one.label for one in panel.methods) for panel in beside}) == 1
@@ -83,7 +93,9 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
                 axes = figure.add_subplot(inside[i])
                 _panel(axes, panel, kinds, not shared or i == 0)
                 axes.set_title(f"{panel.row}: {panel.title}" if i == 0 else panel.title)
-        figure.supxlabel(f"minus {against} [{unit}]\n{key}", fontsize=matplotlib.rcParams["axes.labelsize"])
+                if beside is grid[-1]:
+                    axes.set_xlabel(f"minus {against} [{unit}]")
+        figure.legend(_explain_marks(), KEY, loc="outside lower center", ncols=columns, columnspacing=1.0, handlelength=1.5)
         if len(kinds) > 1:
             handles, labels = {}, []
             for axes in figure.axes:
@@ -91,17 +103,37 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
                 handles |= dict(zip(names, found, strict=True))
             labels = [kind for kind in kinds if kind in handles]
             figure.legend([handles[kind] for kind in labels], labels, loc="outside upper center", ncols=len(labels))
-        style.save(figure, path, [{"row": p.row, "title": p.title, **one._asdict()} for p in panels for one in p.methods])
+        style.save(figure, path, [_record(panel, one) for panel in panels for one in panel.methods if not one.is_reference])
     return figure
 
 
+def _record(panel: Panel, one: Difference) -> dict[str, Any]:
+    """Returns a line of the CSV."""
+    numbers = {name: value for name, value in one._asdict().items() if name != "is_reference"}
+    return {"row": panel.row, "title": panel.title, **numbers}
+
+
+def _explain_marks() -> list[Line2D]:
+    """Returns what stands beside the entries of `KEY`."""
+    marker = {"color": "black", "linestyle": "none", "marker": "o", "markersize": 3.5}
+    return [
+        Line2D([], [], color="black", linewidth=1.0),
+        Line2D([], [], **marker),
+        Line2D([], [], **marker, markerfacecolor="white"),
+        Line2D([], [], linestyle="none"),
+    ]
+
+
 def _panel(axes: Axes, panel: Panel, kinds: Sequence[str], named: bool) -> None:
-    axes.axvline(0, color="#777777", linewidth=0.8)
+    axes.axvline(0, color=REFERENCE, linewidth=0.8)
+    for at, one in enumerate(panel.methods):
+        if one.is_reference:
+            axes.plot([0], [at], "|", color=REFERENCE, markersize=7, markeredgewidth=1.5, label="_reference")
     for i, kind in enumerate(kinds):
         colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
         label = kind
         for at, one in enumerate(panel.methods):
-            if one.kind != kind:
+            if one.kind != kind or one.is_reference:
                 continue
             axes.plot([one.low, one.high], [at, at], color=colour, linewidth=1.0)
             face = colour if one.low > 0 or one.high < 0 else "white"

@@ -63,15 +63,24 @@ def test_a_search_that_is_killed_goes_on_with_the_same_trials(launcher, tmp_path
     process.send(signal.SIGKILL)
     assert process.wait().status == -signal.SIGKILL
     assert not third.exists()
-    before = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
+    written = lambda: {path: path.stat().st_mtime_ns for path in first.glob("*.*") if path.name != ".lock"}
+    before = written()
     ended = launcher.run(*flags, module="fedjax_core.commands.table")
     assert ended.status == 0, ended.err
     assert "1 of 3 runs of the search" in ended.err
-    assert {path: path.stat().st_mtime_ns for path in first.rglob("*")} == before
+    assert written() == before
     assert {run.name for run in (place / "runs").iterdir()} == {first.name, second.name, third.name}
     for run_, trial in zip((first, second, third), study.trials, strict=True):
         assert read_json(run_ / "config.json")["optimizer"]["lr"] == trial.values["optimizer.lr"]
         assert [record["round"] for record in read_jsonl(run_ / "metrics.jsonl")] == list(range(1, 13))
     assert [len(read_json(run_ / "environment.json").get("resumed", [])) for run_ in (first, second, third)] == [0, 1, 0]
+    (chosen,) = {cell["chosen_trial"] for cell in _records(place / "table.csv")}
+    kept = [bool([*run_.glob("checkpoints/0*")]) for run_ in (first, second, third)]
+    assert kept == [str(number) == chosen for number in range(3)], "checkpoints of the run that is the cell's are left alone"
     with open(place / "trials.csv", newline="") as opened:
         assert [float(row["optimizer.lr"]) for row in csv.DictReader(opened)] == [t.values["optimizer.lr"] for t in study.trials]
+
+
+def _records(file):
+    with open(file, newline="") as opened:
+        return list(csv.DictReader(opened))

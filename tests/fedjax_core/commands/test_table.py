@@ -57,7 +57,7 @@ def get_table(variant):
     changes = {"models": ("mlp(widths=(4,))",), "data.clients": 4, "checkpoint.seconds": 0.0, "evaluation.every": 1}
     rows = Row("short", fedavg.get_config, {"rounds": 2}), Row("long", fedavg.get_config, {"rounds": ROUNDS})
     columns = (Column("iid", {"data.partition": "iid"}),)
-    return Table("Two", rows, columns, (Measure("x", ("test/global/accuracy",)),), (0,), changes)
+    return Table("Two", rows, columns, (Measure("x", ("test/global/accuracy",)),), (0,), changes, differ=("rounds",))
 """
 
 

@@ -102,10 +102,14 @@ def test_what_cannot_be_told_apart_is_marked_and_differences_have_intervals(tmp_
     assert found["Local", "mean"]["minus_against"] == ""
     text = (tmp_path / "table.md").read_text()
     assert "≈" not in text
-    assert (
-        "With intervals of 95 %, a paired bootstrap over seeds and clients: the rank in the column; the difference to Local."
-        in text
-    )
+    assert "The rank in the column [95 % interval of the rank]; the difference to Local [95 % interval of the difference]: " in text
+    assert "a paired bootstrap over seeds and clients." in text
+    few = "Intervals over 2 seeds are too narrow: drawn from 2 seeds alone they hold the true mean in about 50"
+    tex = (tmp_path / "table.tex").read_text()
+    assert few in text
+    assert few in tex
+    assert r"The rank in the column [95~\% interval of the rank]; the difference to Local" in tex
+    assert "Better & 1 [1, 1]; +" in tex
     assert "| Better | 1 [1, 1]; +" in text
     run(tmp_path, dataclasses.replace(made, rows=made.rows[:2]), seeds=[0, 1])
     found = written(tmp_path)

@@ -1,6 +1,7 @@
 """Figures: drawn from the files of a run alone, with the same numbers beside them, wherever the code runs."""
 
 import csv
+import itertools
 import runpy
 import sys
 import threading
@@ -15,10 +16,13 @@ from PIL import Image
 
 from fedjax_core.reporting import resampling
 from fedjax_core.reporting.plots import (
+    Difference,
+    Panel,
     attention,
     contact_sheet,
     contours,
     curves,
+    differences,
     dots,
     heatmap,
     partition_bubbles,
@@ -303,9 +307,32 @@ def test_attention_has_a_row_per_example_and_a_column_per_token(tmp_path):
 
 def test_the_key_of_differences_names_the_level_of_the_intervals(monkeypatch):
     monkeypatch.setattr(resampling, "LEVEL", 0.9)
-    assert runpy.run_path(str(sys.modules["fedjax_core.reporting.plots.differences"].__file__))["KEY"].startswith(
-        "line: 90 % interval"
-    )
+    key = runpy.run_path(str(sys.modules["fedjax_core.reporting.plots.differences"].__file__))["KEY"]
+    assert key[0] == "90 % interval"
+
+
+def test_differences_have_a_key_beside_the_axis_and_a_row_for_the_method_at_0(tmp_path):
+    methods = [Difference("A", 2.0, 1.0, 3.0, "personal model", True)]
+    methods += [Difference("Zero", 0.0, 0.0, 0.0, "reference", False, is_reference=True)]
+    methods += [Difference("B", -1.0, -2.0, 0.5, "global model", False)]
+    figure = differences([Panel("digits", "own rows", methods)], tmp_path / "x.pdf", "Zero", "points")
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "minus Zero [points]"
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["A", "Zero", "B"]
+    (mark,) = [line for line in axes.lines if line.get_marker() == "|"]
+    assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([0], [1])
+    key, kinds = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
+    assert kinds == ["personal model", "global model"]
+    assert key == ["95 % interval", "0 is not in it", "0 is in it", "bold: not told apart from the best"]
+    figure.draw_without_rendering()
+    boxes = [legend.get_window_extent() for legend in figure.legends] + [axes.xaxis.label.get_window_extent()]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width for box in boxes)
+    assert [line[2] for line in rows(tmp_path / "x.csv")[1:]] == ["A", "B"]
+    pdf = (tmp_path / "x.pdf").read_bytes()
+    assert b"/FontFile2" in pdf
+    assert b"/Type3" not in pdf
+    assert b"/Subtype /Image" not in pdf
 
 
 def texts(figure: Figure) -> list[str]:

@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 
-from configs.tables.base import Column, Row
+from configs import fedprox
+from configs.tables.base import Column, Measure, Row
+from fedjax_core import experiment
 from fedjax_core.commands import tables
 from tests.fedjax_core.commands.small_tables import definition, get_config
+
+OWN = Measure("own", ("test/personal/own/accuracy/mean", "test/global/own/accuracy/mean"))
 
 
 def test_what_a_name_depends_on():
@@ -63,7 +67,7 @@ def test_rows_may_share_one_config():
     one = get_config("smoke")
     rows = (Row("a", lambda variant: one), Row("b", lambda variant: one, {"optimizer.lr": 0.5}))
     before = one.to_dict()
-    found = tables.cells(definition(rows=rows), "smoke", [0, 1])
+    found = tables.cells(definition(rows=rows, differ=("optimizer",)), "smoke", [0, 1])
     assert [(c.config.seed, c.config.data.partition, c.config.optimizer.lr) for c in found if c.seed == 0] == [
         (0, partition, lr) for partition in ("iid", "dirichlet(alpha=0.3)") for lr in (before["optimizer"]["lr"], 0.5)
     ]
@@ -76,6 +80,7 @@ def test_changes_apply_from_the_table_to_the_cell():
         columns=(Column("a", {"optimizer.lr": 0.02}), Column("b", {})),
         rows=(Row("r", get_config, {"rounds": 8}), Row("s", get_config)),
         cells={("r", "a"): {"rounds": 9, "method.batch": 5}},
+        differ=("rounds", "batch"),
     )
     found = {
         (c.row, c.column): (c.config.optimizer.lr, c.config.rounds, c.config.method.batch)
@@ -121,3 +126,24 @@ def test_columns_of_several_sources_are_not_given_one():
 def test_what_a_table_sets_itself_is_not_taken(setting):
     with pytest.raises(ValueError, match=r"FedAvg / IID: .* would have no effect; a table has (seeds|targets) of its own"):
         tables.cells(tables.changed(definition(), [setting]), "smoke", [0])
+
+
+def test_another_method_drops_the_options_of_the_old_one_as_the_command_line_does(tmp_path):
+    """What both have of epochs, batch and weights is kept; what a change names counts, wherever it stands."""
+    file = tmp_path / "mine.py"
+    file.write_text("from methods.fedavg import fedavg\n\ndef mine(task, *, optimizer, batch: int = 7, strength: float = 1.0):\n")
+    file.write_text(file.read_text() + "    return fedavg(task, optimizer=optimizer, batch=batch)\n")
+    name = f"{file}:mine"
+    row = Row("X", fedprox.get_config, {"method.name": name})
+    (cell,) = tables.cells(definition(rows=(row,), columns=(Column("IID", {}),)), "smoke", [0])
+    assert cell.config.method.to_dict() == {"name": name, "batch": 32}
+    options = {"method.name": "ditto", "method.lam": 0.5}
+    rows = (Row("FedProx", fedprox.get_config), Row("Ditto", fedprox.get_config, options))
+    table = definition(rows=rows, changes={"method.epochs": 2}, measures=(OWN,))
+    cell = tables.cells(table, "smoke", [0])[1]
+    assert cell.config.method.to_dict() == {"name": "ditto", "epochs": 2, "batch": 32, "lam": 0.5}
+    line = experiment.switch(config := fedprox.get_config("smoke"), {"name": "ditto", "lam": 0.5, "epochs": 2})
+    assert line
+    assert config.method.to_dict() == cell.config.method.to_dict()
+    with pytest.raises(ValueError, match="X / IID: method 'ditto' has no option 'mu'"):
+        tables.cells(definition(rows=(Row("X", fedprox.get_config, options | {"method.mu": 1.0}),)), "smoke", [0])

@@ -35,7 +35,7 @@ IID = {"IID": 1.0, "Skewed": 2.0}
         (dict(paper={"FedAvg": IID, "Uniform & co.": None}), "say which table of which paper 1.0 is from"),
         (dict(paper={"FedAvg": {"IID": "80", "Skewed": None}, "Uniform & co.": None}, source="T"), "'80' is not a number"),
         (dict(measures=(Measure("x", GLOBAL.scores, "final"),)), "unknown statistic of measure 'x' 'final'.*last"),
-        (dict(measures=(Measure("x", "test/global/accuracy"),)), "scores must be a tuple"),
+        (dict(measures=(Measure("x", "test/global/accuracy"),)), "scores='test.*' must be a tuple"),
         (dict(measures=(Measure("x", ("test/accuracy",)),)), "'test/accuracy' is no name of a score"),
         (dict(measures=(Measure("x", ("test/personal/all/accuracy/mean",)),)), "measure 'x' needs 'all' in evaluation.scopes"),
         (dict(measures=(Measure("x", ("test/global/acuracy",)),)), "unknown score in .* of measure 'x' 'acuracy'.*'accuracy'"),

@@ -28,7 +28,9 @@ def test_finished_runs_are_not_run_again_and_a_change_runs_its_row_only(tmp_path
     run(tmp_path, seeds=[0])
     run(tmp_path, seeds=[0])
     assert len(fake.done) == 4
-    changed = definition(rows=(definition().rows[0], dataclasses.replace(definition().rows[1], changes={"optimizer.lr": 0.05})))
+    changed = definition(
+        rows=(definition().rows[0], dataclasses.replace(definition().rows[1], changes={"compression.downlink": "float16"}))
+    )
     outcome, said = run(tmp_path, changed, seeds=[0])
     assert fake.done[4:] == ["uniform-co--iid--seed0", "uniform-co--skewed--seed0"]
     assert said[0] == "2 of 4 runs are finished, 2 to do"

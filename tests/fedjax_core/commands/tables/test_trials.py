@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from configs.tables.base import Row
+from configs.tables.base import Measure, Row
 from fedjax_core import experiment
 from fedjax_core.commands import tables
+from fedjax_core.commands.analyses import measures as analyses
 from fedjax_core.commands.tables import running
 from fedjax_core.data import contents, federated, sources
 from fedjax_core.engine.simulation import Diverged
@@ -233,3 +234,54 @@ def test_rows_that_may_have_fewer_trials(tmp_path, fake_search):
     assert "| B | IID | 1 | not tuned |" in line(tmp_path, "B")
     assert "| C | IID | 2 | optimizer.lr=0.2 |" in line(tmp_path, "C")
     assert [done[0] for done in fake_search.done].count("b") == 1
+
+
+@pytest.fixture
+def checkpoints(tmp_path, fake_search):
+    """Runs leave a checkpoint; which runs have one."""
+
+    def act(name, config):
+        (tmp_path / "runs" / name / "checkpoints" / f"{config.rounds:08}").mkdir(parents=True, exist_ok=True)
+
+    fake_search.act = act
+    return lambda: {path.parents[1].name for path in tmp_path.glob("runs/*/checkpoints/0*")}
+
+
+@pytest.mark.parametrize("halving", [None, 2])
+def test_checkpoints_of_trials_go_when_the_search_has_chosen(tmp_path, fake_search, checkpoints, halving):
+    """Those of cells stay, the chosen trial among them; scores stay, so nothing is run again."""
+    outcome, _ = run(tmp_path, definition({"halving": halving}))
+    assert not outcome.failures
+    assert checkpoints() == set(outcome.results)
+    assert len([*tmp_path.glob("runs/*/metrics.jsonl")]) == 8
+    before = len(fake_search.done)
+    run(tmp_path, definition({"halving": halving}))
+    assert len(fake_search.done) == before
+    more, _ = run(tmp_path, definition({"trials": 6, "halving": halving}))
+    assert not more.failures
+    assert checkpoints() == set(more.results)
+
+
+def test_checkpoints_that_a_search_found_are_left_alone(tmp_path, fake_search, checkpoints):
+    """A table without a search left them: its cell is trial 0 of another one."""
+    rows = (Row("A", get_config),)
+    outcome, _ = run(tmp_path, definition(rows=rows, search=None))
+    (own,) = outcome.results
+    found, _ = run(tmp_path, definition(rows=(Row("A", get_config, space=RATES),)))
+    assert own not in found.results
+    assert checkpoints() == {own, *found.results}
+
+
+def test_a_cell_that_needs_the_last_state_of_a_run_without_one_is_run_again(tmp_path, fake_search, checkpoints, monkeypatch):
+    searched = definition(rows=(Row("A", get_config, space=RATES),))
+    run(tmp_path, searched)
+    measures = (Measure("origin", ("analysis:origin",)),)
+    plain = definition(rows=(Row("A", get_config),), search=None, measures=measures)
+    monkeypatch.setattr(analyses, "number", lambda spec: lambda place, data: 0.5)
+    before = len(fake_search.done)
+    outcome, said = run(tmp_path, plain)
+    assert not outcome.failures, said
+    assert len(fake_search.done) == before + 1
+    assert set(outcome.results) <= checkpoints()
+    run(tmp_path, plain)
+    assert len(fake_search.done) == before + 1

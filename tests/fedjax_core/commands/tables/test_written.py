@@ -3,7 +3,9 @@
 import csv
 import dataclasses
 
-from configs.tables.base import Column, Measure, Paper, Row
+import pytest
+
+from configs.tables.base import Column, Latex, Measure, Paper, Row
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import latex, measures, texts, written
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
@@ -27,7 +29,8 @@ def test_numbers_of_the_table(tmp_path, fake):
     assert r"FedAvg & 81.00 $\pm$ 1.00 & 81.00 $\pm$ 1.00 \\" in tex
     assert r"\quad paper, difference & 80.50, +0.50 & 82.00 $\pm$ 0.25, $-$1.00 \\" in tex
     assert r"Uniform \& co." in tex
-    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 2
+    assert "Paper: Table 2 of Them; Table 9." in tex
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == tex.count(r"\midrule")
 
 
 def test_statistics_and_few_seeds(tmp_path, fake):
@@ -73,7 +76,8 @@ def test_a_cell_says_which_of_the_scores_it_holds():
     assert "| A | 50.00 (n=1) (a) |\n| B | **75.00** (n=1) (b) |" in text
     tex = latex.latex(found)
     assert r"B & \textbf{75.00} (n=1)$^{b}$ \\" in tex
-    assert r"(b) test/personal/own/accuracy/mean" in tex
+    assert "(a) test accuracy (global model, all test data), (b) test accuracy (personal models, own test rows)." in tex
+    assert "test/" not in tex
     assert [row["score"] for row in written.records(found)] == [GLOBAL.scores[0], own]
 
 
@@ -113,3 +117,46 @@ def test_a_label_is_no_option_of_the_line_above():
     tex = latex.latex(contents({label: {0: 0.5} for label in labels}, dict.fromkeys(labels, GLOBAL.scores[0])))
     lines = tex.splitlines()
     assert [line.partition(" &")[0] for line in lines if line.endswith(r"(n=1) \\")] == ["{}[A]", "{}*D", "B [C]"]
+
+
+def test_notes_of_latex_wrap_below_the_tabular(tmp_path, fake):
+    run(tmp_path, definition(note="A long note with `code` & signs. " * 9, against="FedAvg"))
+    tex = (tmp_path / "table.tex").read_text()
+    assert r"\multicolumn" not in tex
+    below = tex.partition(r"\end{tabular}")[2].partition(r"\end{minipage}")[0]
+    assert below.startswith("\n\\par\\smallskip\n\\noindent\\begin{minipage}{\\linewidth}\n\\footnotesize")
+    assert r"Mean $\pm$ sample standard deviation over seeds 0, 1, 2." in below
+    assert "Test accuracy (global model, all test data), last round" in below
+    assert r"A long note with code \& signs." in below
+    assert r"hold the true mean in about 75~\% of the cases, not in 95~\%" in below
+    assert r"Uniform \& co. & 1.5 [1, 2]; +0.00 [+0.00, +0.00] &" in tex
+    assert r"\begin{table}" not in tex
+
+
+def test_latex_in_environments(tmp_path, fake):
+    """With caption and label; what is to be set is checked."""
+    run(tmp_path / "a", definition(latex=Latex()))
+    tex = (tmp_path / "a" / "table.tex").read_text()
+    opening = "\\begin{table}[t]\n\\centering\n\\caption{Small}\n\\label{tab:small}\n\\begin{tabular}{lrr}\n\\toprule\n"
+    assert opening in tex
+    assert r"\caption{Small: rounds, time, traffic}" in tex
+    assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == tex.count(r"\end{tabular}")
+    measures = (GLOBAL, Measure("best & first", GLOBAL.scores, "best"))
+    latex_of = Latex("table*", r"Accuracy in $\%$", "tab:x", "h!")
+    run(tmp_path / "b", definition(latex=latex_of, measures=measures))
+    tex = (tmp_path / "b" / "table.tex").read_text()
+    assert "\\begin{table*}[h!]\n\\centering\n\\caption{Accuracy in $\\%$: global}\n\\label{tab:x-global}\n" in tex
+    assert "\\caption{Accuracy in $\\%$: best \\& first}\n\\label{tab:x-best-first}\n" in tex
+    for wrong in ({"environment": "figure"}, {"label": "tab:a b"}, {"caption": 3}):
+        (field,) = wrong
+        with pytest.raises(ValueError, match=f"^latex: {field}="):
+            tables.cells(definition(latex=Latex(**wrong)), "smoke")
+    with pytest.raises(ValueError, match=r"latex='table' must be Latex\(...\) or None"):
+        tables.cells(definition(latex="table"), "smoke")
+
+
+def test_numbers_below_0_have_a_minus_in_latex():
+    measure = Measure("R2", ("test/global/r2",))
+    tex = latex.latex(contents({"A": {0: -0.5, 1: -0.25}, "B-1": {0: 0.5, 1: 0.5}}, {"A": "x", "B-1": "x"}, measures=(measure,)))
+    assert r"A & $-$0.375 $\pm$" in tex
+    assert r"B-1 & \textbf{0.5}" in tex

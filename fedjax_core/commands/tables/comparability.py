@@ -1,0 +1,205 @@
+"""In which settings the rows of a table differ beside their methods, and whether its definition says so.
+
+Rows of one column are compared with each other. What a search chooses for a row counts as one
+setting, "chosen by the search", whatever its value is.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedjax_core import by_name, experiment
+from fedjax_core.commands.tables import measures
+from fedjax_core.storage.json_files import plain
+
+FIELDS = {  # by kind of difference, the fields of a config that make it; groups end with a dot
+    "cohort": ("cohort.", "dropout"),
+    "rounds": ("rounds", "evaluation.select", "evaluation.patience", "evaluation.until"),
+    "epochs": (),
+    "batch": ("method.batch",),
+    "network": ("models", "weights", "train", "adapter", "statistics", "normalise"),
+    "optimizer": ("optimizer.",),
+    "data": ("data.", "public", "task", "augment"),
+}
+KINDS = tuple(FIELDS)
+NAMES = {  # how a table calls the kinds
+    "cohort": "cohort",
+    "rounds": "rounds",
+    "epochs": "local epochs",
+    "batch": "batch",
+    "network": "network",
+    "optimizer": "optimiser",
+    "data": "data",
+}
+NO_DIFFERENCE = ("data.dir",)
+NOT_LOCAL = ("finetune", "server", "public", "private", "personal")  # prefixes of "_epochs"
+SEARCHED = "chosen by the search"
+MOST_LISTED = 6  # rows; a larger group is "the other rows"
+
+
+class Difference(NamedTuple):
+    """A kind of setting in which rows differ.
+
+    Attributes:
+      kind: one of `KINDS`.
+      text: which rows have what.
+      columns: labels of the columns where this is so; empty if it is so in all.
+    """
+
+    kind: str
+    text: str
+    columns: tuple[str, ...]
+
+    def __str__(self) -> str:
+        where = f" (on {', '.join(self.columns)})" if self.columns else ""
+        return f"{NAMES[self.kind]}{where}: {self.text}"
+
+
+Configs = Mapping[tuple[str, str], Any]
+"""Resolved configs of a table by (row, column), of one seed."""
+
+
+def check_rows_comparable(table: Any, configs: Configs) -> None:
+    """Checks that the definition names every kind of setting in which its rows differ.
+
+    Args:
+      table: the definition.
+      configs: of all its cells.
+
+    Raises:
+      ValueError: it does not; one line with the kinds, the rows and their settings.
+    """
+    unnamed = [one for one in find_differences(table, configs) if one.kind not in table.differ]
+    if unnamed:
+        kinds = tuple(dict.fromkeys([*table.differ, *(one.kind for one in unnamed)]))
+        raise ValueError(
+            f"rows differ in {'; in '.join(map(str, unnamed))}. Give them the same settings (the "
+            f"table's changes are of all rows), or say that it is meant: Table(differ={kinds!r})"
+        )
+
+
+def find_differences(table: Any, configs: Configs) -> list[Difference]:
+    """Returns the settings in which rows of one column differ; none of a table that trains nothing."""
+    if all(measures.is_count(measure) for measure in table.measures):
+        return []
+    columns = [column.label for column in table.columns]
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind in KINDS:
+        for column in columns:
+            if text := _compare_rows(table, configs, column, kind):
+                found.setdefault((kind, text), []).append(column)
+    return [Difference(kind, text, () if there == columns else tuple(there)) for (kind, text), there in found.items()]
+
+
+def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
+    """Returns which rows of a column have which settings of a kind; empty if all have the same."""
+    fewer = () if table.search is None else table.search.fewer  # named there, and told below "Search"
+    searched = {field: values for row in table.rows for field, values in row.space.items()}
+    settings = {
+        row.label: _settings_of(kind, configs[row.label, column], searched if row.label in fewer else row.space)
+        for row in table.rows
+    }
+    names = dict.fromkeys(name for setting in settings.values() for name in setting)
+    differing = [n for n in names if len({repr(s.get(n)) for s in settings.values()}) > 1]
+    if not differing:
+        return ""
+    groups: dict[str, list[str]] = {}
+    for row, setting in settings.items():
+        shown = ", ".join(_show(name, setting.get(name)) for name in differing)
+        groups.setdefault(shown, []).append(row)
+    largest = max(groups, key=lambda shown: len(groups[shown]))
+    listed = {
+        shown: "the other rows" if shown == largest and len(rows) > MOST_LISTED else ", ".join(rows)
+        for shown, rows in groups.items()
+    }
+    return "; ".join(f"{shown} ({rows})" for shown, rows in listed.items())
+
+
+def _settings_of(kind: str, config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a kind by the name that they are shown with; "" where none is needed."""
+    fields = _flatten(plain(config.to_dict()))
+    if kind == "cohort":
+        setting = {"": _cohort_of(fields), "cohort.sampling": fields.get("cohort.sampling")}
+        return setting | {"dropout": fields.get("dropout") or None}
+    if kind == "epochs":
+        return {"": _local_epochs(config, space)}
+    setting: dict[str, Any] = {}
+    for field, value in fields.items():
+        if field in NO_DIFFERENCE or not any(_is_of(field, wanted) for wanted in FIELDS[kind]):
+            continue
+        if field == "evaluation.select":  # of the model that a method has
+            value = re.sub("/(global|personal)/own/", "/own/", str(value))
+        setting[field] = value
+    setting |= {field: SEARCHED for field in space if any(_is_of(field, wanted) for wanted in FIELDS[kind])}
+    if kind == "batch":
+        batch = setting.get("method.batch") or _method_options(config).get("batch")
+        return {"": SEARCHED if "method.batch" in space else batch}
+    return setting
+
+
+def kind_of(field: str) -> str | None:
+    """Returns the kind of difference that a field of a config makes; None if it makes none.
+
+    >>> kind_of("optimizer.lr"), kind_of("method.head_epochs"), kind_of("method.mu")
+    ('optimizer', 'epochs', None)
+    """
+    if field == "method.epochs" or (field.startswith("method.") and field.endswith("_epochs")):
+        return "epochs"
+    return next((kind for kind in KINDS if any(_is_of(field, wanted) for wanted in FIELDS[kind])), None)
+
+
+def _is_of(field: str, wanted: str) -> bool:
+    return field.startswith(wanted) if wanted.endswith(".") else field == wanted
+
+
+def _cohort_of(fields: Mapping[str, Any]) -> str:
+    """Returns how many clients take part in a round, in words."""
+    size, fraction, clients = (fields.get(name) for name in ("cohort.size", "cohort.fraction", "data.clients"))
+    if fields.get("data.unseen_clients") is not None or clients is None:
+        many = f"{size} of the" if size else f"{100 * (fraction or 1):g} % of the"
+        return f"{many} clients a round"
+    number = size or max(1, round((fraction or 1) * clients))
+    return f"{number} of {clients} clients a round"
+
+
+def _local_epochs(config: Any, space: Mapping[str, Any]) -> Any:
+    """Returns how often a client passes over its examples in a round, in all phases of its training.
+
+    Epochs of fine-tuning, of the server, and of what comes before the first round do not count.
+    Nor do those of a personal model that is trained beside the shared one.
+    """
+    options = _method_options(config)
+    names = [
+        name for name in options if name == "epochs" or (name.endswith("_epochs") and name.removesuffix("_epochs") not in NOT_LOCAL)
+    ]
+    if any(f"method.{name}" in space for name in names):
+        return SEARCHED
+    counts = [options[name] for name in names if isinstance(options[name], int)]
+    return sum(counts) if counts else None
+
+
+def _method_options(config: Any) -> dict[str, Any]:
+    """Returns a method's options, with its defaults for those that the config leaves out."""
+    given = {key: value for key, value in config.method.to_dict().items() if value is not None}
+    name, own = by_name.parse(given.pop("name"), "method.name")
+    takes, _ = by_name.parameters(experiment.method(name))
+    defaults = {key: one.default for key, one in takes.items() if one.default is not one.empty}
+    return defaults | own | given
+
+
+def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        elif value is not None:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _show(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        value = tuple(value)
+    if not name:
+        return str(value)
+    return f"{name} {value}" if value == SEARCHED else f"{name}={value!r}"
