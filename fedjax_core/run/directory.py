@@ -22,6 +22,7 @@ MAY_DIFFER = (
     "rounds",
     "plan",
     "checkpoint",
+    "evaluation.batch",
     "evaluation.targets",
     "evaluation.last_k",
     "evaluation.patience",

@@ -22,6 +22,7 @@ OF_TABLES = {  # fields of configs that a table sets itself, and where it has th
     "seed": "a table has seeds of its own: --seeds, or the definition's seeds",
     "evaluation.targets": "a table has targets of its own, in its definition",
 }
+BATCH_BEFORE = 256  # of `evaluation.batch`, where it is None: by it older runs of the same cell are known
 
 
 class Cell(NamedTuple):
@@ -154,8 +155,12 @@ def _hash(config: Any, files: Sequence[str]) -> str:
         kept = {key: value for key, value in fields.items() if value is not None and f"{prefix}{key}" not in left_out}
         return {key: given(value, f"{prefix}{key}.") if isinstance(value, dict) else value for key, value in kept.items()}
 
-    left_out = set(MAY_DIFFER) - {"rounds", "evaluation.until", "evaluation.patience"}  # these say where it ends
-    fields = given(plain(config.to_dict()))
+    says_end = {"rounds", "evaluation.until", "evaluation.patience"}
+    left_out = set(MAY_DIFFER) - says_end - {"evaluation.batch"}
+    fields = plain(config.to_dict())
+    if fields.get("evaluation", {}).get("batch", 0) is None:
+        fields["evaluation"]["batch"] = BATCH_BEFORE
+    fields = given(fields)
     fields = {key: value for key, value in fields.items() if value != {} or key not in MAY_LACK_GROUPS}
     if files:
         fields["files"] = files
