@@ -161,6 +161,8 @@ def of_clients(at: Planned, state: State, watch: Watch = unwatched) -> dict[str,
     parts, ids = [], []
     for g in range(len(at.fed.groups)):
         blocks = client_blocks(at, g)
+        if not blocks:
+            continue
         for number, (block, held) in enumerate(
             zip(blocks, at.arrays.supply.of_blocks(at.arrays.held, blocks, tables(at, g)), strict=True)
         ):
@@ -179,6 +181,8 @@ def of_unseen(at: Planned, state: State, watch: Watch = unwatched) -> dict[str, 
     parts, ids, population = [], [], len(at.arrays.host.unseen_size)
     for g in range(len(at.fed.groups)):
         blocks = unseen_blocks(at, g)
+        if not blocks:
+            continue
         for number, (block, held) in enumerate(
             zip(blocks, at.arrays.supply.of_blocks(at.arrays.held, blocks, UNSEEN_TABLES), strict=True)
         ):

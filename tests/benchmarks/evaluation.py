@@ -35,7 +35,7 @@ BARE = (16, 32, 64, 256)  # rows at once of the bare passes
 TARGET = 1.3
 NETWORKS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], float]] = {  # network, row, options, rows for one of the mlp
     "mlp": ("mlp", (784,), {"widths": (200, 200)}, 1.0),
-    "cnn": ("cnn", (28, 28, 1), {"widths": (16, 32), "dense": 128}, 0.5),
+    "cnn": ("cnn", (28, 28, 1), {"widths": (8, 16), "dense": 64}, 0.5),
     "resnet8": ("resnet8", (32, 32, 3), {"width": 16}, 0.2),
 }
 
