@@ -20,18 +20,19 @@ differ but for D. Scores: "personal" by the client's own classifier, "nearest" b
 A newcomer cannot be served, since networks never travel: it would train one alone.
 
 Departures: a class that nobody of the cohort has keeps its prototype. A client's means are taken after training in evaluation mode,
-over all its examples; the authors' code takes what training produced in the last epoch. It also averages uniformly
-(weights="uniform") and looks for the nearest prototype among the client's own classes only.
+over all its examples; the authors' code takes what training produced in the last epoch, which saves a pass over the examples
+(features="training"). It also averages uniformly (weights="uniform") and looks for the nearest prototype among the client's own
+classes only.
 """
 
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.task import Model, Task, common_width, width
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.values import AtLeastOne, AtLeastZero, one_of
 
 FAR = -1e9  # the logit of a class without a prototype
 
@@ -57,15 +58,29 @@ def renewed(prototypes: Prototypes, mean: Array, weight: Array) -> Prototypes:
     return Prototypes(jnp.where(seen[:, None], mean, prototypes.means), prototypes.known | seen)
 
 
-def drawn(model: Model, prototypes: Prototypes, lam: float, of_labels: losses.OfLabels = losses.cross_entropy) -> training.Loss:
-    """The client's loss: cross-entropy, and the squared distance of features to the prototype of their class."""
+def drawn(
+    model: Model,
+    prototypes: Prototypes,
+    lam: float,
+    of_labels: losses.OfLabels = losses.cross_entropy,
+    classes: int | None = None,
+) -> training.Loss:
+    """The client's loss: cross-entropy, and the squared distance of features to the prototype of their class.
 
-    def loss(net, batch, key):
+    With `classes` its sums have "features" beside, [K, D] and [K] by class (`training.class_sums`), of the epochs that
+    `each_epoch` calls the last one.
+    """
+
+    def loss(net, batch, key, is_last=None):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
         ce = of_labels(outputs["logits"], batch.y, batch.mask)
         apart = jnp.mean((outputs["features"] - prototypes.means[batch.y]) ** 2, -1)
         value = ce + lam * losses.masked_mean(jnp.where(prototypes.known[batch.y], apart, 0), batch.mask)
-        return value, training.Aux(stats, training.classified(ce, outputs["logits"], batch))
+        sums: dict[str, Any] = dict(training.classified(ce, outputs["logits"], batch))
+        if classes is not None:
+            counted = batch.mask & is_last
+            sums["features"] = training.class_sums(outputs["features"], batch.y, counted, classes)
+        return value, training.Aux(stats, sums)
 
     return loss
 
@@ -83,6 +98,7 @@ def fedproto(
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
+    features: Annotated[str, one_of("trained", "training")] = "trained",
 ) -> Algorithm:
     """Builds FedProto (Algorithm 1).
 
@@ -93,23 +109,37 @@ def fedproto(
       epochs: local epochs.
       batch: B.
       weights: of a class's means: "samples", by the clients' numbers of its examples, or "uniform".
+      features: of which prototypes are means: "trained", those of the trained network in one more pass over the examples, or
+        "training", those that training itself makes in its last epoch, as the authors' code takes them.
 
     Returns:
       The algorithm; a client keeps its model and sends K * (D + 1) numbers.
 
     Raises:
-      ValueError: lam is negative, another argument out of range, or the numbers of features differ.
+      ValueError: lam is negative, another argument out of range, the numbers of features differ, or there is no epoch to take
+        the features of.
     """
     if not lam >= 0:
         raise ValueError(f"lam={lam} must not be negative")
+    if features not in ("trained", "training"):
+        raise ValueError(f"features={features!r} must be 'trained' or 'training'")
+    if features == "training" and epochs < 1:
+        raise ValueError(f"features='training' takes those of the last epoch, and epochs={epochs}; it must be at least 1")
     common_width(task, "fedproto")
     model = task.model
 
     def client_update(sent, w_i, data, key):
-        train = training.fit(drawn(model, sent, lam, training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch)
-        trained = train(w_i, data, key)
-        uplink = own(model, trained.net, data, classes=task.classes, batch=batch)
-        return ClientOutput(trained.net, uplink, trained.sums)
+        if features == "trained":
+            loss = drawn(model, sent, lam, training.of_labels(task))
+            trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(w_i, data, key)
+            uplink = own(model, trained.net, data, classes=task.classes, batch=batch)
+            return ClientOutput(trained.net, uplink, trained.sums)
+        loss = drawn(model, sent, lam, training.of_labels(task), task.classes)
+        settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "each_epoch": lambda net, data, e: jnp.equal(e, epochs - 1)}
+        trained = training.fit(loss, optimizer(task.round), **settings)(w_i, data, key)
+        total, count = trained.sums["features"]
+        sums = {name: pair for name, pair in trained.sums.items() if name != "features"}
+        return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)
 
     def nearest(sent, w_i, x):
         z = model.features(w_i, x)[0]

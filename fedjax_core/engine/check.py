@@ -61,7 +61,7 @@ def settings(
     for scope in evaluation.scopes:
         if scope not in SCOPES:
             raise ValueError(f"evaluation.scopes has {scope!r}, which is not one of {', '.join(SCOPES)}")
-    if evaluation.batch < 1 or (evaluation.clients is not None and evaluation.clients < 1) or dispatch < 1:
+    if any(number is not None and number < 1 for number in (evaluation.batch, evaluation.clients, dispatch)):
         raise ValueError("evaluation.batch, evaluation.clients and dispatch must be at least 1")
     if episodes is not None and (without := {"own", "post_local"} & set(evaluation.scopes)):
         raise ValueError(

@@ -36,7 +36,7 @@ def start(at: Planned, fitting: Fitting, seed: int) -> State:
 
 def _prepared(at: Planned, state: State, g: int) -> State:
     """With the states of group g's clients after `prepare`."""
-    blocks = at.blocks(g, at.fed.groups[g].clients, at.fed.population)
+    blocks = at.blocks(g, at.fed.groups[g].clients, at.fed.population, at.arrays.host.size)
     for ids, held in zip(blocks, at.arrays.supply.of_blocks(at.arrays.held, blocks, ["index"]), strict=True):
         places, rows, *_ = at.states.read(state, g, ids)
         rows = at.programs.prepare[g](held, state.server, state.key, at.put(ids), rows)

@@ -74,15 +74,32 @@ class Evaluation(NamedTuple):
 
     Attributes:
       scopes: which of the above.
-      batch: examples at once.
+      batch: rows at once; None: chosen by what clients have and by the device (`score_batches.py`).
       clients: at most so many clients are scored (the first ids of a fixed random order); None: all. Unseen ones all are.
       updates: local updates of an unseen client, where they make its models.
     """
 
     scopes: tuple[str, ...] = ("global", "own")
-    batch: int = 256
+    batch: int | None = None
     clients: int | None = None
     updates: int = 1
+
+
+class ScoreBatches(NamedTuple):
+    """Rows at once, of each kind of score.
+
+    Attributes:
+      test, validation_rows: the server's model on the whole test set, on all validation rows.
+      all: each client's on the whole test set.
+      own, validation, unseen: each client's on test rows of its own, on its validation rows, an unseen client's on its test rows.
+    """
+
+    test: int = 1
+    validation_rows: int = 1
+    all: int = 1
+    own: int = 1
+    validation: int = 1
+    unseen: int = 1
 
 
 class Held(NamedTuple):
@@ -140,6 +157,7 @@ class Federation:
       mesh: the plan's devices.
       center: where targets are numbers, [D] the mean of the training rows'.
       score_bytes: per group, bytes of a client's sums of scores with `finalize`, of one model.
+      batches: rows that are scored at once; they follow from the plan.
       by_size: whether clients train by size whatever the plan, as in lanes: so those of all lanes that train at once are alike.
     """
 
@@ -156,6 +174,7 @@ class Federation:
     center: np.ndarray | float = 0.0
     rate: float | None = None
     in_turn: bool = False
+    batches: ScoreBatches = dataclasses.field(default_factory=ScoreBatches)
     by_size: bool = False
     score_bytes: tuple[int, ...] = ()
 

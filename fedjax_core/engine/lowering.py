@@ -1,6 +1,5 @@
 """A simulation's programs lowered for its devices, without data on them: to be compiled where nothing will run."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 from jax.stages import Lowered, Traced
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine import evaluating, parallel, unseen
+from fedjax_core.engine import evaluating, parallel
 from fedjax_core.engine.federation import Held, State
 from fedjax_core.engine.rows import Streamed
 from fedjax_core.engine.simulation import Simulation
@@ -38,15 +37,12 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
         rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((number, *s.shape), s.dtype), sim.shapes.groups[g].client)
         return put(rows, lies.blocks[g]), put(np.zeros(number, bool))
 
-    def blocks(g: int, clients: np.ndarray, each: int = 0) -> tuple[list[np.ndarray], Any]:
-        ids = at.blocks(g, clients, sim.population, each)
-        return ids, put(ids[0])
-
     if START in parts:
         found[START] = lambda: made.init.trace(held, key)
         for g, group in enumerate(sim.groups):
             if at.method(g).prepare is not None:
-                each, places = blocks(g, group.clients)
+                each = at.blocks(g, group.clients, sim.population, sim.host.size)
+                places = put(each[0])
                 found[_named(f"{START}: prepare", sim, g)] = lambda g=g, each=each, places=places: made.prepare[g].trace(
                     _reads(sim, held, ("index",), each), state.server, key, places, states(g, len(each[0]))[0]
                 )
@@ -59,39 +55,41 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
         else:
             found[ROUND] = lambda: made.many.trace(of_round, state, number)
     if EVALUATION in parts:
+        bounds = number, number
         if "global" in sim.evaluation.scopes and "global" in at.method(0).predict:
-            kinds = {"": ("test", None, made.of_server["test"])}
+            kinds = {"": ("test", "test", None)}
             if sim.validated:
-                kinds[", validation rows"] = "train", sim.host.validation_rows, made.of_server["validation"]
-            for which, (part, of_part, program) in kinds.items():
-                given = state.server, number
+                kinds[", validation rows"] = "validation", "train", sim.host.validation_rows
+            for which, (rows, part, of_part) in kinds.items():
+                given, begin, program = (state.server, number), made.begin_server[rows], made.of_server[rows]
                 supply = sim.supply
                 if isinstance(supply, Streamed) and part in supply.streamed:
-                    batches, like = supply.batches(part, of_part, sim.evaluation.batch, sim.plan.parts), supply.like(part)
-                    slab = put(_rows(like, batches._at_once * batches.devices * batches.batch))
-                    first = put(np.zeros(batches._at_once * batches.devices, np.int32))
-                    given, program = (*given, slab, first, number), made.of_batches
-                found[f"{EVALUATION}: server{which}"] = functools.partial(program.trace, held, *given)
+                    batches = supply.batches(part, of_part, evaluating.batch_of(at, rows), sim.plan.parts)
+                    slab = put(_rows(supply.like(part), batches.at_once * batches.devices * batches.batch))
+                    first = put(np.zeros(batches.at_once * batches.devices, np.int32))
+                    given, begin, program = (*given, slab, first, number), made.begin_batches, made.of_batches
+
+                def trace(given=given, begin=begin, program=program) -> Traced:
+                    sums = put(jax.eval_shape(begin, held, *given), spread)
+                    return program.trace(held, *given, sums, bounds)
+
+                found[f"{EVALUATION}: server{which}"] = trace
         if {"own", "all"} & set(sim.evaluation.scopes):
-            wanted = sim.scored_clients()
-            for g, group in enumerate(sim.groups):
-                mine = np.asarray(group.clients)[np.isin(group.clients, wanted)]
-                if not len(mine):
+            for g in range(len(sim.groups)):
+                each = evaluating.client_blocks(at, g)
+                if not each:
                     continue
-                each, places = blocks(g, mine, evaluating.sums_bytes(at, g))
                 tables = tuple(evaluating.tables(at, g))
-                found[_named(f"{EVALUATION}: clients", sim, g)] = lambda g=g, each=each, places=places, tables=tables: (
-                    made.of_clients[g].trace(_reads(sim, held, tables, each), state, initial, places, *states(g, len(each[0])))
+                found[_named(f"{EVALUATION}: clients", sim, g)] = lambda g=g, each=each, tables=tables: made.of_clients[g].trace(
+                    _reads(sim, held, tables, each), state, initial, put(each[0]), *states(g, len(each[0])), bounds
                 )
         if "unseen" in sim.evaluation.scopes:
-            newcomers = len(sim.host.unseen_size)
             for g in range(len(sim.groups)):
-                mine = unseen.members(at.fed, g, newcomers)
-                if not len(mine):
+                each = evaluating.unseen_blocks(at, g)
+                if not each:
                     continue
-                each = at.blocks(g, mine, newcomers, evaluating.sums_bytes(at, g))
                 found[_named(f"{EVALUATION}: unseen clients", sim, g)] = lambda g=g, each=each: made.of_unseen[g].trace(
-                    _reads(sim, held, evaluating.UNSEEN_TABLES, each), state.server, number, key, put(each[0])
+                    _reads(sim, held, evaluating.UNSEEN_TABLES, each), state.server, number, key, put(each[0]), bounds
                 )
         if "post_local" in sim.evaluation.scopes and not on_host:
             both = _reads(sim, held, ("index", "test_index"))

@@ -206,6 +206,9 @@ def slots(cohort: int, plan: Plan) -> int:
 def arrange(examples: Array, plan: Plan, by_size: bool = False) -> Array:
     """An order of the clients under which chunks hold clients of like size and devices equal work.
 
+    Chunks go to the devices in turns, from the largest on. In each turn every device gets one, and the device with
+    least work so far the largest of them.
+
     Args:
       examples: [n] work of each client, n a multiple of chunk * parts.
       plan: the plan.
@@ -217,7 +220,27 @@ def arrange(examples: Array, plan: Plan, by_size: bool = False) -> Array:
     if plan.parts == 1 and (plan.chunk == len(examples) or (plan.chunk == 1 and not by_size)):
         return jnp.arange(len(examples))
     order = jnp.argsort(-examples, stable=True)
-    return order.reshape(-1, plan.parts, plan.chunk).swapaxes(0, 1).reshape(-1)
+    if plan.parts == 1:
+        return order
+    chunks = order.reshape(-1, plan.parts, plan.chunk)
+
+    def deal(work: Array, chunks: Array) -> tuple[Array, Array]:
+        devices = jnp.argsort(work, stable=True)
+        dealt = chunks[jnp.argsort(devices)]  # the k-th chunk to the k-th device of these
+        return work + examples[dealt[:, 0]], dealt
+
+    _, dealt = jax.lax.scan(deal, jnp.zeros(plan.parts, examples.dtype), chunks)
+    return dealt.swapaxes(0, 1).reshape(-1)
+
+
+def arrange_on_host(examples: np.ndarray, plan: Plan) -> np.ndarray:
+    """Returns what `arrange` does, of and as an array of the host."""
+    if plan.parts == 1 and plan.chunk in (1, len(examples)):
+        return np.arange(len(examples))
+    return np.asarray(jax.device_get(_arrange(jax.device_put(examples), plan)))
+
+
+_arrange = jax.jit(arrange, static_argnums=1)
 
 
 def map_clients(
@@ -246,19 +269,11 @@ def map_clients(
 
     def on_device(shared, mapped):
         n = jax.tree.leaves(mapped)[0].shape[0]
-
-        def chunk_of(entries):
-            if plan.chunk == 1:  # no vmap over one: it would turn every matmul and convolution into its batched form
-                added, stacked = fn(shared, jax.tree.map(lambda x: x[0], entries))
-                return added, jax.tree.map(lambda x: jnp.asarray(x)[None], stacked)
-            added, stacked = jax.vmap(fn, in_axes=(None, 0))(shared, entries)
-            return jax.tree.map(lambda x: jnp.sum(x, 0, dtype=_of_sums(x.dtype)).astype(x.dtype), added), stacked
-
-        chunk_of = jax.jit(chunk_of, inline=True)  # one trace for its shapes and its use
+        chunk_of = _chunk_of(fn, shared, plan.chunk)
         if n == plan.chunk:
             total, stacked = chunk_of(mapped)
         else:
-            chunks = jax.tree.map(lambda x: x.reshape(n // plan.chunk, plan.chunk, *x.shape[1:]), mapped)
+            chunks = _chunks(mapped, plan.chunk)
             first = jax.tree.map(lambda x: x[0], chunks)
             shapes = jax.eval_shape(chunk_of, first)[0]
             zero = jax.tree.map(lambda s: jnp.zeros(s.shape, _of_sums(s.dtype)), shapes)
@@ -277,6 +292,76 @@ def map_clients(
     everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
     shares = everywhere if lies is None else lies
     return _over_clients(on_device, on, (shares, sharded), (everywhere, sharded))(shared, mapped)
+
+
+def map_part(
+    fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    shared: PyTree,
+    mapped: PyTree,
+    sums: PyTree,
+    bounds: PyTree,
+    *,
+    plan: Plan,
+    on: Mesh,
+    lies: PyTree = None,
+) -> tuple[PyTree, PyTree]:
+    """Maps `fn` over some of each device's chunks.
+
+    Over all of them, part after part, the sums are those of `map_clients` to the bit.
+
+    Args:
+      fn, shared, mapped, plan, on, lies: as in `map_clients`.
+      sums: leaves [parts, ...], what each device has added up so far; `summed` gives the sum of them.
+      bounds: (first, last), [] each: the chunks from `first` on, before `last`.
+
+    Returns:
+      (the sums with what these chunks added, `stacked` with leaves [n, ...], zeros for the other chunks).
+    """
+
+    def on_device(shared, mapped, sums, bounds):
+        chunk_of, chunks = _chunk_of(fn, shared, plan.chunk), _chunks(mapped, plan.chunk)
+        number = jax.tree.leaves(chunks)[0].shape[0]
+        shapes = jax.eval_shape(chunk_of, jax.tree.map(lambda x: x[0], chunks))[1]
+        zeros = jax.tree.map(lambda s: jnp.zeros((number, *s.shape), s.dtype), shapes)
+
+        def body(i, carry):
+            sums, found = carry
+            added, stacked = chunk_of(jax.tree.map(lambda x: x[i], chunks))
+            sums = jax.tree.map(lambda t, x: t + x.astype(t.dtype), sums, added)
+            return sums, jax.tree.map(lambda all_, new: all_.at[i].set(new), found, stacked)
+
+        sums, found = jax.lax.fori_loop(*bounds, body, (jax.tree.map(lambda x: x[0], sums), zeros))
+        return jax.tree.map(lambda x: x[None], sums), jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+
+    if plan.parts == 1:
+        return on_device(shared, mapped, sums, bounds)
+    everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
+    inputs = everywhere if lies is None else lies, sharded, sharded, everywhere
+    return _over_clients(on_device, on, inputs, (sharded, sharded))(shared, mapped, sums, bounds)
+
+
+def no_sums(fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], shared: PyTree, mapped: PyTree, plan: Plan) -> PyTree:
+    """Returns the sums [parts, ...] with which `map_part` begins: zeros."""
+    added, _ = jax.eval_shape(fn, shared, jax.tree.map(lambda x: x[0], mapped))
+    return jax.tree.map(lambda s: jnp.zeros((plan.parts, *s.shape), _of_sums(s.dtype)), added)
+
+
+def _chunk_of(fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], shared: PyTree, size: int) -> Callable[[PyTree], PyTree]:
+    """(entries of a chunk) -> (their sum, what they give, stacked)."""
+
+    def of_chunk(entries: PyTree) -> tuple[PyTree, PyTree]:
+        if size == 1:  # no vmap over one: it would turn every matmul and convolution into its batched form
+            added, stacked = fn(shared, jax.tree.map(lambda x: x[0], entries))
+            return added, jax.tree.map(lambda x: jnp.asarray(x)[None], stacked)
+        added, stacked = jax.vmap(fn, in_axes=(None, 0))(shared, entries)
+        return jax.tree.map(lambda x: jnp.sum(x, 0, dtype=_of_sums(x.dtype)).astype(x.dtype), added), stacked
+
+    return jax.jit(of_chunk, inline=True)  # one trace for its shapes and its use
+
+
+def _chunks(mapped: PyTree, size: int) -> PyTree:
+    """Leaves [n, ...] as [n / size, size, ...]."""
+    return jax.tree.map(lambda x: x.reshape(x.shape[0] // size, size, *x.shape[1:]), mapped)
 
 
 def _of_sums(dtype: Any) -> Any:

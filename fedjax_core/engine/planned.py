@@ -29,6 +29,7 @@ class Planned:
       arrays: what all rounds read.
       states: the clients', between rounds.
       cohort: C.
+      pace: seconds that programs of an evaluation took for a chunk of each device, by the program, as last seen.
       fits: whether scored rounds, or plain ones (True, False), have been done: their program fits the devices.
     """
 
@@ -39,6 +40,7 @@ class Planned:
     states: ClientStates
     cohort: int
     fits: set[bool] = dataclasses.field(default_factory=set)
+    pace: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def put(self, tree: PyTree) -> PyTree:
         """Host values on the plan's devices."""
@@ -48,16 +50,27 @@ class Planned:
         """Group g's method before round 1, for what it has and which names: no array of it is on a device."""
         return self.fed.algorithm(g, self.arrays.host, 0)
 
-    def blocks(self, g: int, clients: np.ndarray, nobody: int, each: int = 0) -> list[np.ndarray]:
-        """Client ids in blocks of one size, the last padded with `nobody`: all at once if states and data are on the device, else a
-        cohort's worth; fewer where a client is given `each` bytes, of which a block has BLOCK_BYTES."""
+    def blocks(self, g: int, clients: np.ndarray, nobody: int, work: np.ndarray, each: int = 0) -> list[np.ndarray]:
+        """Client ids in blocks of one size, padded with `nobody`, dealt to the devices by their work.
+
+        Args:
+          g: the clients' group.
+          clients: their ids.
+          nobody: the id of an empty place.
+          work: [nobody] of every client, such as its rows.
+          each: bytes that a client is given, of which a block has BLOCK_BYTES at most.
+
+        Returns:
+          All at once if states and data are on the device, else a cohort's worth.
+        """
         whole = not self.fed.on_host and not self.arrays.supply.streamed
         most = len(clients) if whole else min(len(clients), max(self.cohort, LEAST_BLOCK))
         most = min(most, max(1, BLOCK_BYTES // max(1, each)))
         size = parallel.slots(most, self.fed.plan_of(g))
         ids = np.full(-(-len(clients) // size) * size, nobody, np.int32)
         ids[: len(clients)] = clients
-        return list(ids.reshape(-1, size))
+        plan, of_clients = self.fed.plan_of(g), np.append(work, 0).astype(np.int32)
+        return [block[parallel.arrange_on_host(of_clients[block], plan)] for block in ids.reshape(-1, size)]
 
     def close(self) -> None:
         """Ends what is under way for coming rounds; all that came is written."""

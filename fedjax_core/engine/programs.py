@@ -20,8 +20,8 @@ class Programs(NamedTuple):
       draw: `rounds.draw`.
       many, scored: `rounds.many`, plain and with the scores right after local training. They consume the state.
       on_host: `rounds.on_host`, by whether it scores.
-      of_server: `scores.of_server`, by the rows: "test", "validation".
-      of_batches: `scores.of_batches`.
+      begin_server, of_server: of `scores`, by the rows: "test", "validation".
+      begin_batches, of_batches: of `scores`.
       summed: `parallel.summed`.
       of_clients: `scores.of_clients`.
       of_unseen: `unseen.of_unseen`.
@@ -35,7 +35,9 @@ class Programs(NamedTuple):
     many: Any
     scored: Any
     on_host: dict[bool, Any]
+    begin_server: dict[str, Any]
     of_server: dict[str, Any]
+    begin_batches: Any
     of_batches: Any
     summed: Any
     of_clients: Sequence[Any]
@@ -46,7 +48,7 @@ class Programs(NamedTuple):
 
 def compiled(fed: Federation, lies: Layout) -> Programs:
     """The programs of a federation with its plan, whose results lie as `lies` says."""
-    everywhere, each = parallel.replicated(fed.mesh), range(len(fed.groups))
+    everywhere, spread, each = parallel.replicated(fed.mesh), parallel.spread(fed.mesh), range(len(fed.groups))
     of_round = everywhere if fed.plan.model == 1 else (lies.state, everywhere)
     off_devices = lies.state, lies.rows, everywhere
 
@@ -62,8 +64,10 @@ def compiled(fed: Federation, lies: Layout) -> Programs:
         many=many,
         scored=scored,
         on_host={s: program(rounds.on_host, scored=s, out=off_devices) for s in (False, True)},
-        of_server={"test": program(scores.of_server), "validation": program(scores.of_server, rows="validation")},
-        of_batches=program(scores.of_batches),
+        begin_server={rows: program(scores.begin_server, rows=rows, out=spread) for rows in scores.ROWS},
+        of_server={rows: program(scores.of_server, rows=rows, out=spread) for rows in scores.ROWS},
+        begin_batches=program(scores.begin_batches, out=spread),
+        of_batches=program(scores.of_batches, out=spread),
         summed=jax.jit(functools.partial(parallel.summed, plan=fed.plan, on=fed.mesh), out_shardings=everywhere),
         of_clients=[program(scores.of_clients, g) for g in each],
         of_unseen=[program(unseen.of_unseen, g) for g in each],

@@ -222,32 +222,30 @@ class Streamed:
 class Batches:
     """Rows of a test set in blocks of batches. Each device (with `plan.model`, those that hold a network together) has the batches
     that it has where all rows are resident, in their order: the sums are the same to the bit.
+
+    Attributes:
+      number: rows in all.
+      batch: rows at once.
+      devices: over which each block's batches are spread.
+      each: batches that a device has in all.
+      at_once: of a block.
     """
 
     def __init__(self, reader: Reader, rows: np.ndarray, batch: int, devices: int, put: Callable[[PyTree], PyTree]):
         self._reader, self._rows, self._put, self.devices = reader, rows, put, devices
         self.number, self.batch = len(rows), max(1, min(batch, len(rows)))
-        self._each = math.ceil(math.ceil(len(rows) / self.batch) / devices)  # batches of a device
+        self.each = math.ceil(math.ceil(len(rows) / self.batch) / devices)
         at_once = max(1, SLAB_BYTES // max(1, self.batch * reader.row_bytes * devices))
-        self._at_once = max(1, math.ceil(self._each / max(1, math.ceil(self._each / at_once))))
+        self.at_once = max(1, math.ceil(self.each / max(1, math.ceil(self.each / at_once))))
 
     def __iter__(self) -> Iterator[tuple[PyTree, PyTree]]:
         """(rows [n * B], first place [n] of each batch among all rows), on the devices; n is a multiple of `devices`."""
-        return ahead.each(self._block, -(-self._each // self._at_once))
+        return ahead.each(self._block, -(-self.each // self.at_once))
 
     def _block(self, number: int) -> tuple[PyTree, PyTree]:
-        mine = number * self._at_once + np.arange(self._at_once)
-        batches = np.arange(self.devices)[:, None] * self._each + np.minimum(mine, self._each)
-        first = np.where(mine < self._each, batches * self.batch, len(self._rows)).reshape(-1).astype(np.int32)
+        mine = number * self.at_once + np.arange(self.at_once)
+        batches = np.arange(self.devices)[:, None] * self.each + np.minimum(mine, self.each)
+        first = np.where(mine < self.each, batches * self.batch, len(self._rows)).reshape(-1).astype(np.int32)
         at = (first[:, None] + np.arange(self.batch)).reshape(-1)
         rows = np.where(at < len(self._rows), self._rows[np.minimum(at, len(self._rows) - 1)], 0)
         return self._put((self._reader.slab(rows, len(rows)), first))
-
-    def totals(self, blocks: Sequence[PyTree]) -> PyTree:
-        """Each device's sums [devices, ...] of what its batches gave, of all blocks [n, ...], added one after another."""
-
-        def total(*parts):
-            of_device = [np.asarray(part).reshape(self.devices, -1, *np.shape(part)[1:]) for part in parts]
-            return np.add.accumulate(np.concatenate(of_device, 1), 1, dtype=of_device[0].dtype)[:, -1]
-
-        return jax.tree.map(total, *blocks)

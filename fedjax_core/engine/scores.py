@@ -1,6 +1,5 @@
 """Scores, as pure functions that the simulation compiles; and what is said of them on the host."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,13 +28,39 @@ class ByClient(NamedTuple):
     scores: dict[str, np.ndarray]
 
 
+ROWS = ("test", "validation")  # of the server's model: the whole test set, all validation rows
 Batches = tuple[Any, Callable[[Array], training.Batch]]  # how many there are, and each by its number
 
 
-def of_server(fed: Federation, held: Held, server: PyTree, round: Array, rows: str = "test"):  # noqa: A002
-    """The server's model on the whole test set, or on all validation rows, its batches spread like clients: pairs by name."""
-    whole = functools.partial({"test": _whole_test, "validation": _validation}[rows], fed)
-    plan, number, own = fed.plan._replace(chunk=1), whole(held)[0], fed.groups[0].task.scores
+def begin_server(fed: Federation, held: Held, server: PyTree, round: Array, rows: str = "test") -> PyTree:  # noqa: A002
+    """Zeros [parts, ...] for `of_server` to begin with: pairs by name."""
+    return parallel.no_sums(*_server_batches(fed, held, server, round, rows), _one_by_one(fed))
+
+
+def of_server(
+    fed: Federation,
+    held: Held,
+    server: PyTree,
+    round: Array,  # noqa: A002
+    sums: PyTree,
+    bounds: tuple[Array, Array],
+    rows: str = "test",
+) -> PyTree:
+    """Adds the scores of the server's model on some batches of the whole test set, or of all validation rows, to `sums`.
+
+    Batches are spread over devices as clients are. `sums`, `bounds`: as `parallel.map_part` takes them.
+    """
+    one, shared, numbers = _server_batches(fed, held, server, round, rows)
+    return parallel.map_part(one, shared, numbers, sums, bounds, plan=_one_by_one(fed), on=fed.mesh)[0]
+
+
+def _server_batches(fed: Federation, held: Held, server: PyTree, round: Array, rows: str):  # noqa: A002
+    """(a batch's scores, what all batches read, their numbers [n]), for `parallel.map_part`."""
+
+    def whole(held: Held) -> Batches:
+        return _whole_test(fed, held, fed.batches.test) if rows == "test" else _validation(fed, held)
+
+    number, own = whole(held)[0], fed.groups[0].task.scores
 
     def one(shared, i):
         held, server, round = shared  # noqa: A001
@@ -44,12 +69,32 @@ def of_server(fed: Federation, held: Held, server: PyTree, round: Array, rows: s
         outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
         return _pairs(outputs, x, y, mask & (i < number), own, fed.center), ()
 
-    shared = held, server, round
-    return parallel.map_clients(one, shared, jnp.arange(parallel.slots(number, plan)), plan=plan, on=fed.mesh)[0]
+    return one, (held, server, round), jnp.arange(parallel.slots(number, _one_by_one(fed)))
 
 
-def of_batches(fed: Federation, held: Held, server: PyTree, round: Array, rows: Examples, first: Array, number: Array):  # noqa: A002
-    """The server's model on batches of `rows` [n * B], which lie at `first` [n] among all `number` rows: pairs [n] by name."""
+def begin_batches(fed: Federation, held: Held, server: PyTree, round: Array, rows: Examples, first: Array, number: Array):  # noqa: A002
+    """Zeros [parts, ...] for `of_batches` to begin with: pairs by name."""
+    return parallel.no_sums(*_streamed_batches(fed, held, server, round, rows, first, number), _one_by_one(fed))
+
+
+def of_batches(
+    fed: Federation,
+    held: Held,
+    server: PyTree,
+    round: Array,  # noqa: A002
+    rows: Examples,
+    first: Array,
+    number: Array,
+    sums: PyTree,
+    bounds: tuple[Array, Array],
+) -> PyTree:
+    """As `of_server`, on batches of `rows` [n * B], which lie at `first` [n] among all `number` rows."""
+    one, shared, entries = _streamed_batches(fed, held, server, round, rows, first, number)
+    return parallel.map_part(one, shared, entries, sums, bounds, plan=_one_by_one(fed), on=fed.mesh)[0]
+
+
+def _streamed_batches(fed: Federation, held: Held, server: PyTree, round: Array, rows: Examples, first: Array, number: Array):  # noqa: A002
+    """As `_server_batches`."""
     b, own = len(jax.tree.leaves(rows.y)[0]) // len(first), fed.groups[0].task.scores
 
     def one(shared, entry):
@@ -58,14 +103,31 @@ def of_batches(fed: Federation, held: Held, server: PyTree, round: Array, rows: 
         places = jnp.arange(b)
         x, y, mask, _ = training.take(rows, at * b + places, first + places < number)
         outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
-        return (), _pairs(outputs, x, y, mask, own, fed.center)
+        return _pairs(outputs, x, y, mask, own, fed.center), ()
 
-    shared, plan = (held, server, round, rows, number), fed.plan._replace(chunk=1)
-    return parallel.map_clients(one, shared, (jnp.arange(len(first)), first), plan=plan, on=fed.mesh)[1]
+    return one, (held, server, round, rows, number), (jnp.arange(len(first)), first)
 
 
-def of_clients(fed: Federation, g: int, held: Held, state: State, initial: PyTree, ids: Array, rows: PyTree, touched: Array):
-    """Scores of group g's clients `ids` [E]: {"own": {predictor: {"loss", "accuracy"}: pairs [E]}, "all": ...}."""
+def _one_by_one(fed: Federation) -> parallel.Plan:
+    """The plan for batches of the server's model."""
+    return fed.plan._replace(chunk=1)
+
+
+def of_clients(
+    fed: Federation,
+    g: int,
+    held: Held,
+    state: State,
+    initial: PyTree,
+    ids: Array,
+    rows: PyTree,
+    touched: Array,
+    bounds: tuple[Array, Array],
+):
+    """Scores of group g's clients `ids` [E]: {"own": {predictor: {"loss", "accuracy"}: pairs [E]}, "all": ...}.
+
+    Zeros for clients that are not in the chunks that `bounds` says (`parallel.map_part`).
+    """
     if fed.on_host:
         rows = states.begun(fed, g, held, initial, state.key, ids, rows, touched)
 
@@ -81,25 +143,27 @@ def of_clients(fed: Federation, g: int, held: Held, state: State, initial: PyTre
             found["own"] = of_own_rows(fed, g, held, i, there, models)
         if len(held.validation_rows):
             size = jnp.where(there, held.validation_size[i], 0)
-            found["validation"] = of_rows(fed, g, models, held.train, held.validation_index[i], size)
+            found["validation"] = of_rows(fed, g, models, held.train, held.validation_index[i], size, fed.batches.validation)
         models.pop("global", None)  # on the whole test set it is the same for all clients: scope "global" has it
         if "all" in fed.evaluation.scopes and models:
-            number, batch = _whole_test(fed, held)
+            number, batch = _whole_test(fed, held, fed.batches.all)
             found["all"] = _score(fed, g, models, (jnp.where(there, number, 0), batch))
         return (), found
 
     shared = held, state.server, state.round, state.key
-    return parallel.map_clients(one, shared, (ids, rows), plan=fed.plan_of(g), on=fed.mesh, lies=slabs.lies(shared))[1]
+    plan, lies = fed.plan_of(g), slabs.lies(shared)
+    return parallel.map_part(one, shared, (ids, rows), (), bounds, plan=plan, on=fed.mesh, lies=lies)[1]
 
 
 def of_own_rows(fed: Federation, g: int, held: Held, i: Array, there: Array, models: dict[str, Callable]):
     """Client i's scores on its own test rows, of none of them unless it is there."""
-    return of_rows(fed, g, models, held.test, held.test_index[i], jnp.where(there, held.test_size[i], 0))
+    size = jnp.where(there, held.test_size[i], 0)
+    return of_rows(fed, g, models, held.test, held.test_index[i], size, fed.batches.own)
 
 
-def of_rows(fed: Federation, g: int, models: dict[str, Callable], of: Examples, index: Array, size: Array):
-    """Scores of group g's models on the first `size` of the rows `index` [M]."""
-    return _score(fed, g, models, _batches(fed, of, index, size))
+def of_rows(fed: Federation, g: int, models: dict[str, Callable], of: Examples, index: Array, size: Array, batch: int):
+    """Scores of group g's models on the first `size` of the rows `index` [M], `batch` of them at once."""
+    return _score(fed, g, models, _batches(of, index, size, batch))
 
 
 def holdings(fed: Federation, algorithm: Algorithm, shared, i: Array, client: PyTree, examples: Array):
@@ -172,10 +236,10 @@ def statistics(prefix: str, scores: dict[str, tuple[np.ndarray, np.ndarray]]) ->
     return flat
 
 
-def _batches(fed: Federation, test: Examples, index: Array, size: Array | int) -> Batches:
-    """The first `size` of the test rows `index` [M]."""
+def _batches(test: Examples, index: Array, size: Array | int, b: int) -> Batches:
+    """The first `size` of the test rows `index` [M], `b` at once."""
     rows = index.shape[0]
-    b = max(1, min(fed.evaluation.batch, rows))
+    b = max(1, min(b, rows))
     index = jnp.pad(index, (0, -rows % b))
 
     def batch(i):
@@ -185,17 +249,17 @@ def _batches(fed: Federation, test: Examples, index: Array, size: Array | int) -
     return -(-size // b), batch
 
 
-def _validation(fed: Federation, held: Held) -> tuple[int, Callable[[Array], training.Batch]]:
+def _validation(fed: Federation, held: Held) -> Batches:
     """All validation rows."""
     number = len(held.validation_rows)
-    return _batches(fed, held.train, held.validation_rows, number)
+    return _batches(held.train, held.validation_rows, number, fed.batches.validation_rows)
 
 
-def _whole_test(fed: Federation, held: Held) -> tuple[int, Callable[[Array], training.Batch]]:
-    """The whole test set, or the test episodes."""
+def _whole_test(fed: Federation, held: Held, batch: int) -> Batches:
+    """The whole test set, `batch` rows at once, or the test episodes."""
     if fed.episodes is None:
         n = len(jax.tree.leaves(held.test.y)[0])
-        return _batches(fed, held.test, jnp.arange(n, dtype=jnp.int32), n)
+        return _batches(held.test, jnp.arange(n, dtype=jnp.int32), n, batch)
     support, query = held.tests
     real = jnp.ones(support.shape[1:], bool), jnp.ones(query.shape[1:], bool)
     return len(support), lambda i: assemble(held.test, support[i], query[i], *real)

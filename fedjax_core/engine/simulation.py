@@ -31,6 +31,7 @@ from fedjax_core.engine import (
     faults,
     parallel,
     programs,
+    score_batches,
     score_names,
     scores,
     snapshots,
@@ -138,7 +139,9 @@ class Simulation:
     def _under(self, plan: parallel.Plan, kept: states.OnHost | None = None) -> Planned:
         """What does the work under a plan, with the client states of the plan before."""
         of, host = self._of, self.host
-        fed = dataclasses.replace(of.fed, plan=plan, mesh=parallel.mesh(plan, self._devices))
+        mesh = parallel.mesh(plan, self._devices)
+        batches = score_batches.choose_batches(of.fed.evaluation, host, plan, mesh.devices.flat[0].platform)
+        fed = dataclasses.replace(of.fed, plan=plan, mesh=mesh, batches=batches)
         lies = division.layout(fed, host, self.shapes)
         made = programs.compiled(fed, lies)
         arrays = Arrays(fed, host, of.tasks, of.readers, lies.held, made.draw, self._lane)
@@ -309,14 +312,21 @@ class Simulation:
         """
         return self.evaluated(state)[0]
 
-    def evaluated(self, state: State) -> tuple[dict[str, float], scores.ByClient | None]:
+    def evaluated(
+        self, state: State, watch: evaluating.Watch = evaluating.unwatched
+    ) -> tuple[dict[str, float], scores.ByClient | None]:
         """What `evaluate` gives, and the values of single clients that it is made of; None without scopes "own", "all" and
         "unseen".
+
+        Args:
+          state: to score; it stays as it is.
+          watch: is told what is scored, how much of it is done and of how much, about twice a second; what it raises ends the
+            evaluation.
 
         Raises:
           Diverged: a loss is not finite; says whose.
         """
-        return evaluating.evaluated(self.planned, self._fitting, state, self.data)
+        return evaluating.evaluated(self.planned, self._fitting, state, self.data, watch)
 
     @property
     def validated(self) -> bool:

@@ -37,8 +37,19 @@ def members(fed: Federation, g: int, number: int) -> np.ndarray:
     return np.arange(g, number, len(fed.groups), dtype=np.int32)
 
 
-def of_unseen(fed: Federation, g: int, held: Held, server: PyTree, round: Array, of_run: Array, places: Array):  # noqa: A002
+def of_unseen(
+    fed: Federation,
+    g: int,
+    held: Held,
+    server: PyTree,
+    round: Array,  # noqa: A002
+    of_run: Array,
+    places: Array,
+    bounds: tuple[Array, Array],
+):
     """Scores of the unseen clients at `places` [E], who have group g's network, on their own test rows.
+
+    Zeros for clients that are not in the chunks that `bounds` says (`parallel.map_part`).
 
     Returns:
       {predictor: {"accuracy", "loss"}: pairs [E]}; places beyond the last client are empty.
@@ -53,10 +64,11 @@ def of_unseen(fed: Federation, g: int, held: Held, server: PyTree, round: Array,
         plain, personal = holdings(fed, g, algorithm, server, of_run, round, place, data)
         size = jnp.where(there, held.unseen_test_size[place], 0)
         models = scores.predictors(algorithm, plain, personal)
-        return (), scores.of_rows(fed, g, models, held.test, held.unseen_test_index[place], size)
+        return (), scores.of_rows(fed, g, models, held.test, held.unseen_test_index[place], size, fed.batches.unseen)
 
     shared = held, server, round, of_run
-    return parallel.map_clients(one, shared, places, plan=fed.plan_of(g), on=fed.mesh, lies=slabs.lies(shared))[1]
+    plan, lies = fed.plan_of(g), slabs.lies(shared)
+    return parallel.map_part(one, shared, places, (), bounds, plan=plan, on=fed.mesh, lies=lies)[1]
 
 
 def holdings(

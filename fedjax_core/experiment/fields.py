@@ -55,7 +55,7 @@ FIELDS: dict[str, Any] = {
     "optimizer.name": str,
     "evaluation.every": AtLeastOne,
     "evaluation.scopes": Sequence[Annotated[str, one_of(*SCOPES)]],
-    "evaluation.batch": AtLeastOne,
+    "evaluation.batch": or_none(AtLeastOne),
     "evaluation.clients": or_none(AtLeastOne),
     "evaluation.newcomer_updates": or_none(AtLeastOne),
     "evaluation.last_k": AtLeastOne,

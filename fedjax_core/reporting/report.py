@@ -29,8 +29,8 @@ from fedjax_core.reporting.records import CSV, kept, read
 from fedjax_core.reporting.summary import Series, history, shown, summarise, table
 from fedjax_core.reporting.tensorboard import Events
 from fedjax_core.reporting.words import is_accuracy, is_headline
-from fedjax_core.storage.files import write_csv
-from fedjax_core.storage.json_files import JsonLines, plain, write_json
+from fedjax_core.storage.files import write_csv, write_text
+from fedjax_core.storage.json_files import JsonLines, json_lines, plain, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
 
 with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of text, and a warning that it could be nicer
@@ -163,6 +163,26 @@ class Reporter:
                 self._events.add(record)
             self._show(record)
         self._round = last
+
+    def add_scores(self, scores: Mapping[str, Any]) -> None:
+        """Adds scores to the last record, whose round an earlier start did not get to score.
+
+        Raises:
+          OSError: if they cannot be written; one line that names the file.
+        """
+        if not self._writer:
+            return
+        file = self.path / METRICS
+        *before, last = read(file)
+        if self._lines is not None:
+            self._lines.close()
+        write_text(file, json_lines([*before, last | plain(scores)]))
+        self._lines = JsonLines(file)
+        if self._wants_events and self._events is None:
+            self._events = Events(self.path / TENSORBOARD, self._round)
+        if self._events is not None:
+            self._events.add({"round": last["round"]} | plain(scores))
+        self._show(last | plain(scores))
 
     def note(self, **facts: Any) -> None:
         """Adds facts to the summary and the closing table.

@@ -26,6 +26,7 @@ MAY_DIFFER = (
     "plan",
     "checkpoint",
     "evaluation.every",
+    "evaluation.batch",
     "evaluation.targets",
     "evaluation.last_k",
     "evaluation.patience",

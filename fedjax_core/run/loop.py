@@ -32,10 +32,15 @@ from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, METRICS, WorkDi
 
 PROFILE = "profile"
 DISPATCH_SECONDS = 2.0  # how long Ctrl-C may have to wait
+PROGRESS_SECONDS = 5.0  # of an evaluation, before it says how far it is
 
 
 class Interrupted(KeyboardInterrupt):
     """The run was asked to stop by a signal, and left a checkpoint."""
+
+
+class _Stopped(Exception):
+    """A signal came in an evaluation that takes long."""
 
 
 class Finished(NamedTuple):
@@ -173,6 +178,7 @@ def steps(
                 reporter.say(private.words(going.done))
             reporter.resume(going.done)
             before_this = read_jsonl(workdir.path / METRICS) if workdir.writer and going.done else []
+            going.unscored = together.said(going.lacking_scores(before_this, every, rounds))
             selection.take_up(before_this, going.done)
             goal.take_up(before_this)
             if together.said(selection.missing):
@@ -224,6 +230,7 @@ class _Going:
       state: after the last round.
       done: rounds done.
       saved: the round of the last checkpoint; 0 if there is none.
+      unscored: the record of the last round, if an earlier start was stopped while it was scored; else None.
     """
 
     def __init__(
@@ -242,6 +249,14 @@ class _Going:
         self.simulation, self.workdir, self.checkpoints, self.selection = simulation, workdir, checkpoints, selection
         self.goal, self.reporter, self.hooks = goal, reporter, hooks
         self.state, self.done, self.saved, self.private = state, done, done, private
+        self.unscored: dict[str, Any] | None = None
+
+    def lacking_scores(self, records: Sequence[dict[str, Any]], every: int, rounds: int) -> dict[str, Any] | None:
+        """Returns the last of the records if its round is one to be scored and it has no score, else None."""
+        names = {*self.simulation.test_scores(), *self.simulation.validation_scores()}
+        if not records or not names or (self.done % every and self.done < rounds):
+            return None
+        return None if names & records[-1].keys() else records[-1]
 
     def why_enough(self) -> str:
         """Why the run is over before its last round; empty if it is not."""
@@ -263,6 +278,11 @@ class _Going:
           Whether a signal came during the last rounds.
         """
         trace_at = -1 if trace_after is None else min(trace_after, rounds - 1)
+        self._stop = stop
+        if self.unscored is not None:
+            self._score_last_round(self.unscored)
+            if together.said(bool(self.hooks.asked)):
+                return False
         stopping, most, at = False, 1, time.monotonic()  # one round first: nobody knows yet how long it takes
         while self.done < rounds and not self.why_enough():
             boundary = min(rounds, (self.done // every + 1) * every)
@@ -272,12 +292,12 @@ class _Going:
             pace, records, by_client = yield from self._rounds(n, evaluated, tracing)
             directories.record_plan(self.simulation, self.workdir)
             self.reporter.log(*records)
-            self.hooks.rounds(records, evaluated)
-            better = self.selection.see(records)
-            self.goal.see(records)
-            if by_client is not None and self.workdir.writer:
-                for name in (clients.LAST, clients.SELECTED) if better else (clients.LAST,):
-                    clients.write(self.workdir.path / name, self.done, by_client, self.simulation.data.names_of_all)
+            if self.unscored is not None:
+                self.hooks.rounds(records[:-1], False)
+                directories.save(self.simulation, self.checkpoints, self.state, self.done, self.saved)
+                self.saved = self.done
+                raise Interrupted(self._stopped_in_evaluation())
+            better = self._take(records, evaluated, by_client)
             ends = self.done == rounds or bool(self.why_enough())
             due = time.monotonic() - at >= checkpoint_seconds
             failed, enough = self.hooks.failed is not None, bool(self.hooks.asked)
@@ -301,9 +321,63 @@ class _Going:
                 break
         return stopping
 
+    def _take(self, records: Sequence[dict[str, Any]], evaluated: bool, by_client: ByClient | None) -> bool:
+        """Tells everybody of new records, the last with or without scores; whether it is the best evaluation so far."""
+        self.hooks.rounds(records, evaluated)
+        better = self.selection.see(records)
+        self.goal.see(records)
+        if by_client is not None and self.workdir.writer:
+            for name in (clients.LAST, clients.SELECTED) if better else (clients.LAST,):
+                clients.write(self.workdir.path / name, self.done, by_client, self.simulation.data.names_of_all)
+        return better
+
+    def _score_last_round(self, record: dict[str, Any]) -> None:
+        """Does the evaluation of the last round, in which an earlier start was stopped.
+
+        Raises:
+          Diverged, CallbackFailed: as `steps`.
+          Interrupted: a signal came again.
+        """
+        try:
+            found, by_client = self._scores(self.done)
+        except _Stopped:
+            raise Interrupted(self._stopped_in_evaluation()) from None
+        except Diverged as error:
+            raise Diverged(f"{error} ({self._left()})") from None
+        self.unscored = None
+        self.reporter.add_scores(found)
+        if self._take([record | found], True, by_client):
+            self.selection.keep(self.state)
+        if together.said(self.hooks.failed is not None):
+            error = self.hooks.failed or CallbackFailed("a callback failed in process 0")
+            raise CallbackFailed(f"{error} ({self._left()})") from error.__cause__
+
+    def _scores(self, number: int) -> tuple[dict[str, float], ByClient | None]:
+        """What `Simulation.evaluated` gives after round `number`; an evaluation that takes long says how far it is.
+
+        Raises:
+          _Stopped: it takes long, and a signal asks to stop.
+        """
+        began, due = time.monotonic(), PROGRESS_SECONDS
+
+        def watch(what: str, done: int, of: int) -> None:
+            nonlocal due
+            spent = time.monotonic() - began
+            if spent >= due:
+                self.reporter.say(f"evaluation after round {number}: {done} of {of} {what}, {report.readable_time(spent)}")
+                due = 2 * spent
+            if together.anywhere(self._stop.asked and spent >= DISPATCH_SECONDS):
+                raise _Stopped
+
+        return self.simulation.evaluated(self.state, watch)
+
+    def _stopped_in_evaluation(self) -> str:
+        return f"in the evaluation after round {self.done}; the same command resumes with it"
+
     def _rounds(self, n: int, evaluated: bool, tracing: bool) -> Steps:
         """n rounds, under the profiler or not, of which the last is scored: (seconds a round without compiling, their records, the
-        last one's scores of single clients, `ByClient` or None)."""
+        last one's scores of single clients, `ByClient` or None). Where a signal came while they were made, `unscored` has the last
+        record."""
         by_client: ByClient | None = None
         try:
             scored = evaluated and "post_local" in self.simulation.evaluation.scopes
@@ -313,8 +387,11 @@ class _Going:
                 entry |= {"seconds": seconds / n, "compile_seconds": compiling / n}
                 entry |= {} if self.private is None else self.private.so_far(int(entry["round"]))
             if evaluated:
-                found, by_client = self.simulation.evaluated(self.state)
-                records[-1] |= found
+                try:
+                    found, by_client = self._scores(self.done + n)
+                    records[-1] |= found
+                except _Stopped:
+                    self.unscored = records[-1]
         except Diverged as error:
             raise Diverged(f"{error} ({self._left()})") from None
         self.done += n

@@ -1,6 +1,7 @@
 """FedProto, personal and with a global model, in loops over clients, rows and classes; and their limits."""
 
 import functools
+from typing import Any
 
 import chex
 import jax
@@ -85,6 +86,32 @@ class FedProtoTest(chex.TestCase):
         chex.assert_trees_all_close(after.server.net, w, atol=5e-6)
         chex.assert_trees_all_close(after.server.prototypes.means, means, atol=5e-6)
         np.testing.assert_array_equal(after.server.prototypes.known, known)
+
+    def test_features_of_training_are_those_of_the_last_epoch(self):
+        """With one minibatch an epoch: those of the network that it begins with, in training mode; the network is the same."""
+        x, y = naive.rows(toy.data())[1]
+        net, sent, data = MODEL.init(jax.random.key(0)), prototypes(), rows_of(1)
+        key, made = jax.random.key(3), {}
+        for epochs in (1, 2):
+            for features in ("trained", "training"):
+                settings: Any = dict(optimizer=training.sgd(0.1), epochs=epochs, batch=64, features=features)
+                made[epochs, features] = jax.jit(fedproto(toy.task(), **settings).client_update)(sent, net, data, key)
+        for epochs, begins in ((1, net), (2, made[1, "trained"].state)):
+            out = made[epochs, "training"]
+            chex.assert_trees_all_equal(out.state, made[epochs, "trained"].state)
+            z = np.asarray(MODEL.apply(begins, x, key, train=True, mask=np.ones(len(y), bool))[0]["features"])
+            means, counts = out.uplink
+            np.testing.assert_array_equal(counts, np.bincount(y, minlength=K))
+            for c in set(y.tolist()):
+                np.testing.assert_allclose(means[c], z[y == c].mean(0), rtol=1e-4, atol=1e-5)
+            self.assertEqual(set(out.metrics), {"accuracy", "loss"})
+            self.assertGreater(np.abs(means - made[epochs, "trained"].uplink[0]).max(), 1e-3)
+
+    def test_features_of_training_need_an_epoch(self):
+        for wrong, message in ((dict(epochs=0), "at least 1"), (dict(features="both"), "'trained' or 'training'")):
+            settings: Any = dict(features="training") | wrong
+            with self.assertRaisesRegex(ValueError, message):
+                fedproto(toy.task(), optimizer=training.sgd(0.1), **settings)
 
     def test_lam_zero_is_local_or_fedavg(self):
         net = MODEL.init(jax.random.key(0))

@@ -36,7 +36,7 @@ def answered(
         view, rows = simulation.view(state, client), simulation.data.test_index[client].tolist()
         x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.data.test.x)
         params = language.parameters(made, adapter, view.task.frozen, trained_network(view, model, x))
-        texts = language.answers(made, params, rows, simulation.evaluation.batch, beams=beams)
+        texts = language.answers(made, params, rows, simulation.federation.batches.test, beams=beams)
         asked = [made.divided.test[row] for row in rows]
         right = [row.answer for row in asked]
         for row, said, score, same in zip(asked, texts, text.rouge1(texts, right), text.exact(texts, right), strict=True):

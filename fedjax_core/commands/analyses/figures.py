@@ -118,7 +118,7 @@ def knowledge(asked: Asked, loaded: Loaded) -> list[Path]:
             classes = np.flatnonzero(known)
             sights["global"] = (simulation.view(state, client), np.asarray(state.server.knowledge)[classes], classes)
         for what, (seen, marks, classes) in sights.items():
-            made = analysis.outputs(seen, model, x[rows], simulation.evaluation.batch)
+            made = analysis.outputs(seen, model, x[rows], simulation.federation.batches.test)
             points = made["logits"] if made["logits"].shape[1] == marks.shape[1] else made["features"]
             places = analysis.tsne(np.concatenate([points, marks]), asked.seed)
             both = places[: len(rows)], y[rows], places[len(rows) :], classes

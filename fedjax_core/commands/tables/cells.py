@@ -24,6 +24,7 @@ OF_TABLES = {  # fields of configs that a table sets itself, and where it has th
     "seed": "a table has seeds of its own: --seeds, or the definition's seeds",
     "evaluation.targets": "a table has targets of its own, in its definition",
 }
+BATCH_BEFORE = 256  # of `evaluation.batch`, where it is None: by it older runs of the same cell are known
 
 
 class Cell(NamedTuple):
@@ -192,9 +193,13 @@ def _hash(config: Any, files: Sequence[str]) -> str:
         "evaluation.until",
         "evaluation.patience",
         "evaluation.every",
+        "evaluation.batch",
     }  # these say where it ends, and what scores
     left_out = set(MAY_DIFFER) - of_scores
-    fields = given(partition.with_clients(plain(config.to_dict())))
+    fields = partition.with_clients(plain(config.to_dict()))
+    if fields.get("evaluation", {}).get("batch", 0) is None:
+        fields["evaluation"]["batch"] = BATCH_BEFORE
+    fields = given(fields)
     fields = {key: value for key, value in fields.items() if value != {} or key not in MAY_LACK_GROUPS}
     if files:
         fields["files"] = files

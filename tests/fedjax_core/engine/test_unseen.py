@@ -200,7 +200,7 @@ def traced(sim):
     state = jax.eval_shape(sim.programs.init, sim.host, jax.random.key_data(jax.random.key(0)))
     of = jax.ShapeDtypeStruct((sim.plan.chunk * sim.plan.devices,), jnp.int32)
     for program in sim.programs.of_unseen:
-        found = jax.eval_shape(program, sim.host, state.server, state.round, state.key, of)
+        found = jax.eval_shape(program, sim.host, state.server, state.round, state.key, of, (state.round, state.round))
         assert found
         assert all({"accuracy", "loss"} <= set(scores) for scores in found.values())
 

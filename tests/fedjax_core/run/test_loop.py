@@ -15,7 +15,7 @@ import pytest
 from configs import fedavg
 from fedjax_core import experiment
 from fedjax_core.engine.simulation import Diverged
-from fedjax_core.run import loop
+from fedjax_core.run import Interrupted, loop
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 
 ROOT = Path(__file__).parents[3]
@@ -133,3 +133,42 @@ def test_a_resume_that_is_refused_changes_nothing(tmp_path: Path):
     with pytest.raises(ValueError, match="holds a run on other data"):
         experiment.execute(config, str(tmp_path), progress=False)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"} == before
+
+
+class Scored:
+    rounds: ClassVar[list[int]] = []
+
+    def evaluation(self, record):
+        self.rounds.append(record["round"])
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["in between", "of the last round"])
+def test_an_evaluation_that_takes_long_says_so_and_can_be_stopped(tmp_path: Path, monkeypatch, last):
+    """The same command goes on with it: nothing is lost, and nothing differs from a run that was left alone."""
+    monkeypatch.setattr(loop, "DISPATCH_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "PROGRESS_SECONDS", 0.0)
+    config = fedavg.get_config("smoke")
+    config.rounds, config.evaluation.every = 2 if last else 4, 2
+    config.callbacks = (f"{__name__}:Scored",)
+    said: list[str] = []
+
+    def stopping(text: str) -> None:
+        said.append(text)
+        if text.startswith("evaluation after round 2: ") and sum(one.startswith("evaluation") for one in said) == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    Scored.rounds.clear()
+    with pytest.raises(Interrupted, match=r"^in the evaluation after round 2; the same command resumes with it$"):
+        experiment.execute(config, str(tmp_path / "stopped"), progress=False, console=stopping)
+    assert [record["round"] for record in read_jsonl(tmp_path / "stopped" / "metrics.jsonl")] == [1, 2]
+    assert Scored.rounds == []
+    finished = experiment.execute(config, str(tmp_path / "stopped"), progress=False)
+    assert Scored.rounds == list(range(2, config.rounds + 1, 2))
+    alone = experiment.execute(config, str(tmp_path / "alone"), progress=False)
+    records = [read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("stopped", "alone")]
+    times = ("seconds", "compile_seconds")
+    one, other = ([{k: v for k, v in record.items() if k not in times} for record in run] for run in records)
+    assert one == other
+    assert (tmp_path / "stopped" / "clients.csv").read_text() == (tmp_path / "alone" / "clients.csv").read_text()
+    for series in zip(finished.history["test/global/accuracy"], alone.history["test/global/accuracy"], strict=True):
+        np.testing.assert_array_equal(*series)

@@ -14,7 +14,7 @@ from configs import fedopt_femnist, fedpft
 from fedjax_core import experiment
 from fedjax_core.commands.plans import advice, compiling, loops, written
 from fedjax_core.commands.plans import planned as of_plans
-from fedjax_core.engine import lowering, parallel
+from fedjax_core.engine import evaluating, lowering, parallel
 from fedjax_core.engine.lowering import PARTS
 from fedjax_core.experiment import stand_in
 from fedjax_core.experiment.stand_in import Counts
@@ -29,8 +29,22 @@ def test_what_is_lowered_is_what_runs():
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
     state = real.init(0)
     assert programs["round"]().lower().as_text() == real.programs.many.lower(real.held, state, real.put(np.int32(1))).as_text()
-    server = real.programs.of_server["test"].lower(real.held, state.server, state.round).as_text()
-    assert programs["evaluation: server"]().lower().as_text() == server
+    assert programs["evaluation: server"]().lower().as_text() == of_server(real, state, "test")
+    at = real.planned
+    (block,) = evaluating.client_blocks(at, 0)
+    _, rows, touched, initial = at.states.read(state, 0, block)
+    each = real.programs.of_clients[0].lower(real.held, state, initial, real.put(block), rows, touched, bounds(real)).as_text()
+    assert programs["evaluation: clients"]().lower().as_text() == each
+
+
+def bounds(sim):
+    return sim.put((np.int32(0), np.int32(1)))
+
+
+def of_server(sim, state, rows):
+    given = sim.held, state.server, state.round
+    sums = sim.programs.begin_server[rows](*given)
+    return sim.programs.of_server[rows].lower(*given, sums, bounds(sim)).as_text()
 
 
 def test_streamed_rows_have_the_room_that_a_run_gives_them():
@@ -64,8 +78,7 @@ def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
     assert rows == compiling.parts(real)["rows of data"] > 1.1 * clean
     programs = lowering.programs(planned, ("evaluation",))
     state = real.init(0)
-    validation = real.programs.of_server["validation"].lower(real.held, state.server, state.round).as_text()
-    assert programs["evaluation: server, validation rows"]().lower().as_text() == validation
+    assert programs["evaluation: server, validation rows"]().lower().as_text() == of_server(real, state, "validation")
     real.release()
 
 

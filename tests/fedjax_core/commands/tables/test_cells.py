@@ -21,6 +21,8 @@ def test_what_a_name_depends_on():
     same = {"plan.devices": 1, "checkpoint.seconds": 1.0, "evaluation.last_k": 3}
     assert name(**same) == plain
     assert name(**{"data.long_tail": None}) == plain
+    assert name(**{"evaluation.batch": 256}) == plain  # what None was before
+    assert name(**{"evaluation.batch": 1000}) != plain
 
     def of_before(variant: str) -> Any:
         config = get_config(variant)

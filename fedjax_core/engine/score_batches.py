@@ -1,0 +1,69 @@
+"""How many rows a network is scored on at once: chosen by what clients have and by the device.
+
+A batch of b rows, real ones or padding, costs as much as b + c rows: c stands for what each batch costs by itself
+(reading the weights, starting kernels). The batch is the one under which all lists of rows cost least. On CPUs more
+than 64 rows at once gain little, and convolutions lose by it. Numbers were measured on two cores of a server;
+`tests/benchmarks/evaluation.py` measures what they come to.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_core.engine.federation import Evaluation, Held, ScoreBatches
+from fedjax_core.engine.parallel import Plan
+
+
+class Cost(NamedTuple):
+    """What batches cost on a kind of device.
+
+    Attributes:
+      most: rows of a batch at most.
+      each: rows that a batch costs beside its own.
+    """
+
+    most: int
+    each: int
+
+
+COSTS = {"cpu": Cost(most=64, each=4)}
+ACCELERATOR = Cost(most=256, each=256)  # 256 was the fixed size before: no more memory is needed
+
+
+def choose_batches(evaluation: Evaluation, host: Held, plan: Plan, platform: str) -> ScoreBatches:
+    """Returns the rows at once of each kind of score; `evaluation.batch`, if it is given, for all of them.
+
+    Args:
+      evaluation: what is scored.
+      host: every client's lists of rows, on the host.
+      plan: clients that are scored at once on a device share the cost of a batch.
+      platform: of the devices, such as "cpu".
+    """
+    if evaluation.batch is not None:
+        return ScoreBatches(*[evaluation.batch] * len(ScoreBatches._fields))
+    cost = COSTS.get(platform, ACCELERATOR)
+    test = np.array([len(host.test.y)])
+    of_clients = cost._replace(each=-(-cost.each // plan.chunk))
+    return ScoreBatches(
+        test=choose_batch(test, cost, plan.parts),
+        validation_rows=choose_batch(np.array([len(host.validation_rows)]), cost, plan.parts),
+        all=choose_batch(test, of_clients),
+        own=choose_batch(host.test_size, of_clients),
+        validation=choose_batch(host.validation_size, of_clients),
+        unseen=choose_batch(host.unseen_test_size, of_clients),
+    )
+
+
+def choose_batch(sizes: np.ndarray, cost: Cost, parts: int = 1) -> int:
+    """Returns the rows at once under which lists of `sizes` [n] rows cost least, each list's batches spread over `parts` devices.
+
+    >>> choose_batch(np.array([50, 50, 50]), Cost(most=64, each=4))
+    50
+    >>> choose_batch(np.array([5] * 90 + [640] * 10), Cost(most=64, each=4))
+    40
+    """
+    sizes, numbers = np.unique(np.asarray(sizes, np.int64), return_counts=True)
+    batches = np.arange(1, min(cost.most, max(1, int(sizes.max(initial=1)))) + 1)
+    steps = np.ceil(np.ceil(sizes[:, None] / batches) / parts)
+    costs = numbers @ steps * (batches + cost.each)
+    return int(batches[len(batches) - 1 - np.argmin(costs[::-1])])  # of equal costs the fewest batches

@@ -1,0 +1,174 @@
+"""What an evaluation costs, over the forward passes of the rows that are scored: in one process, in turns.
+
+python -m tests.benchmarks.evaluation
+python -m tests.benchmarks.evaluation --networks=cnn --batches=None,256 --repeats=9
+
+Each turn does the bare forward passes (one network, full batches, for each of several sizes of a batch) and each evaluation once;
+the least processor time of all turns counts, and the ratio is to the batch with which the bare passes are cheapest. Clients have
+very different numbers of rows, half of them fewer than 40.
+"""
+
+import argparse
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import nn
+from fedjax_core.algorithm import Examples, PyTree
+from fedjax_core.data import federated, sources
+from fedjax_core.engine import evaluating, parallel, simulation
+from fedjax_core.learning import training
+from fedjax_core.task import Model, of_model
+from methods.fedavg import fedavg
+from methods.local import local
+
+CLIENTS, UNSEEN, CLASSES = 20, 8, 10
+SCORED = 3  # clients on the whole test set
+BARE = (16, 32, 64, 256)  # rows at once of the bare passes
+TARGET = 1.3
+NETWORKS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], float]] = {  # network, row, options, rows for one of the mlp
+    "mlp": ("mlp", (784,), {"widths": (200, 200)}, 1.0),
+    "cnn": ("cnn", (28, 28, 1), {"widths": (8, 16), "dense": 64}, 0.5),
+    "resnet8": ("resnet8", (32, 32, 3), {"width": 16}, 0.2),
+}
+
+
+class Case(NamedTuple):
+    """One evaluation.
+
+    Attributes:
+      name: what is scored.
+      work: does it.
+      rows: that it scores.
+    """
+
+    name: str
+    work: Callable[[], Any]
+    rows: int
+
+
+def draw_sizes(total: int, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns the rows of each client, at least 2, about `total` together; most have few."""
+    share = rng.lognormal(0, 1.2, clients)
+    return np.maximum(2, np.round(total * share / share.sum())).astype(int)
+
+
+def make_data(shape: tuple[int, ...], total: int) -> federated.FederatedData:
+    """Returns clients with `total` own test rows together, as many validation rows, and unseen clients."""
+    rng = np.random.default_rng(0)
+    sizes = draw_sizes(total, CLIENTS, rng)
+    new_sizes = draw_sizes(total * UNSEEN // CLIENTS, UNSEEN, rng)
+    rows = int(sizes.sum() + new_sizes.sum())
+    x, y = rng.standard_normal((rows, *shape), np.float32), rng.integers(0, CLASSES, rows).astype(np.int32)
+    examples = Examples(x, y)
+    dataset = sources.Dataset("random", examples, examples, tuple("0123456789"))
+    own = np.split(np.arange(rows), np.cumsum([*sizes, *new_sizes])[:-1])
+    seen, new = own[:CLIENTS], own[CLIENTS:]
+    unseen = federated.Newcomers(np.arange(UNSEEN), [one[:2] for one in new], new, *[np.zeros((UNSEEN, CLASSES), int)] * 2)
+    data = federated.from_index(dataset, [one[:2] for one in seen], seen)
+    return dataclasses.replace(data, validation_index=seen, unseen=unseen)
+
+
+def make_cases(network: str, batch: int | None, scale: float) -> tuple[list[Case], Model, PyTree]:
+    """Returns the evaluations of a network, itself, and the rows of the bare passes."""
+    kind, shape, options, part = NETWORKS[network]
+    data = make_data(shape, int(3000 * scale * part))
+    model = nn.build(kind, CLASSES, shape, **options)
+    task = of_model(model, classes=CLASSES, population=CLIENTS)
+    cases = []
+    for method, scopes, scored in ((fedavg, ("global", "own", "unseen"), None), (local, ("all",), SCORED)):
+        build = functools.partial(method, optimizer=training.sgd(0.1))
+        evaluation = simulation.Evaluation(scopes, batch, scored)
+        sim = simulation.Simulation(
+            simulation.one_group(build, task, CLIENTS), data, plan=parallel.choose(CLIENTS), evaluation=evaluation
+        )
+        state, at = sim.init(0), sim.planned
+        assert data.unseen is not None
+        own = sum(map(len, data.test_index))
+        if method is fedavg:
+            cases.append(Case("whole test set", functools.partial(evaluating.of_server, at, state, "test"), len(data.test.y)))
+            cases.append(Case("own and validation rows", functools.partial(sim.client_scores, state), 2 * own))
+            unseen = sum(map(len, data.unseen.test_index))
+            cases.append(Case("unseen clients", functools.partial(sim.unseen_scores, state), unseen))
+        else:  # with scope "all" the validation rows are scored, too
+            rows = SCORED * len(data.test.y) + sum(len(data.validation_index[i]) for i in sim.scored_clients())
+            cases.append(Case("all, and validation rows", functools.partial(sim.client_scores, state), rows))
+    return cases, model, data.test.x
+
+
+def make_bare(model: Model, x: PyTree, batch: int) -> Case:
+    """Returns forward passes of one network in full batches."""
+    number = len(x) // batch
+    net, rows = model.init(jax.random.key(0)), jnp.asarray(x)
+
+    @jax.jit
+    def run(net, rows, number):
+        def add(i, total):
+            outputs, _ = model.apply(net, jax.lax.dynamic_slice_in_dim(rows, i * batch, batch))
+            return total + jnp.sum(outputs["logits"])
+
+        return jax.lax.fori_loop(0, number, add, jnp.zeros(()))
+
+    return Case(f"bare passes, {batch} rows at once", lambda: jax.block_until_ready(run(net, rows, number)), number * batch)
+
+
+def measure_least(cases: Sequence[Case], repeats: int) -> list[tuple[float, float]]:
+    """Returns the least (processor, wall) microseconds a row of each case, of so many turns."""
+    for case in cases:
+        for _ in range(2):  # an evaluation learns its pace
+            case.work()
+    found = np.full((len(cases), 2), np.inf)
+    for _ in range(repeats):
+        for i, case in enumerate(cases):
+            start = np.array([time.process_time(), time.perf_counter()])
+            case.work()
+            spent = np.array([time.process_time(), time.perf_counter()]) - start
+            found[i] = np.minimum(found[i], 1e6 * spent / case.rows)
+    return [(float(processor), float(wall)) for processor, wall in found]
+
+
+def measure_network(network: str, batches: Sequence[int | None], repeats: int, scale: float = 1.0) -> dict[str, float]:
+    """Prints the times of a network; returns each evaluation's processor time over the cheapest bare passes'."""
+    cases: list[Case] = []
+    for batch in batches:
+        mine, model, x = make_cases(network, batch, scale)
+        chosen = "chosen" if batch is None else str(batch)
+        cases += [case._replace(name=f"{case.name} ({chosen})") for case in mine]
+    bare = [make_bare(model, x, batch) for batch in BARE if batch <= len(x)]
+    times = measure_least([*bare, *cases], repeats)
+    least = min(processor for processor, _ in times[: len(bare)])
+    say(f"{network}: microseconds of a processor for a row, of a clock, and the first over the cheapest bare passes'")
+    for case, (processor, wall) in zip([*bare, *cases], times, strict=True):
+        say(f"  {case.name:45} {processor:9.2f} {wall:9.2f} {processor / least:6.2f}")
+    return {case.name: processor / least for case, (processor, _) in zip(cases, times[len(bare) :], strict=True)}
+
+
+def say(text: str) -> None:
+    """Writes a line."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Measures what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--batches", default="None", help="of evaluation.batch: None chooses")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="times so many rows")
+    given = parser.parse_args()
+    batches = [None if batch == "None" else int(batch) for batch in given.batches.split(",")]
+    for network in given.networks.split(","):
+        measure_network(network, batches, given.repeats, given.scale)
+    say(f"The target is {TARGET}.")
+
+
+if __name__ == "__main__":
+    main()
