@@ -15,7 +15,7 @@ from fedjax_core.experiment.building import build
 from fedjax_core.experiment.kinds import dataset, prepared
 from fedjax_core.experiment.methods import method, names, switch
 from fedjax_core.experiment.named import LOSSES, NORMALISATIONS, OPTIMIZERS, builder
-from fedjax_core.experiment.networks import beginning, begun_from, spelled, weight_files
+from fedjax_core.experiment.networks import beginning, begun_from, scaling_of, spelled, weight_files
 from fedjax_core.experiment.networks import network_of as network
 from fedjax_core.experiment.normalising import scale, scaling
 from fedjax_core.experiment.runs import PROGRAMS, execute, keep_programs, load, use_all_cores
@@ -50,6 +50,7 @@ __all__ = [
     "resolve",
     "scale",
     "scaling",
+    "scaling_of",
     "spelled",
     "switch",
     "use_all_cores",

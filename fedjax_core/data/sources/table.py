@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import TARGETS
+from fedjax_core.data.sources import images
 from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
 from fedjax_core.data.sources.splits import stratified_fraction
 
@@ -150,7 +151,30 @@ def _column(part: str, table: Any, name: str) -> Column:
         raise ValueError(f"{part} holds several tables, {', '.join(map(str, there))}: give one of them.")
     if name not in list(there):
         raise ValueError(f"{part} has no column {name!r}; it has: {', '.join(map(str, there))}.")
-    return list(named[name])
+    cells = list(named[name])
+    features = getattr(table, "features", None)  # Hugging Face's
+    has_bytes = isinstance(features, Mapping) and _is_array_of_bytes(features.get(name))
+    return [as_bytes(cell) for cell in cells] if has_bytes else cells
+
+
+def as_bytes(cell: Any) -> Any:
+    """Returns nested lists of numbers of 8 bits as one array of uint8; the cell itself where it is no such."""
+    try:
+        return np.asarray(cell, np.uint8)
+    except (TypeError, ValueError, OverflowError):
+        return cell
+
+
+def _is_array_of_bytes(feature: Any) -> bool:
+    """Returns whether a feature of Hugging Face's is an array, or lists, of uint8."""
+    if isinstance(feature, list):
+        return len(feature) == 1 and _is_of_bytes(feature[0])
+    inner = getattr(feature, "feature", None)  # of a list; an array has a shape
+    return _is_of_bytes(inner) if inner is not None else hasattr(feature, "shape") and feature.dtype == "uint8"
+
+
+def _is_of_bytes(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) == "uint8" or _is_array_of_bytes(feature)
 
 
 def _inputs(read: Mapping[str, Mapping[str, Column]], x: str | Sequence[str]) -> dict[str, np.ndarray]:
@@ -159,10 +183,22 @@ def _inputs(read: Mapping[str, Mapping[str, Column]], x: str | Sequence[str]) ->
         return {part: np.stack([_stacked(part, name, held[name], 0) for name in x], 1) for part, held in read.items()}
     cells = [cell for held in read.values() for cell in held[x]]
     if cells and all(hasattr(cell, "getbands") for cell in cells):  # Pillow's images
-        mode = "L" if all(cell.mode in ("L", "1") for cell in cells) else "RGB"
-        read = {part: {x: [np.asarray(cell.convert(mode)) for cell in held[x]]} for part, held in read.items()}
-        return {part: grey(_stacked(part, x, held[x])) for part, held in read.items()}
+        return _images(read, x)
     return {part: _stacked(part, x, held[x]) for part, held in read.items()}
+
+
+def _images(read: Mapping[str, Mapping[str, Column]], x: str) -> dict[str, np.ndarray]:
+    """Returns Pillow's images of each part, [rows, H, W, 1 or 3] uint8."""
+    decoded, brightest = {}, []
+    for part, held in read.items():
+        told = f"{part}: row {{}} of column {x!r}"
+        decoded[part] = [images.to_bytes(cell, told.format(i)) for i, cell in enumerate(held[x])]
+        deep = (new for cell, new in zip(held[x], decoded[part], strict=True) if images.is_deep(cell))
+        brightest += [image.getextrema()[1] for image in deep]
+    images.warn_if_dark(max(brightest, default=None), f"row 0 of column {x!r}")
+    mode = "L" if all(image.mode in ("L", "1") for part in decoded.values() for image in part) else "RGB"
+    arrays = {part: [np.asarray(image.convert(mode)) for image in part_images] for part, part_images in decoded.items()}
+    return {part: grey(_stacked(part, x, array)) for part, array in arrays.items()}
 
 
 def _stacked(part: str, name: str, cells: Column, axes: int | None = None) -> np.ndarray:
