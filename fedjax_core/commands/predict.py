@@ -4,7 +4,7 @@
   fedjax-core predict model.safetensors images.npy
 
 Images are read from a folder (and the folders in it), converted to the model's colours and resized to its size; or from an array
-[n, H, W, C] in a .npy or .npz file, which must have the model's size. `fedjax_core.commands.export` saves models.
+[n, H, W, C] in a .npy or .npz file, which must have the model's size. Images of 16 bits are scaled by their depth. `fedjax_core.commands.export` saves models.
 """
 
 import argparse
@@ -202,7 +202,7 @@ def _array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None, d
     elif floats and np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8:
         x = x.astype(np.float64)
     elif x.dtype != np.uint8 or floats:
-        wanted = "numbers, floats or integers of more than 8 bits" if floats else "uint8, or floats in [0, 1]"
+        wanted = "floats, or integers of more than 8 bits" if floats else "uint8, or floats in [0, 1]"
         raise ValueError(f"{path} is of {x.dtype}; the model takes {wanted}")
     if x.dtype == np.uint8:
         return x

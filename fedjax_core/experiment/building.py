@@ -90,7 +90,8 @@ def build(
     seed, evil = asked.data.seed, adversaries.attackers(asked, data.clients)
     spent = protection.of_asked(asked, data.clients, accounted and not shapes_only, noise)
     if not shapes_only:
-        cautions.say(asked, data.clients, len(evil), fresh)
+        has_offset = data.x_offset is not None or data.y_offset is not None
+        cautions.say(asked, data.clients, len(evil), fresh, has_offset)
     return Simulation(
         groups,
         poison.counted(data, poisons, evil) if shapes_only else poison.poisoned(data, poisons, evil, seed),

@@ -17,7 +17,7 @@ SCALED = ("diabetes",)  # sources that divide targets by what all training rows 
 log = logging.getLogger("fedjax_core")
 
 
-def say(asked: Asked, population: int, attackers: int, fresh: Mapping[str, Model]) -> None:
+def say(asked: Asked, population: int, attackers: int, fresh: Mapping[str, Model], has_offset: bool = False) -> None:
     """Warns of what the functions below find.
 
     Args:
@@ -25,11 +25,12 @@ def say(asked: Asked, population: int, attackers: int, fresh: Mapping[str, Model
       population: N.
       attackers: how many of these attack.
       fresh: by spec, networks that begin from no file.
+      has_offset: whether something was taken off inputs or targets that lie far from 0 (`federated.centre`).
     """
     size = cohorts.number(asked.cohort, population)
     there = max(1, round(size * (1 - asked.dropout)))
     found = (*of_attack(asked, there, population, attackers), *of_rule(asked.rule, there), *of_statistics(asked.statistics, fresh))
-    for line in (*found, *of_source(asked)):
+    for line in (*found, *of_source(asked), *of_offset(asked, has_offset)):
         log.warning("%s", line)
 
 
@@ -53,6 +54,14 @@ def of_source(asked: Asked) -> list[str]:
         return []
     what = "which words it tells apart" if counts else "the mean and deviation of its targets"
     return [f"data.source={source.spec!r}: {what} is found in all clients' training rows; epsilon says nothing of that"]
+
+
+def of_offset(asked: Asked, has_offset: bool) -> list[str]:
+    """Privacy, and data of which a median over all clients' rows was taken off."""
+    if asked.mechanism is None or not has_offset:
+        return []
+    what = "what is taken off columns far from 0 is found in all clients' training rows"
+    return [f"data.source={asked.data.source.spec!r}: {what}; epsilon says nothing of that"]
 
 
 def of_rule(rule: Sequence[by_name.Found], there: int) -> list[str]:
