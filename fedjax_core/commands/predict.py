@@ -4,7 +4,8 @@
   fedjax-core predict model.safetensors images.npy
 
 Images are read from a folder (and the folders in it), converted to the model's colours and resized to its size; or from an array
-[n, H, W, C] in a .npy or .npz file, which must have the model's size. Images of 16 bits are scaled by their depth. `fedjax_core.commands.export` saves models.
+[n, H, W, C] in a .npy or .npz file, which must have the model's size. Images of 16 bits are scaled by their depth.
+`fedjax_core.commands.export` saves models.
 """
 
 import argparse

@@ -11,7 +11,7 @@ from configs import fedavg, fedavg_regression
 from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
-from fedjax_core.experiment import kinds, normalising
+from fedjax_core.experiment import cautions, kinds, normalising
 from fedjax_core.storage import export
 
 RNG = np.random.default_rng(0)
@@ -211,6 +211,14 @@ def test_columns_far_from_zero_keep_their_digits(caplog):
     (line,) = caplog.messages
     assert "x[..., 0] lies around 17000000" in line
     assert near.data.x_offset is None
+
+
+def test_what_was_taken_off_is_not_private():
+    asked = experiment.resolve(fedavg.get_config("smoke"))
+    private = asked._replace(mechanism=asked.method)
+    (line,) = cautions.of_offset(private, True)
+    assert "found in all clients' training rows; epsilon says nothing of that" in line
+    assert cautions.of_offset(asked, True) == cautions.of_offset(private, False) == []
 
 
 def test_targets_far_from_zero_keep_their_digits():
