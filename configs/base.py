@@ -112,8 +112,8 @@ def get_config(variant: str = "small") -> Any:
     config.weights = placeholder(object)  # a file that networks begin from, or a tuple with one (or None) for each model
     config.train = "all"  # or "prompts" (and head), "head": the rest of a network stays as it began, in evaluation mode
     config.adapter = placeholder(str)  # "lora(rank=8)": what is trained of a frozen network, beside `train`'s entries if not "all"
-    # Pixels, by mean and deviation: "data" (the training set's; not with privacy), "imagenet", "half" (0.5), "unit" (in [0, 1]); or
-    # those of a file of weights.
+    # Inputs, by mean and deviation: "data" (the training set's), "robust" (its median and quartiles, wild rows cut), neither with
+    # privacy; of pixels in [0, 1] "imagenet", "half" (0.5), "unit" (as they are); or those of a file of weights.
     config.normalise = "data"
     config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"

@@ -22,7 +22,6 @@ from fedjax_core import by_name, experiment
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands import ending
 from fedjax_core.commands.analyses.asked import TRUST
-from fedjax_core.data.unseen import seen_rows
 from fedjax_core.engine.simulation import View
 from fedjax_core.reporting import report
 from fedjax_core.storage import export as files
@@ -51,8 +50,9 @@ def export(
       trust: whether code that the run's config names may be imported, though it was not begun here (`experiment.load`).
 
     Returns:
-      The description in the file: `storage.export.FIELDS`, "input_dtype", "method", "predictor", "client", "round", "config" and
-      what `storage.export.with_use` says; of a model that is not one network also `storage.predictor.FIELDS`.
+      The description in the file: `storage.export.FIELDS`, "offset", "limit", "input_dtype", "method", "predictor", "client",
+      "round", "config" and what `storage.export.with_use` says; of a model that is not one network also
+      `storage.predictor.FIELDS`.
 
     Raises:
       ValueError: there is no such model, or it is not one network and has no such layout; no such checkpoint; other data.
@@ -79,11 +79,11 @@ def export(
     number = view.client % len(config.models)
     spec, file = config.models[number], experiment.weight_files(config)[number]
     clean = data if asked.adversary is None else experiment.dataset(config)  # without what attackers made of their rows
-    mean, std = experiment.scaling(config, clean.train, file, seen_rows(clean)) or (None, None)
+    mean, std, limit = experiment.scaling_of(asked.networks[number], asked.normalise, clean) or (None, None, None)
     if mean is None and layout == "own":
         what = f"{run} was trained on {data.train.x.dtype} inputs, which are taken as they are"
         raise ValueError(
-            f"{what}; a saved model needs inputs that are normalised (uint8 or floats), so use experiment.load in Python"
+            f"{what}; a saved model needs inputs that are normalised, and no token ids, so use experiment.load in Python"
         )
     outputs = data.classes if net is None else net.params["head"]["kernel"].shape[-1]
     names = [*data.class_names, *(f"public {c}" for c in range(outputs - data.classes))]  # FedMD's tells those apart too
@@ -95,6 +95,8 @@ def export(
         "input_dtype": str(data.train.x.dtype),
         "mean": mean,
         "std": std,
+        "offset": None if clean.x_offset is None else clean.x_offset.tolist(),
+        "limit": limit,
         "statistics": config.statistics,
         "method": config.method.name,
         "predictor": name,

@@ -4,7 +4,8 @@
   fedjax-core predict model.safetensors images.npy
 
 Images are read from a folder (and the folders in it), converted to the model's colours and resized to its size; or from an array
-[n, H, W, C] in a .npy or .npz file, which must have the model's size. `fedjax_core.commands.export` saves models.
+[n, H, W, C] in a .npy or .npz file, which must have the model's size. Images of 16 bits are scaled by their depth.
+`fedjax_core.commands.export` saves models.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import sys
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ import numpy as np
 from fedjax_core import by_name, experiment
 from fedjax_core.algorithm import PyTree
 from fedjax_core.commands import ending
-from fedjax_core.data.sources.images import IMAGE_ENDINGS
+from fedjax_core.data.sources.images import IMAGE_ENDINGS, convert, to_bytes
+from fedjax_core.data.spread import ENOUGH, LIKE, sample_channels
 from fedjax_core.reporting import report
 from fedjax_core.storage import export, predictor
 from fedjax_core.storage.files import explained, write_csv
@@ -38,6 +40,7 @@ DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )  # what numpy raises for a file that is no array, or whose header claims more than there is
 COLUMNS = ("file", "class", "probability")
+log = logging.getLogger("fedjax_core")
 Source = tuple[list[str], Callable[[int, int], np.ndarray]]  # n names, and (start, stop) -> examples [stop - start, ...]
 
 
@@ -122,7 +125,7 @@ def _source(path: Path, description: dict[str, Any], array: str | None) -> Sourc
     if path.exists() and not path.is_dir():
         _check_regular(path)
     if path.suffix.lower() in (".npy", ".npz") and not path.is_dir():
-        x = _array(path, shape, floats, array)
+        x = _array(path, shape, floats, array, description)
         return [f"{path.name}[{row}]" for row in range(len(x))], lambda start, stop: x[start:stop]
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}")
@@ -165,16 +168,18 @@ def _pixels(file: Path, shape: tuple[int, ...]) -> np.ndarray:
     with explained("read", file):
         data = file.read_bytes()
     try:
-        image = Image.open(io.BytesIO(data)).convert("L" if channels == 1 else "RGB")
+        image = Image.open(io.BytesIO(data))
+        image.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         raise ValueError(f"{file} is not an image that can be read") from None
+    image = convert(to_bytes(image, str(file)), channels, str(file))
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image).reshape(shape)
 
 
-def _array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None) -> np.ndarray:
-    """The examples in a file, checked."""
+def _array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None, description: Mapping[str, Any]) -> np.ndarray:
+    """The examples in a file, checked: uint8, or float32 without the offset that the description says."""
     try:
         with explained("read", path), open(path, "rb") as file:
             x = np.load(file, allow_pickle=False)
@@ -192,10 +197,28 @@ def _array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None) -
         if not (math.isfinite(low) and math.isfinite(high)) or not (floats or 0 <= low <= high <= 1):
             wanted = "finite" if floats else "in [0, 1], or uint8 in 0 ... 255"
             raise ValueError(f"{path} has floats from {low:g} to {high:g}; the model takes them {wanted}")
-        x = x.astype(np.float32)
+    elif floats and np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8:
+        x = x.astype(np.float64)
     elif x.dtype != np.uint8 or floats:
-        raise ValueError(f"{path} is of {x.dtype}; the model takes {'floats' if floats else 'uint8, or floats in [0, 1]'}")
+        wanted = "floats, or integers of more than 8 bits" if floats else "uint8, or floats in [0, 1]"
+        raise ValueError(f"{path} is of {x.dtype}; the model takes {wanted}")
+    if x.dtype == np.uint8:
+        return x
+    offset = description.get("offset")
+    x = (x if offset is None else x.astype(np.float64) - np.asarray(offset)).astype(np.float32)
+    _warn_of_scale(path, x, description)
     return x
+
+
+def _warn_of_scale(path: Path, x: np.ndarray, description: Mapping[str, Any]) -> None:
+    """Warns of numbers whose deviations are far larger than those that the model was trained on."""
+    sample = sample_channels(x)
+    if len(sample) >= ENOUGH and (ratio := float(np.median(sample.std(0) / np.asarray(description["std"])))) > LIKE:
+        log.warning(
+            "%s is in [%.4g, %.4g], whose deviation is %.3g times that of what the model was trained on: must be on one scale, "
+            "such as pixels in [0, 1]",
+            *(path, sample.min(), sample.max(), ratio),
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,12 +16,14 @@ from fedjax_core.data.partition.origin import natural
 from fedjax_core.data.partition.rows import index_list
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.sources import Dataset
+from fedjax_core.data.spread import find_offset
 from fedjax_core.data.targets import columns, label_table, need_classes, strata
 from fedjax_core.values import printable
 
 LONGEST_NAME = 20  # signs of a client's name on the screen
 READABLE = 50  # clients that a label table on the screen may have
 TEST_SPLITS = ("proportional", "matched", "all", "partition")
+log = logging.getLogger("fedjax_core")
 
 
 class Newcomers(NamedTuple):
@@ -60,6 +63,9 @@ class FederatedData:
       unseen: clients beside the N, who never train; None unless asked for.
       client_names: N names, of natural clients; empty if clients have none but their numbers.
       poisoned_rows: how many of the last training rows attackers' poisons have made (`poison.py`).
+      x_offset: [C] float64, what was taken off each channel (the last axis) of x before it became float32 (`centre`); None:
+        nothing.
+      y_offset: [D], likewise of numbers to predict.
     """
 
     name: str
@@ -75,6 +81,8 @@ class FederatedData:
     unseen: Newcomers | None = None
     client_names: tuple[str, ...] = ()
     poisoned_rows: int = 0
+    x_offset: np.ndarray | None = None
+    y_offset: np.ndarray | None = None
 
     @property
     def classes(self) -> int:
@@ -208,7 +216,33 @@ def divided_anew(
     """The same data with other index lists, and the same unseen clients and names unless others are given."""
     dataset = Dataset(data.name, data.train, data.test, data.class_names)
     names = data.client_names if client_names is None else client_names
-    return _build(dataset, train_index, test_index, validation_index, unseen or data.unseen, names)
+    divided = _build(dataset, train_index, test_index, validation_index, unseen or data.unseen, names)
+    return dataclasses.replace(divided, x_offset=data.x_offset, y_offset=data.y_offset)
+
+
+def centre(data: FederatedData) -> FederatedData:
+    """Returns the same data with float64 inputs and targets as float32; of a channel far from 0 its median is taken off first.
+
+    Seconds since 1970 would lose their digits in the cast: float32 has one number in 128 there. `x_offset` and `y_offset` say what
+    was taken off. What has no such channel stays as it is.
+    """
+    parts: dict[str, Any] = {"x": (data.train.x, data.test.x), "y": (data.train.y, data.test.y)}
+    changed = {}
+    for name, (train, test) in parts.items():
+        if getattr(train, "dtype", None) != np.float64 or (offset := find_offset(train)) is None:
+            continue
+        parts[name] = tuple((part - offset).astype(np.float32) for part in (train, test))
+        changed[f"{name}_offset"] = offset
+        far = np.flatnonzero(offset)
+        others = f" and {len(far) - 1} more channels" if len(far) > 1 else ""
+        log.warning(
+            "%s: %s[..., %d]%s lies around %.10g, where float32 would lose its digits; that number is taken off (%s_offset)",
+            *(data.name, name, far[0], others, offset[far[0]], name),
+        )
+    if not changed:
+        return data
+    train, test = (Examples(*columns) for columns in zip(parts["x"], parts["y"], strict=True))
+    return dataclasses.replace(data, train=train, test=test, **changed)
 
 
 def pooled(data: FederatedData) -> FederatedData:

@@ -50,7 +50,8 @@ class Trigger(NamedTuple):
         shape = getattr(x, "shape", ())
         floating = np.issubdtype(getattr(x, "dtype", np.int32), np.floating)
         if len(shape) not in (2, 4) or not (floating or x.dtype == np.uint8):
-            raise ValueError(f"backdoor: a trigger is for images or vectors of numbers, these examples are {list(shape[1:])}")
+            found = f"{getattr(x, 'dtype', type(x).__name__)}{list(shape[1:])}"
+            raise ValueError(f"backdoor: a trigger is for images or vectors of floats, these examples are {found}")
         corner = shape[1:3] if len(shape) == 4 else shape[1:2]
         if min(corner) < self.size:
             raise ValueError(f"backdoor: size={self.size} is more than an example of {list(corner)} has")

@@ -16,7 +16,7 @@ from fedjax_core.experiment.configs import load_config
 from fedjax_core.experiment.kinds import dataset, name_inputs, prepared
 from fedjax_core.experiment.methods import method, names, switch
 from fedjax_core.experiment.named import LOSSES, NORMALISATIONS, OPTIMIZERS, SCORES, builder
-from fedjax_core.experiment.networks import beginning, begun_from, spelled, weight_files
+from fedjax_core.experiment.networks import beginning, begun_from, scaling_of, spelled, weight_files
 from fedjax_core.experiment.networks import network_of as network
 from fedjax_core.experiment.normalising import scale, scaling
 from fedjax_core.experiment.runs import PROGRAMS, execute, keep_programs, load, use_all_cores
@@ -54,6 +54,7 @@ __all__ = [
     "resolve",
     "scale",
     "scaling",
+    "scaling_of",
     "spelled",
     "switch",
     "use_all_cores",

@@ -86,7 +86,7 @@ def build(
         raise ValueError("evaluation.scores has 'backdoor', the score of adversary.attack; give yours another name")
     scores_of_all = asked.scores | ({} if trigger is None else {"backdoor": backdoor.score(trigger)})
     loss_of_labels = trained(asked.loss)
-    groups, fresh, everybodys = [], {}, kind.public(asked, data.train)
+    groups, fresh, everybodys = [], {}, kind.public(asked, data)
     for (spec, _), mine in places.items():
         one = networks[mine[0]]
         task = kind.task(asked, one._replace(file=None) if shapes_only else one, data, everybodys, shapes_only)

@@ -33,7 +33,8 @@ def say(asked: Asked, data: FederatedData, attackers: int, fresh: Mapping[str, M
     size = cohorts.number(asked.cohort, population)
     there = max(1, round(size * (1 - asked.dropout)))
     found = (*of_attack(asked, there, population, attackers), *of_rule(asked.rule, there), *of_statistics(asked.statistics, fresh))
-    for line in (*found, *of_source(asked), *of_batch(asked, data)):
+    has_offset = data.x_offset is not None or data.y_offset is not None
+    for line in (*found, *of_source(asked), *of_batch(asked, data), *of_offset(asked, has_offset)):
         log.warning("%s", line)
 
 
@@ -77,6 +78,14 @@ def of_source(asked: Asked) -> list[str]:
         return []
     what = "which words it tells apart" if counts else "the mean and deviation of its targets"
     return [f"data.source={source.spec!r}: {what} is found in all clients' training rows; epsilon says nothing of that"]
+
+
+def of_offset(asked: Asked, has_offset: bool) -> list[str]:
+    """Privacy, and data of which a median over all clients' rows was taken off."""
+    if asked.mechanism is None or not has_offset:
+        return []
+    what = "what is taken off columns far from 0 is found in all clients' training rows"
+    return [f"data.source={asked.data.source.spec!r}: {what}; epsilon says nothing of that"]
 
 
 def of_rule(rule: Sequence[by_name.Found], there: int) -> list[str]:

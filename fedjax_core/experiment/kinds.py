@@ -1,16 +1,21 @@
 """Kinds of data: rows of images or of other arrays, and texts; the way of each from its source to a network's task."""
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.by_name import Found
 from fedjax_core.data import federated, sources
+from fedjax_core.data.federated import FederatedData
 from fedjax_core.data.partition import DEFAULT_CLIENTS
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.smaller import adapted, smaller
+from fedjax_core.data.sources.dataset import check_scales
 from fedjax_core.data.unseen import seen_rows, set_apart
 from fedjax_core.data.validation import hold_out
 from fedjax_core.experiment import networks, normalising
@@ -21,6 +26,8 @@ from fedjax_core.learning import augment, episodes, lora
 from fedjax_core.storage.json_files import plain
 from fedjax_core.task import PARTS, Model, Task, of_model, part_of
 
+log = logging.getLogger("fedjax_core")
+
 
 class Kind(NamedTuple):
     """A kind of data: the way from its source to a network's task.
@@ -28,12 +35,12 @@ class Kind(NamedTuple):
     Attributes:
       federated: (asked) -> the data, divided over the clients.
       task: (asked, network, data, public examples, shapes_only) -> the task of the clients that have the network.
-      public: (asked, examples) -> the set that everybody holds, with rows like these; `()` without one.
+      public: (asked, data) -> the set that everybody holds, with rows like those of the data; `()` without one.
     """
 
     federated: Callable[[Asked], federated.FederatedData]
     task: Callable[..., Task]
-    public: Callable[[Asked, Examples], Examples | tuple[()]]
+    public: Callable[[Asked, FederatedData], Examples | tuple[()]]
 
 
 def dataset(config: Config) -> federated.FederatedData:
@@ -43,13 +50,14 @@ def dataset(config: Config) -> federated.FederatedData:
 
 
 def parted(asked: Asked, data: federated.FederatedData) -> federated.FederatedData:
-    """With unseen clients and validation rows, if the config wants some and the data have none."""
+    """Returns data with unseen clients and validation rows, if the config wants some and the data have none, and without what lies
+    too far from 0 for float32 (`federated.centre`)."""
     if asked.data.unseen is not None and data.unseen is None:
         data = set_apart(data, asked.data.unseen, asked.data.seed)
     part = asked.data.validation
-    if part is None or RowLists.of(data.validation_index).total:
-        return data
-    return hold_out(data, part, asked.data.seed)
+    if part is not None and not RowLists.of(data.validation_index).total:
+        data = hold_out(data, part, asked.data.seed)
+    return federated.centre(data)
 
 
 def name_inputs(config: Config) -> str:
@@ -91,12 +99,22 @@ def _divided(asked: Asked) -> federated.FederatedData:
     return federated.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 
 
-def public(asked: Asked, like: Examples) -> Examples | tuple[()]:
-    """The labelled set that everybody holds, as examples of the shape of `like`; empty if none is asked for."""
+def public(asked: Asked, data: federated.FederatedData) -> Examples | tuple[()]:
+    """Returns the labelled set that everybody holds, as examples like those of the data; empty if none is asked for.
+
+    Raises:
+      ValueError: its examples cannot become such, or its images are on another scale.
+    """
     if asked.public is None:
         return ()
     source, number = asked.public
-    return adapted(smaller(_loaded(source, asked.data.directory, number), examples=number).train, like)
+    examples, like = smaller(_loaded(source, asked.data.directory, number), examples=number).train, data.train
+    if like.x.dtype == np.float32 and examples.x.dtype != np.uint8:
+        offset = 0.0 if data.x_offset is None or examples.x.shape[1:] != like.x.shape[1:] else data.x_offset
+        examples = examples._replace(x=(examples.x - offset).astype(np.float32))
+    examples = adapted(examples, like)
+    check_scales("train_x", like.x, f"public={asked.said['public']!r}", examples.x)
+    return examples
 
 
 def _classified(
@@ -112,9 +130,10 @@ def _classified(
         normalising.check_colours(asked.said["augment"], data.train)
     outputs = data.classes + (int(everybodys.y.max()) + 1 if isinstance(everybodys, Examples) else 0)
     outputs = 1 if asked.episodes is not None else outputs
-    model = networks.model(
-        one, data, asked.statistics, outputs, normalising.of_inputs(asked.normalise, data.train, one.file, seen_rows(data))
-    )
+    scaled = networks.scaling_of(one, asked.normalise, data)
+    if not shapes_only:
+        _warn_of_inputs(asked, one, data, scaled)
+    model = networks.model(one, data, asked.statistics, outputs, scaled)
     shape = tuple(data.train.x.shape[1:])
     settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": everybodys}
     if one.file is None and asked.adapter is None and asked.train == "all":
@@ -124,6 +143,25 @@ def _classified(
     if asked.adapter is not None:
         return lora.adapted(model, arrays, asked.adapter, PARTS[asked.train] or (), **settings).wrapped(wrapped)
     return part_of(model, arrays, asked.train, **settings).wrapped(wrapped)
+
+
+def _warn_of_inputs(asked: Asked, one: Network, data: federated.FederatedData, scaled: normalising.Scaling | None) -> None:
+    """Warns of inputs that a network does not get as one would think (`normalising.check_inputs`), once for all networks alike.
+
+    Raises:
+      ValueError: as `normalising.check_inputs`.
+    """
+    if scaled is None:
+        return
+    lines = normalising.check_inputs(asked.normalise, one.file, scaled, data.train, seen_rows(data))
+    if networks.reads_tokens(one, data) is None:
+        lines.append(
+            f"model {one.found.name!r} is given integers as numbers, normalised; where they are token ids its class must say "
+            "reads_tokens = True (False where they are none)"
+        )
+    is_first = next(other for other in asked.networks if other.file == one.file) == one
+    for line in lines if is_first else ():
+        log.warning("%s", line)
 
 
 # texts

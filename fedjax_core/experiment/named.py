@@ -25,8 +25,10 @@ LOSSES = {
 }
 OF_TARGETS = dict.fromkeys(("cross_entropy", "smoothed", "focal"), ("classes", "tokens"))  # what each loss is for
 OF_TARGETS |= {"sigmoid_cross_entropy": ("labels",), "squared_error": ("numbers",), "absolute_error": ("numbers",)}
+ROBUST = "robust"
 NORMALISATIONS = {  # mean and deviation by channel, where the data's own are not taken
     "data": None,
+    ROBUST: None,
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5,), (0.5,)),
     "unit": ((0.0,), (1.0,)),

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_core import nn
-from fedjax_core.algorithm import Net
+from fedjax_core.algorithm import Net, targets_of
 from fedjax_core.by_name import BUILT_IN
 from fedjax_core.data import federated
 from fedjax_core.data.unseen import seen_rows
@@ -25,15 +25,34 @@ def of_file(one: Network) -> dict[str, Any]:
     return dict(weights.options(one.file) if one.file else {})
 
 
+def reads_tokens(one: Network, data: federated.FederatedData) -> bool | None:
+    """Returns whether a network is given the inputs as they are, as token ids.
+
+    Integers other than uint8 are token ids where the network asks for such, or where each place of a text is to tell the next.
+
+    Returns:
+      True or False; None for integers, where a network from outside takes numbers as well and does not say.
+    """
+    x = data.train.x
+    if not np.issubdtype(x.dtype, np.integer) or x.dtype == np.uint8:
+        return False
+    if targets_of(data.train.y) == "tokens":
+        return True
+    if one.found.origin == BUILT_IN:
+        return one.found.name in nn.TEXTS
+    options = of_file(one) | one.found.options | one.around
+    return nn.outside.reads_tokens(one.found.function, one.found.name, data.classes, tuple(x.shape[1:]), options)
+
+
 def model(one: Network, data: federated.FederatedData, statistics: str, classes: int, scaled: normalising.Scaling | None) -> Model:
-    """The network for the data, with so many outputs, whose inputs are scaled."""
-    mean, std = scaled or (None, None)
+    """The network for the data, with so many outputs, whose inputs are scaled; None: they are token ids."""
+    mean, std, limit = scaled or (None, None, None)
     options = of_file(one) | one.found.options | one.around
     shape = data.train.x.shape[1:]
     if one.found.origin != BUILT_IN:
-        normalise = functools.partial(nn.normalise, mean=mean, std=std, dtype=None)
+        normalise = functools.partial(nn.normalise, mean=mean, std=std, dtype=None, limit=limit)
         return nn.outside.build(one.found.function, one.found.name, classes, shape, options, normalise, statistics)
-    return nn.build(one.found.name, classes, shape, mean, std, statistics, **options)
+    return nn.build(one.found.name, classes, shape, mean, std, statistics, limit=limit, **options)
 
 
 def network_of(
@@ -50,9 +69,15 @@ def network_of(
       statistics: as in configs.
       classes: outputs of the head; None: as many as the data have.
     """
-    return model(
-        network(spec), data, statistics, classes or data.classes, normalising.of_inputs("data", data.train, None, seen_rows(data))
-    )
+    one = network(spec)
+    return model(one, data, statistics, classes or data.classes, scaling_of(one, "data", data))
+
+
+def scaling_of(one: Network, normalise: str, data: federated.FederatedData) -> normalising.Scaling | None:
+    """Returns by what a network's inputs are normalised; None: they are token ids, which it is given as they are."""
+    if reads_tokens(one, data):
+        return None
+    return normalising.of_inputs(normalise, data.train, one.file, seen_rows(data), data.x_offset)
 
 
 def weight_files(config: Config) -> tuple[str | None, ...]:

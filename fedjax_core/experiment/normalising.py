@@ -2,42 +2,102 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import Examples
 from fedjax_core.data.readers import in_file
+from fedjax_core.data.sources.dataset import is_images
+from fedjax_core.data.spread import find_centre_and_spread, sample_channels
 from fedjax_core.experiment.asked import Config, resolve
-from fedjax_core.experiment.named import NORMALISATIONS
+from fedjax_core.experiment.named import NORMALISATIONS, ROBUST
 from fedjax_core.storage import weights
 
-Scaling = tuple[Sequence[float], Sequence[float]]  # mean and deviation of each channel
 NEARLY = 1e-3  # how far pixels may lie outside [0, 1], as after a resizing
+ROBUST_LIMIT = 10.0  # deviations at which inputs are cut by robust statistics
+ROBUST_SAMPLE = 2**22  # numbers that robust statistics are found from
+FAR = 10.0  # deviations that pixels may lie from the mean, and columns on average
+STRETCHED = 100.0  # how many times larger than the robust one a deviation may be
+ADVICE = "pass bytes (uint8), or floats in [0, 1]: x / 255 for 8 bits, x / 65535 for 16 bits"
 
 
-def scaling(config: Config, examples: Examples, file: str | None = None, rows: np.ndarray | None = None) -> Scaling | None:
-    """Mean and deviation by which a network's inputs are normalised: its file's, if it says so; else as `config.normalise` asks;
-    None for whole numbers that are no pixels, such as tokens.
+class Scaling(NamedTuple):
+    """By what inputs are normalised.
+
+    Attributes:
+      mean: of each channel, or of all.
+      std: deviation, likewise.
+      limit: deviations at which normalised inputs are cut; None: nowhere.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    limit: float | None = None
+
+
+def scaling(
+    config: Config,
+    examples: Examples,
+    file: str | None = None,
+    rows: np.ndarray | None = None,
+    offset: np.ndarray | None = None,
+) -> Scaling:
+    """Returns by what inputs that are no token ids are normalised: as a network's file says, else as `config.normalise` asks.
+
+    Args:
+      config: with `normalise`.
+      examples: of training.
+      file: that a network begins from, or None.
+      rows: whose statistics are taken; None: all.
+      offset: what was taken off the examples already (`FederatedData.x_offset`), or None.
 
     Raises:
       ValueError: an unknown normalisation, or one for other channels.
     """
-    return of_inputs(resolve(config).normalise, examples, file, rows)
+    return of_inputs(resolve(config).normalise, examples, file, rows, offset)
 
 
-def of_inputs(normalise: str, examples: Examples, file: str | None, rows: np.ndarray | None = None) -> Scaling | None:
+def of_inputs(
+    normalise: str,
+    examples: Examples,
+    file: str | None,
+    rows: np.ndarray | None = None,
+    offset: np.ndarray | None = None,
+) -> Scaling:
     """As `scaling`, of a normalisation by its name."""
-    own = None if file is None else weights.scaling(file)
-    dtype = np.asarray(examples.x).dtype
-    if own is None and np.issubdtype(dtype, np.integer) and dtype != np.uint8:
-        return None
-    found = own or NORMALISATIONS[normalise] or scale(examples, rows)
     channels = examples.x.shape[-1] if examples.x.ndim > 1 else 1
-    if len(found[0]) not in (1, channels):
-        origin = f"weights={file!r}" if own else f"normalise={normalise!r}"
-        raise ValueError(f"{origin} is for images of {len(found[0])} channels, these have {channels}")
+    own = None if file is None else weights.scaling(file)
+    if own is not None and file is not None:
+        found = Scaling(*own, weights.input_limit(file))
+    elif (named := NORMALISATIONS[normalise]) is not None:
+        return _for_channels(Scaling(*named), channels, f"normalise={normalise!r}")
+    else:
+        return robust_scale(examples, rows) if normalise == ROBUST else Scaling(*scale(examples, rows))
+    found = _for_channels(found, channels, f"weights={file!r}")
+    if offset is None:
+        return found
+    return found._replace(mean=tuple((np.asarray(found.mean) - offset).tolist()))
+
+
+def _for_channels(found: Scaling, channels: int, origin: str) -> Scaling:
+    if len(found.mean) not in (1, channels):
+        raise ValueError(f"{origin} is for images of {len(found.mean)} channels, these have {channels}")
     return found
+
+
+def robust_scale(examples: Examples, rows: np.ndarray | None = None) -> Scaling:
+    """Returns median and interquartile range of each channel, which a few wild rows do not move, and where those are cut.
+
+    The range is divided by 1.349, so that it is the deviation of a normal distribution. Both are found from 4 million numbers at
+    most, of evenly spaced rows; of uint8 pixels they are in units of 255.
+    """
+    x = np.asarray(examples.x)
+    x, rows = (x[:1], None) if x.strides[0] == 0 else (x, rows)
+    median, spread = find_centre_and_spread(sample_channels(x, rows, ROBUST_SAMPLE))
+    unit = 255.0 if x.dtype == np.uint8 else 1.0
+    return Scaling(tuple((median / unit).tolist()), tuple((np.where(spread > 0, spread, unit) / unit).tolist()), ROBUST_LIMIT)
 
 
 def scale(examples: Examples, rows: np.ndarray | None = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -88,3 +148,55 @@ def check_colours(augment: str, examples: Examples) -> None:
             f"augment={augment!r}: colour_jitter is for images of bytes, or of floats in [0, 1], these {x.dtype} are in "
             f"[{low:.4g}, {high:.4g}]"
         )
+
+
+def check_inputs(normalise: str, file: str | None, found: Scaling, examples: Examples, rows: np.ndarray | None = None) -> list[str]:
+    """Returns lines that warn of inputs that the normalisation leaves too large, or squeezes together; [] if all is well.
+
+    Args:
+      normalise: one of `NORMALISATIONS`.
+      file: whose own mean and deviation are taken, or None.
+      found: mean and deviation.
+      examples: of training.
+      rows: that count; None: all.
+
+    Raises:
+      ValueError: the inputs are images of floats or integers in another range than the normalisation is for, such as 0 ... 255.
+    """
+    x = np.asarray(examples.x)
+    if x.dtype == np.uint8 or x.strides[0] == 0:
+        return []
+    sample = sample_channels(x, rows)
+    origin = f"normalise={normalise!r}" if file is None or weights.scaling(file) is None else f"weights={file!r}"
+    if NORMALISATIONS[normalise] is None and origin.startswith("normalise"):
+        return _squeezed(origin, found, sample, x, rows) if normalise != ROBUST else []
+    away = np.abs(sample - np.asarray(found.mean)) / np.asarray(found.std)
+    low, high = sample.min(), sample.max()
+    if is_images(x) and away.max() > FAR:
+        raise ValueError(f"{origin} is for pixels in [0, 1], these {x.dtype} are in [{low:.4g}, {high:.4g}]: {ADVICE}")
+    far = np.flatnonzero(away.mean(0) > FAR)
+    if is_images(x) or not len(far):
+        return []
+    column = sample[:, far[0]]
+    said = f"{_columns(x, far)} {x.dtype} in [{column.min():.4g}, {column.max():.4g}], which it leaves on average"
+    return [f"{origin}: {said} {away[:, far[0]].mean():.4g} from 0: scale them first, or take normalise='data'"]
+
+
+def _squeezed(origin: str, found: Scaling, sample: np.ndarray, x: np.ndarray, rows: np.ndarray | None) -> list[str]:
+    """Returns a line on channels whose deviation a few wild rows stretch, so that all others become alike."""
+    spread = find_centre_and_spread(sample)[1]
+    far = np.flatnonzero((spread > 0) & (np.asarray(found.std) > STRETCHED * spread))
+    if not len(far):
+        return []
+    column = (x if rows is None else x[rows])[..., far[0]]
+    low, high = np.quantile(sample[:, far[0]], (0.25, 0.75))
+    return [
+        f"{origin}: {_columns(x, far)} in [{column.min():.4g}, {column.max():.4g}], and half of it in [{low:.4g}, {high:.4g}]: "
+        "a few rows stretch the deviation, so that all others become alike; take them out, or normalise='robust'"
+    ]
+
+
+def _columns(x: np.ndarray, columns: np.ndarray) -> str:
+    """Returns how a line begins that is about some channels."""
+    what = "column" if x.ndim == 2 else "channel"
+    return f"{what} {columns[0]} of x is" if len(columns) == 1 else f"{len(columns)} {what}s of x are such; {what} {columns[0]} is"

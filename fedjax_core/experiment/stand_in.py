@@ -63,7 +63,7 @@ def kind(asked: Asked, counts: Counts = Counts()) -> kinds.Kind:  # noqa: B008
             del one, data, everybodys, shapes_only
             return language.task(made[0], asked.adapter, shapes_only=True)
 
-        return kinds.Kind(whole, answered, lambda asked, like: ())
+        return kinds.Kind(whole, answered, lambda asked, data: ())
     return kinds.Kind(lambda asked: _divided(asked, counts), kinds.ROWS.task, _public)
 
 
@@ -103,12 +103,13 @@ def _size(source: Found, counts: Counts) -> known.Size:
     return known.Size(**given)
 
 
-def _public(asked: Asked, like: Examples) -> Examples | tuple[()]:
+def _public(asked: Asked, data: federated.FederatedData) -> Examples | tuple[()]:
     if asked.public is None:
         return ()
     source, number = asked.public
     if _made(source):
-        return kinds.ROWS.public(asked, like)
+        return kinds.ROWS.public(asked, data)
+    like = data.train
     of = known.smaller(_size(source, Counts()), None, number)
     examples = known.stand_in(of, source.name).train
     if examples.x.dtype != like.x.dtype or len(of.shape) != like.x.ndim - 1:

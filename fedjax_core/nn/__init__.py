@@ -2,6 +2,6 @@
 
 from fedjax_core.nn import outside
 from fedjax_core.nn.conv import describe
-from fedjax_core.nn.model import FIXED, MODULES, build, count, from_module, image_size, normalise
+from fedjax_core.nn.model import FIXED, MODULES, TEXTS, build, count, from_module, image_size, normalise
 
-__all__ = ["FIXED", "MODULES", "build", "count", "describe", "from_module", "image_size", "normalise", "outside"]
+__all__ = ["FIXED", "MODULES", "TEXTS", "build", "count", "describe", "from_module", "image_size", "normalise", "outside"]

@@ -34,6 +34,7 @@ def from_module(
     stats_mode: str = "average",
     dtype: jax.typing.DTypeLike | None = None,
     images: bool = False,
+    limit: float | None = None,
 ) -> Model:
     """Splits a module once into a static graph and pure nested dicts.
 
@@ -52,6 +53,7 @@ def from_module(
         business); "freeze": the running ones are used always, and never move.
       dtype: of the computation; parameters, statistics, features and logits stay float32. None: float32.
       images: whether inputs are images, which must not be whole numbers once they are normalised.
+      limit: deviations beyond which normalised inputs are cut; None: none are.
 
     Returns:
       The Model. `apply` and `features` also take `intermediates=True`: outputs gain a dict "intermediates".
@@ -74,7 +76,7 @@ def from_module(
 
     def run(net, x, key, train, mask):
         module = nnx.merge(graphdef, no_head | net.params, net.stats)
-        x, found = normalise(x, mean, std, dtype), x.dtype
+        x, found = normalise(x, mean, std, dtype, limit), x.dtype
         if images and not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"images must be uint8 or floats, {name} was given {found}{list(x.shape[1:])} and no mean to subtract")
         if mask is not None:
@@ -108,8 +110,10 @@ def from_module(
     return Model(init, apply, features, head, name, model_axes=tuple(getattr(abstract, "model_axes", {}).items()))
 
 
-def normalise(x: Array, mean: Scale | None, std: Scale | None, dtype: jax.typing.DTypeLike | None) -> Array:
-    """Inputs less `mean`, over `std`, see `from_module`."""
+def normalise(
+    x: Array, mean: Scale | None, std: Scale | None, dtype: jax.typing.DTypeLike | None, limit: float | None = None
+) -> Array:
+    """Inputs less `mean`, over `std`, cut at `limit`, see `from_module`."""
 
     def spread(scale: Scale) -> Array:
         """One number or one per channel, shaped to broadcast against x."""
@@ -119,7 +123,9 @@ def normalise(x: Array, mean: Scale | None, std: Scale | None, dtype: jax.typing
     if mean is None or std is None:
         return x
     unit = 255.0 if x.dtype == jnp.uint8 else 1.0
-    return ((x.astype(jnp.float32) / unit - spread(mean)) / spread(std)).astype(dtype or jnp.float32)
+    scaled = (x.astype(jnp.float32) / unit - spread(mean)) / spread(std)
+    scaled = scaled if limit is None else jnp.clip(scaled, -limit, limit)
+    return scaled.astype(dtype or jnp.float32)
 
 
 TEXTS: dict[str, type[nnx.Module]] = {"lstm": LSTM, "causal": Causal}  # that read token ids [T]
@@ -148,6 +154,7 @@ def build(
     std: Scale | None = 1.0,
     stats_mode: str = "average",
     dtype: jax.typing.DTypeLike | None = None,
+    limit: float | None = None,
     **options: Any,
 ) -> Model:
     """A model by name.
@@ -160,6 +167,7 @@ def build(
       std: see `from_module`.
       stats_mode: see `from_module`.
       dtype: see `from_module`.
+      limit: see `from_module`.
       **options: the module's own keyword arguments (`widths`, `norm`, `stem`, `conv_form`, ...). Any network of images also takes
         `resize`, to which (height and width, or one number for both) images are scaled first, and `frame`, the width of a frame of
         learnable pixels around them (`wrap.py`).
@@ -197,7 +205,7 @@ def build(
         what = f"model {name!r} reads images [H, W, C], and these examples have the shape {list(shape)}"
         raise ValueError(f"{what}; 'mlp' reads rows of numbers, and so may a network of yours")
     make = functools.partial(module, classes, shape, dtype=dtype, **fixed, **options)
-    model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype, images)
+    model = from_module(lambda rngs: make(rngs=rngs), name, mean, std, stats_mode, dtype, images, limit)
     model = framed(model, image, frame) if frame else model
     model = model._replace(vocabulary=classes) if name in TEXTS else model
     return model if resize is None else resized(model, (image[0], image[1]))

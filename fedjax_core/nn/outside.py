@@ -12,6 +12,9 @@ that says so. Both are given those of `train`, `mask` [B] and `key` that they na
 keys, and its `train()` and `eval()` are called. Batch normalisation must leave out rows that do not count, so a module that has it
 must take `mask` and hand it on. Where devices are to hold it together (`plan.model`), its class says with `model_axes` which
 axes they divide: {end of an array's path: axis counted from its end}, such as {"dense/kernel": -1}.
+
+x comes as floats, normalised. A network that embeds token ids says so by `reads_tokens = True` in its class: integers other than
+uint8 then come as they are. Without that word it is tried: a network that takes integers and no floats reads token ids.
 """
 
 import contextlib
@@ -29,6 +32,7 @@ from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.task import TO_ADD, Axes, Model
 
 Prepare = Callable[[Array], Array]
+READS_TOKENS = "reads_tokens"  # in a module's class
 FROZEN = "moves batch statistics, which are frozen: its normalisation must be Flax's BatchNorm, and leave use_running_average to it"
 
 
@@ -59,10 +63,7 @@ def build(
         traced: it moves statistics that are frozen.
     """
 
-    def make(rngs: nnx.Rngs) -> Any:
-        return by_name.call(f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options)
-
-    made = nnx.eval_shape(lambda: make(nnx.Rngs(0))) if _is_nnx(builder) else make(nnx.Rngs(0))
+    make, made = _make(builder, name, classes, input_shape, options)
     if isinstance(made, Model):
         return made
     same = lambda x: x
@@ -73,6 +74,55 @@ def build(
         whole = prepare is not None and jnp.issubdtype(of_type(jnp.int32).dtype, jnp.integer)
         return _of_linen(made, name, of_type(jnp.int32 if whole else jnp.float32), prepare or same, stats_mode)
     raise TypeError(f"model {name!r} is a {type(made).__name__}; a builder returns a module of flax.nnx or flax.linen, or a Model")
+
+
+def reads_tokens(
+    builder: Callable[..., Any], name: str, classes: int, input_shape: tuple[int, ...], options: dict[str, Any]
+) -> bool | None:
+    """Returns whether a network from outside takes integers as they are, as token ids.
+
+    Args:
+      builder, name, classes, input_shape, options: as `build`.
+
+    Returns:
+      What its class says; else True where it takes integers and no floats, or is a finished `Model`, which is given inputs as they
+      are; None where it takes both and does not say.
+
+    Raises:
+      ValueError: its class says something else than True or False.
+    """
+    made = _make(builder, name, classes, input_shape, options)[1]
+    if isinstance(made, Model):
+        return True
+    said = getattr(made, READS_TOKENS, None)
+    if said is not None and not isinstance(said, bool):
+        raise ValueError(f"model {name!r}: {READS_TOKENS}={said!r} must be True or False")
+    if said is not None:
+        return said
+
+    def takes(dtype: Any, prepare: Prepare | None) -> bool:
+        x = jax.ShapeDtypeStruct((1, *input_shape), dtype)
+        try:
+            model = build(builder, name, classes, input_shape, dict(options), prepare)
+            jax.eval_shape(lambda key, x: model.apply(model.init(key), x)[0], jax.random.key(0), x)
+        except Exception:  # of somebody else's code, which is run again, and then heard
+            return False
+        return True
+
+    if takes(jnp.float32, None):
+        return None if takes(jnp.int32, lambda x: x) else False
+    return takes(jnp.int32, lambda x: x)
+
+
+def _make(
+    builder: Callable[..., Any], name: str, classes: int, input_shape: tuple[int, ...], options: dict[str, Any]
+) -> tuple[Callable[[nnx.Rngs], Any], Any]:
+    """Returns what makes the module from streams, and a module that it made, whose arrays may be abstract."""
+
+    def make(rngs: nnx.Rngs) -> Any:
+        return by_name.call(f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options)
+
+    return make, nnx.eval_shape(lambda: make(nnx.Rngs(0))) if _is_nnx(builder) else make(nnx.Rngs(0))
 
 
 def _is_nnx(builder: Callable[..., Any]) -> bool:

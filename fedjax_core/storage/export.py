@@ -37,6 +37,7 @@ FIELDS = ("model", "classes", "input_shape", "mean", "std", "statistics", "class
 _FORM = {
     **{"model": str, "classes": int, "input_shape": [int], "statistics": str, "class_names": [(str, int)]},
     **{"mean": (float, [float]), "std": (float, [float])},
+    **{"offset?": ([float], type(None)), "limit?": (float, type(None))},
 }
 EXACT = 1e-3  # of the largest logit: how far two programs of one network may differ, but for those that round more coarsely
 
@@ -70,6 +71,9 @@ def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]
         "input_shape": of one example;
         "mean", "std": what inputs are normalised by, one number or one per channel;
         "statistics": "average", "local" or "freeze", as in configs;
+        it may have
+        "offset": what is taken off inputs, in float64, before they become float32 and the network is given them;
+        "limit": deviations at which normalised inputs are cut;
         and may have anything else, such as the method, the round, the config.
 
     Raises:
@@ -244,13 +248,14 @@ def described(description: Mapping[str, Any], where: str, builders: Builders = n
     check(description, _FORM, f"the description of {where}")
     if len(description["class_names"]) != description["classes"]:
         raise ValueError(f"{where} has {len(description['class_names'])} class_names for {description['classes']} classes")
+    limit = description.get("limit")
     name, options = by_name.parse(description["model"])
     classes, shape, mean, std, statistics = (
         description[field] for field in ("classes", "input_shape", "mean", "std", "statistics")
     )
     if name in nn.MODULES or (builders is nobodys and ":" not in name):
-        return nn.build(name, classes, shape, mean, std, statistics, **options)
-    scaled = functools.partial(nn.normalise, mean=mean, std=std, dtype=None)
+        return nn.build(name, classes, shape, mean, std, statistics, limit=limit, **options)
+    scaled = functools.partial(nn.normalise, mean=mean, std=std, dtype=None, limit=limit)
     return nn.outside.build(builders(name), name, classes, tuple(shape), options, scaled, statistics)
 
 

@@ -28,15 +28,27 @@ def check_weights(arrays: Mapping[str, np.ndarray], where: str | os.PathLike) ->
 
 
 def check_scaling(description: Mapping[str, Any], where: str | os.PathLike) -> None:
-    """Checks the mean and deviation that a file says inputs are normalised by.
+    """Checks the numbers that a file says inputs are normalised by.
+
+    Args:
+      description: has "mean" and "std"; "offset" and "limit" may be absent or None.
+      where: begins the message.
 
     Raises:
-      ValueError: one of them is not finite, or a deviation is not positive, as float32; the message begins with `where`.
+      ValueError: one of them is not finite as float32 ("offset": as float64), or a deviation or the limit is not positive.
     """
-    with np.errstate(over="ignore", under="ignore"):
-        mean, std = (np.asarray(description[field], np.float64).astype(np.float32) for field in ("mean", "std"))
-    right = {"mean": np.isfinite(mean), "std": np.isfinite(std) & (std >= np.finfo(np.float32).tiny)}
-    for field, wanted in (("mean", "finite"), ("std", "finite and positive")):
-        if not right[field].all():
+    tiny = np.finfo(np.float32).tiny
+    for field, type_, is_positive in (
+        ("mean", np.float32, False),
+        ("std", np.float32, True),
+        ("offset", np.float64, False),
+        ("limit", np.float32, True),
+    ):
+        if description.get(field) is None:
+            continue
+        with np.errstate(over="ignore", under="ignore"):
+            values = np.asarray(description[field], np.float64).astype(type_)
+        if not np.isfinite(values).all() or (is_positive and not (values >= tiny).all()):
+            wanted = "finite and positive" if is_positive else "finite"
             said = f"{field}={description[field]} must be {wanted}: inputs are normalised by it"
-            raise ValueError(f"{os.fspath(where)}: {said} (as float32)")
+            raise ValueError(f"{os.fspath(where)}: {said} (as {type_.__name__})")

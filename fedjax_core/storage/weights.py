@@ -101,15 +101,29 @@ def options(path: str | os.PathLike) -> dict[str, Any]:
 def scaling(path: str | os.PathLike) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and deviation by channel that inputs are normalised by, as a file that we wrote says; None for other files.
 
+    The mean is of inputs as they are: with the offset that the file's network is given inputs without.
+
     Raises:
       ValueError: they are not finite, or a deviation is not positive.
     """
-    found = {} if _packed(path) else _description(read(path, checked=False)[1], path)
+    found = _described_by(path)
     if not {"mean", "std"} <= found.keys():
         return None
     check_scaling(found, path)
-    mean, std = (tuple(np.atleast_1d(np.asarray(found[field], np.float64)).tolist()) for field in ("mean", "std"))
-    return mean, std
+    mean, std = (np.atleast_1d(np.asarray(found[field], np.float64)) for field in ("mean", "std"))
+    mean = mean if found.get("offset") is None else mean + np.asarray(found["offset"], np.float64)
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def input_limit(path: str | os.PathLike) -> float | None:
+    """Returns the deviations at which a file that we wrote cuts normalised inputs; None: nowhere."""
+    limit = _described_by(path).get("limit")
+    return None if limit is None else float(limit)
+
+
+def _described_by(path: str | os.PathLike) -> dict[str, Any]:
+    """Returns the description in a file that we wrote; of other files {}."""
+    return {} if _packed(path) else _description(read(path, checked=False)[1], path)
 
 
 def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int, int] | None = None) -> Net:
@@ -302,5 +316,7 @@ def _description(metadata: Mapping[str, str], path: str | os.PathLike) -> dict[s
     if not isinstance(found, dict):
         return {}
     numbers = (float, [float], type(None))
-    check(found, {"model?": str, "input_shape?": [int], "mean?": numbers, "std?": numbers}, f"the description of {path}")
+    form = {"model?": str, "input_shape?": [int], "mean?": numbers, "std?": numbers}
+    form |= {"offset?": ([float], type(None)), "limit?": (float, type(None))}
+    check(found, form, f"the description of {path}")
     return found

@@ -53,7 +53,7 @@ def test_the_backbone_is_the_files_and_the_head_is_new(backbone, run):
         jax.tree.map(np.testing.assert_array_equal, entry, net.params[name])
     assert set(state.clients[0].params) == {"prompts", "head"}
     assert metrics.nbytes(simulation.held.tasks) == metrics.nbytes(frozen)
-    mean, std = experiment.scaling(config, simulation.data.train, str(backbone))
+    mean, std, _ = experiment.scaling(config, simulation.data.train, str(backbone))
     assert (list(mean), list(std)) == (description["mean"], description["std"])
     assert list(mean) != list(experiment.scale(simulation.data.train)[0])
 

@@ -1,15 +1,22 @@
 """A labelled data set on the host, and the checks that every source ends in."""
 
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_core import by_name
 from fedjax_core.algorithm import TARGETS, Examples
+from fedjax_core.data import spread
+from fedjax_core.data.readers import in_file
 
 CHANNELS = (1, 3, 4)  # of images
 UNNAMED = 1000  # classes that there may be without names, however many of them are missing
+EXACT_INTEGER = 2**24  # up to which float32 has every integer
+BLOCK = 2**24  # numbers that are looked at at once
+log = logging.getLogger("fedjax_core")
 
 
 class Dataset(NamedTuple):
@@ -18,7 +25,9 @@ class Dataset(NamedTuple):
     Attributes:
       name: what tables call it.
       train: Examples(x, y), where y is [rows] int32 in [0, K), or other targets of `algorithm.TARGETS`, and x is [rows, H, W, C]
-        uint8 in 0..255 (images), [rows, ...] float32, or [rows, ...] int32 (such as token ids).
+        uint8 in 0..255 (images), [rows, ...] float32, or [rows, ...] int32 (numbers, or token ids for a network that embeds). It is
+        float64 where float32 would lose digits of a column far from 0; its median is then taken off before a run casts it
+        (`FederatedData.x_offset`). Numbers to predict likewise.
       test: Examples of the same kind.
       class_names: K names: of the classes, labels, numbers or tokens.
       train_domains: [rows] int32 in [0, len(domain_names)), or None.
@@ -72,8 +81,8 @@ def from_arrays(
     Args:
       train_x: [rows, ...], one array of numbers. Images are [rows, H, W, C], uint8 or floats; features [rows, D], series
         [rows, T, D], volumes and others have any shape. Floats become float32, truth values 0.0 and 1.0. uint8 is 0..255, which
-        networks divide by 255. All other integers, but not of images, become int32, are never normalised, and reach the network
-        as they are: token ids [rows, T], for a network that embeds them.
+        networks divide by 255. All other integers are numbers, normalised as the same floats would be, except where a network
+        asks for token ids [rows, T] (`nn/outside.py`) or targets are "tokens": it gets them as they are.
       train_y: the targets, see `targets`; None of "tokens": those of x shifted by one place.
       test_x: as `train_x`, with the same shape of a row.
       test_y: [test rows].
@@ -93,24 +102,31 @@ def from_arrays(
       client_names: what tables of results call the natural clients 0 ...; empty: by their numbers.
 
     Raises:
-      ValueError: a wrong shape, type or range; the message names the array, what it found and what is allowed.
+      ValueError: a wrong shape, type or range, or images of training and test set in different ranges; the message names the
+        array, what it found and what is allowed.
     """
     by_name.choose("targets", targets, TARGETS)
     parts = {"train": (train_x, train_y), "test": (test_x, test_y)}
     if targets == "tokens" and train_y is None and test_y is None:
         parts = {part: shifted(f"{part}_x", x) for part, (x, _) in parts.items()}
     read = {"classes": _integers, "labels": _truths, "numbers": _numbers, "tokens": _tokens}[targets]
-    examples = {part: Examples(_inputs(f"{part}_x", x), read(f"{part}_y", y)) for part, (x, y) in parts.items()}
+    inputs = _of_one_type({f"{part}_x": _inputs(f"{part}_x", x) for part, (x, _) in parts.items()}, targets)
+    read_targets = {f"{part}_y": read(f"{part}_y", y) for part, (_, y) in parts.items()}
+    read_targets = _of_one_type(read_targets, targets) if targets == "numbers" else read_targets
+    examples = {part: Examples(inputs[f"{part}_x"], read_targets[f"{part}_y"]) for part in parts}
     train, test = examples["train"], examples["test"]
     for what, one, other in (("x", train.x, test.x), ("y", train.y, test.y)):
         if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
             found = " and ".join(f"{array.shape} {array.dtype}" for array in (one, other))
-            raise ValueError(f"train_{what} and test_{what} are {found}: rows must agree in shape and type.")
+            hint = "; uint8 are pixels, 0 ... 255" if one.dtype != other.dtype and np.uint8 in (one.dtype, other.dtype) else ""
+            raise ValueError(f"train_{what} and test_{what} are {found}: rows must agree in shape and type{hint}.")
     for part, rows in examples.items():
         if len(rows.x) != len(rows.y) or not len(rows.y):
             raise ValueError(f"{part}_x has {len(rows.x)} rows and {part}_y {len(rows.y)}: must be equally many, at least 1.")
         if targets == "tokens" and rows.x.shape[:2] != rows.y.shape:
             raise ValueError(f"{part}_x is {rows.x.shape} and {part}_y {rows.y.shape}: there must be a target for each place.")
+    if targets != "tokens":
+        check_scales("train_x", train.x, "test_x", test.x)
     class_names = _target_names(targets, class_names, train, test)
     columns = {"train_domains": train_domains, "test_domains": test_domains}
     columns |= {"train_clients": train_clients, "test_clients": test_clients}
@@ -162,25 +178,90 @@ def _inputs(what: str, values: Any) -> np.ndarray:
     if values.ndim < 2 or 0 in values.shape[1:]:
         hint = f"; pass {what}[:, None] for one number per row" if values.ndim == 1 else ""
         raise ValueError(f"{what} has shape {values.shape}: must be [rows, ...] with no empty axis{hint}.")
-    if values.dtype == np.uint8:
+    if values.dtype == np.uint8 or np.issubdtype(values.dtype, np.integer):
         return values
-    if values.dtype == np.bool_ or np.issubdtype(values.dtype, np.floating):
-        with np.errstate(over="ignore"):
-            values = values.astype(np.float32, copy=False)
-        if not all(np.isfinite(values[start : start + 4096]).all() for start in range(0, len(values), 4096)):
-            raise ValueError(
-                f"{what} has {int((~np.isfinite(values)).sum())} values that are NaN or infinite (as float32): must be finite."
-            )
-        return values
-    if not np.issubdtype(values.dtype, np.integer):
+    if values.dtype != np.bool_ and not np.issubdtype(values.dtype, np.floating):
         raise ValueError(f"{what} has type {values.dtype}: must be uint8 (0..255), floats or integers.")
-    if values.ndim == 4 and values.shape[3] in CHANNELS:
-        told = f"{what} has shape {values.shape} and type {values.dtype}"
-        raise ValueError(f"{told}: images must be uint8 (0..255) or floats; pass {what}.astype(np.uint8).")
-    limits = np.iinfo(np.int32)
-    if values.size and (values.min() < limits.min or values.max() > limits.max):
-        raise ValueError(f"{what} has values from {values.min()} to {values.max()}: integers must fit 32 bits.")
-    return values.astype(np.int32, copy=False)
+    return _floats(what, values)
+
+
+def _floats(what: str, values: np.ndarray) -> np.ndarray:
+    """Returns numbers as float32, or as float64 if they are more precise than that; checks that they are finite as float32."""
+    values = values.astype(np.float64 if values.dtype.itemsize > 4 else np.float32, copy=False)
+    largest, step = np.finfo(np.float32).max, max(1, BLOCK // math.prod(values.shape[1:]))
+    blocks = (values[start : start + step] for start in range(0, len(values), step))
+    if count := sum(int((~(np.abs(block) <= largest)).sum()) for block in blocks):
+        raise ValueError(f"{what} has {count} values that are NaN or infinite (as float32): must be finite.")
+    return values
+
+
+def _of_one_type(parts: Mapping[str, np.ndarray], targets: str) -> dict[str, np.ndarray]:
+    """Returns arrays of the training and the test set in one of the types that a `Dataset` has.
+
+    Args:
+      parts: by name, the training set's first: uint8, other integers, float32 or float64. Pixels stay apart from other numbers.
+      targets: of the data; with "tokens" integers are token ids.
+
+    Raises:
+      ValueError: integers that are too large for token ids, or for an array that stays in its file.
+    """
+    types = {values.dtype for values in parts.values()}
+    if np.dtype(np.uint8) in types:
+        return dict(parts)
+    if all(np.issubdtype(dtype, np.integer) for dtype in types):
+        limit = np.iinfo(np.int32).max if targets == "tokens" else EXACT_INTEGER
+        large = {name: values for name, values in parts.items() if values.size and not _is_within(values, limit)}
+        if not large:
+            return {name: values.astype(np.int32, copy=False) for name, values in parts.items()}
+        for name, values in large.items():
+            found = f"{name} has values from {values.min()} to {values.max()}"
+            if targets == "tokens":
+                raise ValueError(f"{found}: token ids must fit 32 bits.")
+            if in_file(values):
+                raise ValueError(
+                    f"{found}, and float32 has every integer up to {limit} alone: take a number off that lies among them, "
+                    "and write the file as float32."
+                )
+    elif targets == "tokens" and len(types) > 1:
+        return dict(parts)
+    train = next(iter(parts.values()))
+    is_precise = any(dtype.itemsize > 4 or np.issubdtype(dtype, np.integer) for dtype in types)
+    is_far = is_precise and train.size > 0 and spread.find_offset(train) is not None
+    return {name: values.astype(np.float64 if is_far else np.float32, copy=False) for name, values in parts.items()}
+
+
+def _is_within(values: np.ndarray, limit: int) -> bool:
+    """Returns whether all integers lie in [-limit, limit]."""
+    return -limit <= int(values.min()) and int(values.max()) <= limit
+
+
+def check_scales(what: str, x: np.ndarray, other_what: str, other: np.ndarray) -> None:
+    """Refuses images, and warns of other numbers, of which one part is on another scale: [0, 1] and 0 ... 255.
+
+    Args:
+      what: x is, such as "train_x".
+      x: [rows, ...].
+      other_what: the other array is.
+      other: [rows, ...].
+
+    Raises:
+      ValueError: images of different scales; the message has both ranges.
+    """
+    if x.shape[1:] != other.shape[1:] or spread.is_alike(ratio := spread.ratio_of_deviations(x, other)):
+        return
+    ranges = [f"in [{sample.min():.4g}, {sample.max():.4g}]" for sample in map(spread.sample_channels, (x, other))]
+    line = (
+        f"{what} is {ranges[0]} and {other_what} {ranges[1]}, whose deviation is {ratio:.3g} times as large: must be on one scale, "
+        "such as pixels all in [0, 1], or all bytes"
+    )
+    if is_images(x):
+        raise ValueError(f"{line}.")
+    log.warning("%s", line)
+
+
+def is_images(x: np.ndarray) -> bool:
+    """Returns whether an array is images [rows, H, W, C] by its shape."""
+    return x.ndim == 4 and x.shape[3] in CHANNELS
 
 
 def _integers(what: str, values: Any) -> np.ndarray:
@@ -205,12 +286,7 @@ def _numbers(what: str, values: Any) -> np.ndarray:
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or 0 in values.shape[1:] or values.dtype.kind not in "uif":
         raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be real numbers, [rows] or [rows, D].")
-    with np.errstate(over="ignore"):
-        values = values.astype(np.float32)
-    if not np.isfinite(values).all():
-        number = int((~np.isfinite(values)).sum())
-        raise ValueError(f"{what} has {number} values that are NaN or infinite (as float32): must be finite.")
-    return values
+    return _floats(what, values if values.dtype.kind == "f" else values.astype(np.float64))
 
 
 def _tokens(what: str, values: Any) -> np.ndarray:

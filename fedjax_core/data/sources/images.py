@@ -1,9 +1,10 @@
 """Encoded images, and folders of them."""
 
 import io
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from fedjax_core.data.sources.splits import TestFraction, choose_rows, stratifie
 from fedjax_core.values import AtLeastOne
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+DEEP_FORMATS = ("PNG", "PPM")  # whose mode "I" has 16 bits
+FEW_LEVELS = 32  # grey levels of 256: deep images that stay below use an eighth of their depth at most
+BITS_PER_SAMPLE = 258  # tag of TIFF
+log = logging.getLogger("fedjax_core")
 
 
 def folder(
@@ -27,7 +32,8 @@ def folder(
     """A folder of images: `train/CLASS/*` and `test/CLASS/*`, or `CLASS/*` with `test_fraction`.
 
     With `domains`, a level above the classes: `train/DOMAIN/CLASS/*` and `test/...`, or `DOMAIN/CLASS/*` with `test_fraction`.
-    Classes, domains and files come in alphabetical order; images are the files that end in one of `IMAGE_ENDINGS`.
+    Classes, domains and files come in alphabetical order; images are the files that end in one of `IMAGE_ENDINGS`. Images of more
+    than 8 bits are scaled to bytes by their depth (`to_bytes`).
 
     Args:
       data_dir: where relative paths start.
@@ -40,8 +46,8 @@ def folder(
 
     Raises:
       FileNotFoundError: there is no such folder.
-      ValueError: it has no images or no test set, an image is broken, too large or of another size, or a file that is called
-        like an image is none (a pipe, a broken link); the message has its path.
+      ValueError: it has no images or no test set, an image is broken, too large, of another size or of no depth (floats), or a
+        file that is called like an image is none (a pipe, a broken link); the message has its path.
     """
     root = data_dir / Path(path).expanduser()
     if not root.is_dir():
@@ -105,7 +111,7 @@ def _image_files(root: Path, domains: bool) -> list[tuple[str, str, Path]]:
 
 
 def decode(where: Callable[[int], str], blobs: Iterable[bytes], count: int, channels: int, size: int | None) -> np.ndarray:
-    """Decodes encoded images into one array [count, H, W, channels] uint8.
+    """Decodes encoded images into one array [count, H, W, channels] uint8; deeper ones by their depth (`to_bytes`).
 
     Args:
       where: what messages call image i, such as its path.
@@ -115,8 +121,8 @@ def decode(where: Callable[[int], str], blobs: Iterable[bytes], count: int, chan
       size: they are resized to size x size pixels, bilinearly; None: all must have the size of the first.
 
     Raises:
-      ValueError: no images; one that cannot be decoded, has more pixels than Pillow decodes (179 million), or another size; or more
-        than fit into memory.
+      ValueError: no images; one that cannot be decoded, has more pixels than Pillow decodes (179 million), another size, or no
+        depth that is known; or more than fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -126,14 +132,19 @@ def decode(where: Callable[[int], str], blobs: Iterable[bytes], count: int, chan
         if size < 1:
             raise ValueError(f"size={size}: must be >= 1.")
         check_fits(f"size={size} for {count} images", (count, size, size, channels), np.uint8)
-    out = None
+    out, brightest = None, None
     for i, blob in enumerate(blobs):
         try:
-            image = Image.open(io.BytesIO(blob)).convert("L" if channels == 1 else "RGB")
+            image = Image.open(io.BytesIO(blob))
+            image.load()
         except UnidentifiedImageError as error:
             raise ValueError(f"{where(i)} cannot be decoded (it is no image that Pillow knows).") from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"{where(i)} cannot be decoded ({error}).") from error
+        pixels = to_bytes(image, where(i))
+        if is_deep(image):
+            brightest = max(brightest or 0, pixels.getextrema()[1])
+        image = convert(pixels, channels, where(i))
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BILINEAR)
         width, height = image.size
@@ -151,4 +162,73 @@ def decode(where: Callable[[int], str], blobs: Iterable[bytes], count: int, chan
         out[i] = np.asarray(image).reshape(height, width, channels)
     if out is None:
         raise ValueError("there are no images.")
+    warn_if_dark(brightest, where(0))
     return out
+
+
+def is_deep(image: Any) -> bool:
+    """Returns whether a Pillow image has more than 8 bits for each number."""
+    return image.mode.startswith(("I", "F"))
+
+
+def to_bytes(image: Any, what: str) -> Any:
+    """Returns a Pillow image of at most 8 bits for each number: the image itself, or a deeper one scaled by its depth.
+
+    Pillow's own conversion cuts a deeper image at 255, so that it is plain white, or black where pixels are fractions.
+
+    Args:
+      image: of any mode.
+      what: begins the message, such as the file.
+
+    Raises:
+      ValueError: how bright white is in this image is not known: it has floats, or integers of 32 bits.
+    """
+    if not is_deep(image):
+        return image
+    pixels = np.asarray(image)
+    bits = _depth_of(image)
+    if bits is None or pixels.min() < 0 or pixels.max() >= 2**bits:
+        raise ValueError(
+            f"{what} is an image of mode {image.mode!r} with pixels from {pixels.min():g} to {pixels.max():g}, and nothing says "
+            "which of them is white: must have 8 or 16 bits; convert it, or give arrays of floats in [0, 1]."
+        )
+    from PIL import Image
+
+    return Image.fromarray(np.round(pixels * (255 / (2**bits - 1))).astype(np.uint8))
+
+
+def convert(image: Any, channels: int, what: str) -> Any:
+    """Returns a Pillow image as grey (1 channel) or in colours (3).
+
+    Raises:
+      ValueError: Pillow cannot; the message begins with `what`.
+    """
+    mode = "L" if channels == 1 else "RGB"
+    try:
+        return image.convert(mode)
+    except ValueError as error:
+        raise ValueError(f"{what} is an image of mode {image.mode!r}, which cannot become {mode!r} ({error}).") from error
+
+
+def _depth_of(image: Any) -> int | None:
+    """Returns the bits of a deep image, where they are known."""
+    if image.mode.startswith("I;16"):
+        bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, (16,))
+        return int(bits[0] if isinstance(bits, tuple) else bits)
+    return 16 if image.mode == "I" and image.format in DEEP_FORMATS else None
+
+
+def warn_if_dark(brightest: int | None, what: str) -> None:
+    """Warns of deep images that are nearly black as bytes: scans of 12 bits in files that say 16.
+
+    Args:
+      brightest: byte of all deep images; None: there are none.
+      what: begins the line, such as the first file.
+    """
+    if brightest is not None and brightest < FEW_LEVELS:
+        log.warning(
+            "%s and the images that go with it use %d of 256 grey levels, scaled by the depth that their files say; if theirs is "
+            "less, such as 12 bits in files of 16, scale them first, or give arrays",
+            what,
+            brightest + 1,
+        )

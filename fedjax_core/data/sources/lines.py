@@ -17,7 +17,7 @@ from fedjax_core.data.sources.dataset import Dataset
 from fedjax_core.data.sources.delimited import read_delimited
 from fedjax_core.data.sources.files import Encoding, find, read_text
 from fedjax_core.data.sources.splits import TestFraction
-from fedjax_core.data.sources.table import MISSING, from_table, test_rows
+from fedjax_core.data.sources.table import MISSING, as_bytes, from_table, test_rows
 from fedjax_core.data.sources.vocabulary import told_apart
 from fedjax_core.values import AtLeastOne, Limit, Width, one_of
 
@@ -260,9 +260,26 @@ def _parquet(file: Path) -> list[dict[str, Any]]:
     except ImportError:
         raise ImportError(f"{file.name} is read with pyarrow: pip install pyarrow") from None
     try:
-        return pq.read_table(file).to_pylist()
+        table = pq.read_table(file)
+        return _with_bytes(table.to_pylist(), [field.name for field in table.schema if _is_list_of_bytes(field.type)])
     except (ValueError, OSError) as error:
         raise ValueError(f"{file}: is no Parquet table, or damaged ({error}).") from error
+
+
+def _is_list_of_bytes(arrow_type: Any) -> bool:
+    """Returns whether cells of a column are lists (of lists) of uint8, such as pixels."""
+    is_list = hasattr(arrow_type, "value_type")
+    storage = getattr(arrow_type, "storage_type", None)  # of an extension type, such as Array2D of Hugging Face
+    if storage is not None:
+        return _is_list_of_bytes(storage)
+    return is_list and (str(arrow_type.value_type) == "uint8" or _is_list_of_bytes(arrow_type.value_type))
+
+
+def _with_bytes(rows: list[dict[str, Any]], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the rows, with cells of some columns as arrays of uint8, which plain lists do not say that they are."""
+    for row in rows:
+        row |= {name: as_bytes(row[name]) for name in columns}
+    return rows
 
 
 def _records(file: Path, lists: Sequence[str]) -> list[dict[str, Any]]:

@@ -16,9 +16,10 @@ OTHER = "a folder has no other targets, from_arrays(..., targets=) in a source o
 def npy(data_dir: Path, path: str) -> Dataset:
     """A folder with one .npy file for each array; read without pickle. Features stay in their files.
 
-    It has train_features.npy and test_features.npy, [rows, ...] uint8, float32 or int32, as `from_arrays` takes them;
-    train_labels.npy and test_labels.npy, [rows] integers; and if there are such `train_domains`, `train_clients` and those of the
-    test rows, [rows] integers, `class_names` [K] and `domain_names`. Rows of one client that lie side by side are read at once.
+    It has train_features.npy and test_features.npy, [rows, ...] uint8, float32 or int32, as `from_arrays` takes them (int32 up to
+    2**24, beyond which float32 has not every integer); train_labels.npy and test_labels.npy, [rows] integers; and if there are such
+    `train_domains`, `train_clients` and those of the test rows, [rows] integers, `class_names` [K] and `domain_names`. Rows of one
+    client that lie side by side are read at once.
 
     Args:
       data_dir: where relative paths start.

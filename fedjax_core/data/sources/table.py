@@ -188,7 +188,30 @@ def _column(part: str, table: Any, name: str) -> Column:
         raise ValueError(f"{part} holds several tables, {', '.join(map(str, there))}: give one of them.")
     if name not in list(there):
         raise ValueError(f"{part} has no column {name!r}; it has: {', '.join(map(str, there))}.")
-    return list(named[name])
+    cells = list(named[name])
+    features = getattr(table, "features", None)  # Hugging Face's
+    has_bytes = isinstance(features, Mapping) and _is_array_of_bytes(features.get(name))
+    return [as_bytes(cell) for cell in cells] if has_bytes else cells
+
+
+def as_bytes(cell: Any) -> Any:
+    """Returns nested lists of numbers of 8 bits as one array of uint8; the cell itself where it is no such."""
+    try:
+        return np.asarray(cell, np.uint8)
+    except (TypeError, ValueError, OverflowError):
+        return cell
+
+
+def _is_array_of_bytes(feature: Any) -> bool:
+    """Returns whether a feature of Hugging Face's is an array, or lists, of uint8."""
+    if isinstance(feature, list):
+        return len(feature) == 1 and _is_of_bytes(feature[0])
+    inner = getattr(feature, "feature", None)  # of a list; an array has a shape
+    return _is_of_bytes(inner) if inner is not None else hasattr(feature, "shape") and feature.dtype == "uint8"
+
+
+def _is_of_bytes(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) == "uint8" or _is_array_of_bytes(feature)
 
 
 def _inputs(
@@ -291,11 +314,20 @@ def _pictures(held: Mapping[str, Column], column: str, size: int | None) -> dict
             for part, cells in shown.items()
         }
 
-    def pixels(cell: Any) -> np.ndarray:
-        image = (Image.open(io.BytesIO(cell)) if isinstance(cell, bytes) else cell).convert("L" if grey_alone else "RGB")
-        return np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR))
-
-    return {part: grey(_stacked(part, column, [pixels(cell) for cell in cells])) for part, cells in shown.items()}
+    mode_of_all, brightest = "L" if grey_alone else "RGB", []
+    arrays = {}
+    for part, cells in shown.items():
+        pixels = []
+        for i, cell in enumerate(cells):
+            image = Image.open(io.BytesIO(cell)) if isinstance(cell, bytes) else cell
+            eight_bits = images.to_bytes(image, f"{part}: row {i} of column {column!r}")
+            if images.is_deep(image):
+                brightest.append(eight_bits.getextrema()[1])
+            image = eight_bits.convert(mode_of_all)
+            pixels.append(np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR)))
+        arrays[part] = grey(_stacked(part, column, pixels))
+    images.warn_if_dark(max(brightest, default=None), f"row 0 of column {column!r}")
+    return arrays
 
 
 def _stacked(part: str, name: str, cells: Column, axes: int | None = None, fill: float = 0) -> np.ndarray:

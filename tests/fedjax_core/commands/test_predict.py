@@ -236,7 +236,7 @@ def test_what_cannot_be_exported(which, flags, said, request, tmp_path, capfd):
 
 
 def test_a_model_of_inputs_that_are_taken_as_they_are_is_not_exported(fedavg, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "scaling", lambda *given: None)  # as for whole numbers that are no pixels
+    monkeypatch.setattr(experiment, "scaling_of", lambda *given: None)  # as for token ids
     with pytest.raises(ValueError, match=r"inputs, which are taken as they are; a saved model needs inputs that are normalised"):
         export.export(fedavg, tmp_path / "model.safetensors")
 
@@ -290,10 +290,10 @@ def test_the_name_of_an_array_is_refused_where_arrays_have_none(name, saved, tmp
         predict.predict(saved, tmp_path / name, array="q")
 
 
-def floats_model(path, shape):
+def floats_model(path, shape, **more):
     """An untrained model that was, as it says, trained on floats."""
     description = {"model": "mlp(widths=(4,))", "classes": 2, "class_names": ["no", "yes"], "input_shape": shape}
-    description |= {"input_dtype": "float32", "mean": 0.0, "std": 1.0, "statistics": "average"}
+    description |= {"input_dtype": "float32", "mean": 0.0, "std": 1.0, "statistics": "average"} | more
     model = nn.build("mlp", 2, shape, widths=(4,))
     files.save_model(path, model.init(jax.random.key(0)), description)
     return path
@@ -304,6 +304,55 @@ def test_features_that_are_no_images(tmp_path):
     np.save(tmp_path / "x.npy", np.array([[-5.0, 2.0, 3.0]]))
     (row,) = predict.predict(model, tmp_path / "x.npy")
     assert row["class"] in ("no", "yes")
+
+
+def test_integers_are_numbers_and_bytes_are_pixels(tmp_path):
+    model = floats_model(tmp_path / "m", (3,))
+    x = np.array([[-5, 2, 3], [1, 2, 300]])
+    np.savez(tmp_path / "x.npz", whole=x, floats=x.astype(np.float32), bytes=x.astype(np.uint8))
+    whole, floats = (predict.predict(model, tmp_path / "x.npz", array=name) for name in ("whole", "floats"))
+    assert [row["probability"] for row in whole] == [row["probability"] for row in floats]
+    with pytest.raises(ValueError, match="is of uint8; the model takes floats, or integers of more than 8 bits"):
+        predict.predict(model, tmp_path / "x.npz", array="bytes")
+
+
+def test_inputs_far_from_zero_lose_the_offset_before_they_are_rounded(tmp_path):
+    model = floats_model(tmp_path / "m", (3,), offset=[1.7e9, 0.0, 0.0])
+    near = np.array([[float(i), 2.0, 3.0] for i in range(-3, 3)])
+    np.save(tmp_path / "near.npy", near)
+    np.save(tmp_path / "far.npy", near + [1.7e9, 0, 0])
+    wanted = predict.predict(floats_model(tmp_path / "plain", (3,)), tmp_path / "near.npy")
+    found = predict.predict(model, tmp_path / "far.npy")
+    assert [row["probability"] for row in found] == [row["probability"] for row in wanted]
+    assert len({row["probability"] for row in found}) == 6
+    with pytest.raises(ValueError, match=r"offset=.*Infinity.* must be finite"):
+        predict.predict(floats_model(tmp_path / "bad", (3,), offset=[float("inf")]), tmp_path / "near.npy")
+
+
+def test_inputs_beyond_the_limit_are_cut(tmp_path):
+    model = floats_model(tmp_path / "m", (3,), limit=4.0)
+    np.save(tmp_path / "x.npy", np.array([[1e30, 0, 0], [4.0, 0, 0]]))
+    wild, largest = predict.predict(model, tmp_path / "x.npy")
+    assert wild["probability"] == largest["probability"]
+
+
+def test_inputs_on_another_scale_are_warned_of(tmp_path, caplog):
+    model = floats_model(tmp_path / "m", (3,))
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    for scale, said in ((1, False), (255, True)):
+        np.save(tmp_path / "x.npy", x * scale)
+        predict.predict(model, tmp_path / "x.npy")
+        assert ("must be on one scale" in caplog.text) == said
+
+
+def test_photos_of_16_bits_are_scaled_by_their_depth(saved, photos, digits, tmp_path):
+    pixels = digits.x[0, ..., 0]
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    (deep,), (plain,) = predict.predict(saved, tmp_path / "deep.png"), predict.predict(saved, photos / "z.png")
+    assert (deep["class"], deep["probability"]) == (plain["class"], plain["probability"])
+    Image.fromarray(pixels.astype(np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(ValueError, match=r"float\.tiff is an image of mode 'F'"):
+        predict.predict(saved, tmp_path / "float.tiff")
 
 
 HEADERS = {

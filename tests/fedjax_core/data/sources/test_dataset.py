@@ -19,7 +19,8 @@ def test_from_arrays_keeps_what_it_is_given():
     ("row", "dtype", "kept"),
     [
         ((5, 3), np.float16, np.float32),  # a series
-        ((7,), np.int64, np.int32),  # token ids
+        ((7,), np.int64, np.int32),  # numbers, or token ids
+        ((4, 4, 3), np.uint16, np.int32),  # pixels deeper than 8 bits
         ((2, 2, 2, 1), np.uint8, np.uint8),  # a volume
         ((4,), np.bool_, np.float32),
         ((3, 2), np.int8, np.int32),
@@ -44,8 +45,7 @@ def test_classes_may_be_missing_from_both_parts():
         ({"train_x": np.zeros(4)}, r"train_x has shape \(4,\): must be \[rows, ...\].*pass train_x\[:, None\]"),
         ({"train_x": np.zeros((4, 0, 2, 3), np.uint8)}, r"train_x has shape \(4, 0, 2, 3\): .* no empty axis"),
         ({"train_x": np.array([["a"]] * 4)}, "train_x has type <U1: must be uint8"),
-        ({"train_x": np.zeros((4, 8, 8, 3), int)}, r"train_x has shape \(4, 8, 8, 3\) .* int64: images must be uint8 .* or floats"),
-        ({"train_x": np.full((4, 2), 2**40)}, "train_x has values from 1099511627776 .*: integers must fit 32 bits"),
+        ({"train_x": np.zeros((4, 2, 2, 3), int)}, r"must agree in shape and type; uint8 are pixels, 0 \.\.\. 255"),
         ({"train_x": np.full((4, 2), 1e300)}, "train_x has 8 values that are NaN or infinite"),
         ({"train_x": [[1], [1, 2], [1], [1]]}, "train_x has rows of different shapes"),
         ({"train_x": np.full((4, 2, 2, 3), np.nan)}, "train_x has 48 values that are NaN"),
@@ -73,3 +73,59 @@ def test_classes_may_be_missing_from_both_parts():
 def test_from_arrays_refuses_what_does_not_fit(change, message):
     with pytest.raises(ValueError, match=message):
         sources.from_arrays(**GOOD | change)
+
+
+def test_training_and_test_set_may_be_integers_and_floats():
+    """A column of numbers whose test rows happen to be whole."""
+    data = sources.from_arrays([[1.5, 2], [3, 4]], [0, 1], np.array([[5, 6]]), [1])
+    assert data.train.x.dtype == data.test.x.dtype == np.float32
+
+
+def test_digits_far_from_zero_are_kept():
+    """Seconds and milliseconds since 1970, as floats or integers; float32 would round them to one in 128."""
+    seconds = np.arange(40.0)[:, None]
+    for x in (1.7e9 + seconds, (1.7e9 + seconds).astype(np.int64), 1_700_000_000_000 + seconds.astype(np.int64)):
+        data = sources.from_arrays(x[:30], np.arange(30) % 2, x[30:], np.arange(10) % 2)
+        assert data.train.x.dtype == data.test.x.dtype == np.float64
+        np.testing.assert_array_equal(np.diff(data.train.x, axis=0), 1)
+    targets = sources.from_arrays(seconds[:30], 1.7e9 + seconds[:30], seconds[30:], 1.7e9 + seconds[30:], targets="numbers")
+    assert (targets.train.x.dtype, targets.train.y.dtype, targets.test.y.dtype) == (np.float32, np.float64, np.float64)
+
+
+def test_numbers_near_zero_stay_float32():
+    years = np.random.default_rng(0).normal(1990, 20, (50, 1))
+    for x in (years, np.concatenate([years * 0, [[1e9]]])):  # a few large ones: most of the rows lose nothing
+        data = sources.from_arrays(x, np.arange(len(x)) % 2, x, np.arange(len(x)) % 2)
+        assert data.train.x.dtype == np.float32
+
+
+def test_token_ids_must_fit_32_bits():
+    with pytest.raises(ValueError, match="train_x has values from 1 to 1099511627776: token ids must fit 32 bits"):
+        sources.from_arrays([[1, 2**40]], [[1, 1]], [[1, 1]], [[1, 1]], targets="tokens")
+
+
+def test_large_integers_in_a_file_are_refused(tmp_path):
+    """They would have to be read whole to become floats."""
+    np.save(tmp_path / "x.npy", np.full((4, 2), 2**25, np.int32))
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    with pytest.raises(ValueError, match="to 33554432, and float32 has every integer up to 16777216"):
+        sources.from_arrays(x, [0, 1, 0, 1], x, [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("scale", [255, 1 / 255])
+def test_images_of_two_scales_are_refused(scale):
+    pixels = np.random.default_rng(0).uniform(size=(8, 4, 4, 1))
+    y = np.arange(8) % 2
+    with pytest.raises(ValueError, match=r"train_x is in \[.*\] and test_x in \[.*\], whose deviation .*: must be on one scale"):
+        sources.from_arrays(pixels, y, pixels * scale, y)
+    sources.from_arrays(pixels, y, pixels * 2, y)
+
+
+def test_features_of_two_scales_are_warned_of(caplog):
+    pixels, y = np.random.default_rng(0).uniform(size=(40, 16)), np.arange(40) % 2
+    sources.from_arrays(pixels, y, pixels, y)
+    sources.from_arrays(pixels, y, np.where(np.arange(16) == 3, pixels * 1000, pixels), y)  # one column that drifts is no scale
+    assert not caplog.messages
+    sources.from_arrays(pixels, y, pixels * 255, y)
+    assert "test_x in [" in caplog.text
+    assert "255 times as large: must be on one scale" in caplog.text

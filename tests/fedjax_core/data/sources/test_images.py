@@ -1,13 +1,16 @@
+import io
 import os
 import struct
 import zlib
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedjax_core.data import sources
 from fedjax_core.data.smaller import smaller
 from fedjax_core.data.sources import images as folders
+from fedjax_core.data.sources.images import decode
 from tests.fedjax_core.data.sources.written import assert_same, images, png
 
 
@@ -121,3 +124,56 @@ def test_a_pipe_does_not_hang(pets):
 def test_images_that_cannot_be(pets, options, said):
     with pytest.raises(ValueError, match=said):
         sources.load("folder", path=str(pets), **{"test_fraction": 0.5} | options)
+
+
+def tiff_of_12_bits(pixels):
+    """A grey TIFF whose pixels take 12 bits each, which Pillow reads and does not write."""
+    height, width = pixels.shape
+    packed = np.packbits(np.unpackbits(pixels.astype(">u2").view(np.uint8)).reshape(-1, 16)[:, 4:])
+    tags = {256: width, 257: height, 258: 12, 259: 1, 262: 1, 273: 8 + 2 + 12 * 9 + 4, 277: 1, 278: height, 279: len(packed)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + packed.tobytes()
+
+
+def of_class(root, name, images_by_file):
+    for file, blob in images_by_file.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name / file).write_bytes(blob)
+
+
+def saved(array, kind):
+    blob = io.BytesIO()
+    Image.fromarray(array).save(blob, kind)
+    return blob.getvalue()
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(1, "PNG"), (3, "PNG"), (1, "TIFF"), (1, "PPM")])
+def test_images_of_16_bits_are_scaled_by_their_depth(tmp_path, channels, kind, caplog):
+    """Not cut at 255, which makes them plain white."""
+    deep = (np.arange(64, dtype=np.uint16).reshape(8, 8) * 1040)[:, ::-1]
+    blob = saved(deep, kind) if kind != "PPM" else b"P5 8 8 65535\n" + deep.astype(">u2").tobytes()
+    of_class(tmp_path, "a", {f"{i}.png": blob for i in range(2)})
+    of_class(tmp_path, "b", {f"{i}.png": png(images(1, 8, 8)[0]) for i in range(2)})
+    data = sources.load(f"folder:{tmp_path}", channels=channels, test_fraction=0.5)
+    (row,) = np.flatnonzero(data.train.y == 0)
+    np.testing.assert_array_equal(data.train.x[row], np.repeat(np.round(deep / 257)[..., None], channels, -1))
+    assert not caplog.messages
+
+
+def test_a_tiff_of_12_bits_is_scaled_by_12(tmp_path):
+    deep = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
+    decoded = decode(str, [tiff_of_12_bits(deep)], 1, 1, None)
+    np.testing.assert_array_equal(decoded[0, ..., 0], np.round(deep * (255 / 4095)))
+
+
+def test_deep_images_that_use_little_of_their_depth_are_warned_of(caplog):
+    """12 bits in a file that says 16."""
+    decode(str, [saved(np.full((4, 4), 4095, np.uint16), "PNG")], 1, 1, None)
+    assert "0 and the images that go with it use 17 of 256 grey levels" in caplog.text
+
+
+@pytest.mark.parametrize(("array", "mode"), [(np.full((4, 4), 0.5, np.float32), "F"), (np.full((4, 4), 70000, np.int32), "I")])
+def test_images_without_a_depth_are_refused(tmp_path, array, mode):
+    of_class(tmp_path, "a", {f"{i}.tiff": saved(array, "TIFF") for i in range(2)})
+    with pytest.raises(ValueError, match=rf"a/0\.tiff is an image of mode '{mode}' with pixels from .*: must have 8 or 16 bits"):
+        sources.load(f"folder:{tmp_path}", test_fraction=0.5)

@@ -149,3 +149,21 @@ def test_words_are_those_of_the_training_rows(tmp_path):
         unknown = 3 + 16
         assert data.test.x[:, 2].tolist() == [unknown] * 5
         assert data.train.x[:, 2].max() < unknown
+
+
+def test_a_parquet_table_says_which_numbers_are_bytes(tmp_path):
+    """Pixels as lists of uint8, or lists of those; other integers are numbers."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    cells = [[i, 250, 3, 4] for i in range(8)]
+    columns = {
+        "bytes": pa.array(cells, pa.list_(pa.uint8())),
+        "fixed": pa.array(cells, pa.list_(pa.uint8(), 4)),
+        "square": pa.array([[cell[:2], cell[2:]] for cell in cells], pa.list_(pa.list_(pa.uint8()))),
+        "wide": pa.array(cells, pa.list_(pa.int64())),
+        "age": pa.array(range(8), pa.uint8()),
+        "y": pa.array([0, 1] * 4),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    for x, found in {"bytes": "uint8", "fixed": "uint8", "square": "uint8", "wide": "int32", "age": "int32"}.items():
+        data = sources.load(f"parquet(path='t.parquet', x='{x}', y='y', test_fraction=0.25)", tmp_path)
+        assert data.train.x.dtype == found, x

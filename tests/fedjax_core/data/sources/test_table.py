@@ -59,6 +59,42 @@ def test_a_hugging_face_dataset_of_images():
     assert sources.from_table(data, data, x="img", y="label").train.x.shape == (4, 5, 6, 3)
 
 
+def test_images_of_16_bits_are_scaled_by_their_depth():
+    deep = np.arange(4 * 30, dtype=np.uint16).reshape(4, 5, 6) * 500
+    rows = {"img": [Image.fromarray(p) for p in deep], "label": [0, 1, 1, 0]}
+    mine = sources.from_table(rows, rows, x="img", y="label")
+    np.testing.assert_array_equal(mine.train.x[..., 0], np.round(deep / 257))
+    rows["img"][1] = Image.fromarray(deep[1].astype(np.float32))
+    with pytest.raises(ValueError, match="train: row 1 of column 'img' is an image of mode 'F'"):
+        sources.from_table(rows, rows, x="img", y="label")
+
+
+class OfNumbers:
+    """A `datasets.Array2D`, or with `feature` a list of values."""
+
+    def __init__(self, dtype, shape=None, feature=None):
+        self.dtype = dtype
+        self.__dict__ |= {} if shape is None else {"shape": shape}
+        self.__dict__ |= {} if feature is None else {"feature": feature}
+
+
+@pytest.mark.parametrize(
+    ("feature", "found"),
+    [
+        (OfNumbers("uint8", (2, 3)), np.uint8),
+        (OfNumbers("list", feature=OfNumbers("list", feature=OfNumbers("uint8"))), np.uint8),
+        ([[OfNumbers("uint8")]], np.uint8),
+        (OfNumbers("int64", (2, 3)), np.int32),
+        (OfNumbers("list", feature=OfNumbers("list", feature=OfNumbers("float32"))), np.int32),
+        (None, np.int32),
+    ],
+)
+def test_hugging_face_says_which_numbers_are_bytes(feature, found):
+    """Its cells are plain lists, whatever their type."""
+    data = HuggingFace({"x": [[[1, 2, 3], [250, 5, 6]]] * 4, "label": [0, 1, 1, 0]}, {"x": feature, "label": Names()})
+    assert sources.from_table(data, data, x="x", y="label").train.x.dtype == found
+
+
 def test_a_frame_of_numbers_with_categories_is_split_by_class():
     y = ["owl", "cat"] * 5
     frame = Frame(

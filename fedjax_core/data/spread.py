@@ -1,0 +1,83 @@
+"""Where the numbers of a channel (the last axis) lie: found from rows that are evenly spaced, however many there are."""
+
+import math
+
+import numpy as np
+
+SAMPLE = 2**20  # numbers that are looked at
+NORMAL_IQR = 1.349  # interquartile range of a normal distribution, in standard deviations
+LOSS = 1e-3  # of a channel's spread, that rounding to float32 may take away
+FLOAT32_STEP = 2.0**-24  # largest relative error of rounding to float32
+LIKE = 30.0  # how many times larger deviations of one part may be than those of another
+ENOUGH = 10  # numbers of a channel, of which a deviation says something
+
+
+def sample_channels(x: np.ndarray, rows: np.ndarray | None = None, most: int = SAMPLE) -> np.ndarray:
+    """Returns about `most` numbers of x [rows, ..., C] as [n, C] float64, of evenly spaced rows.
+
+    Args:
+      x: in memory or in a file, of which the sampled rows alone are read.
+      rows: row numbers that may be sampled; None: all.
+      most: numbers; at least one whole row is taken.
+    """
+    count = len(x) if rows is None else len(rows)
+    number = min(count, max(1, most // max(1, math.prod(x.shape[1:]))))
+    kept = np.arange(number) * count // max(1, number)
+    return np.asarray(x[kept if rows is None else rows[kept]], np.float64).reshape(-1, x.shape[-1])
+
+
+def find_centre_and_spread(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns median and robust deviation of each channel, which a few wild rows do not move.
+
+    The deviation is the interquartile range over 1.349, as of a normal distribution. Where that is 0 (more than half of the rows
+    alike) it is that of the 99 % of rows nearest to the median, and where those are alike, too, that of all rows.
+
+    Args:
+      sample: [n, C].
+
+    Returns:
+      (median [C], deviation [C]); a deviation is 0 where all numbers are alike.
+    """
+    low, median, high = np.quantile(sample, (0.25, 0.5, 0.75), axis=0)
+    spread = (high - low) / NORMAL_IQR
+    for flat in np.flatnonzero(spread == 0):
+        squares = np.sort((sample[:, flat] - median[flat]) ** 2)
+        nearest = squares[: len(squares) - math.ceil(len(squares) / 100)]
+        spread[flat] = math.sqrt(nearest.mean()) if nearest.any() else math.sqrt(squares.mean())
+    return median, spread
+
+
+def find_offset(x: np.ndarray) -> np.ndarray | None:
+    """Returns what to take off each channel so that float32 keeps its digits; None: nothing.
+
+    A channel is far from 0 if rounding to float32 changes its typical numbers by more than a thousandth of their spread, such as
+    seconds since 1970. Then its median is taken off, else 0.
+
+    Args:
+      x: [rows, ..., C], finite.
+
+    Returns:
+      [C] float64, or None where no channel is far from 0.
+    """
+    median, spread = find_centre_and_spread(sample_channels(x))
+    is_far = (spread > 0) & (np.abs(median) * FLOAT32_STEP > LOSS * spread)
+    return np.where(is_far, median, 0.0) if is_far.any() else None
+
+
+def ratio_of_deviations(x: np.ndarray, other: np.ndarray) -> float | None:
+    """Returns how many times larger deviations of `other` are than those of x, the median over channels.
+
+    Returns:
+      The ratio; None where too few numbers, or numbers that are all alike, do not tell.
+    """
+    samples = [sample_channels(part) for part in (x, other)]
+    if min(map(len, samples)) < ENOUGH:
+        return None
+    deviations = [sample.std(0) for sample in samples]
+    is_varied = (deviations[0] > 0) & (deviations[1] > 0)
+    return float(np.median(deviations[1][is_varied] / deviations[0][is_varied])) if is_varied.any() else None
+
+
+def is_alike(ratio: float | None) -> bool:
+    """Returns whether a ratio of deviations is such as two parts of one data set may have."""
+    return ratio is None or 1 / LIKE <= ratio <= LIKE
