@@ -12,7 +12,7 @@ client N + k.
 import csv
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def _blocks(done: int, found: ByClient, names: Sequence[str]) -> Iterator[bytes]
     cell = lambda value: "" if value != value else repr(value)
     for begin in range(0, len(found.ids), _BLOCK):
         block = slice(begin, begin + _BLOCK)
-        numbers = [map(str, column[block].tolist()) for column in (found.ids, found.rows)]
+        numbers: list[Iterable[str]] = [map(str, column[block].tolist()) for column in (found.ids, found.rows)]
         if names:
             numbers.insert(1, (csv_line([names[i]]).decode().rstrip("\n") for i in found.ids[block].tolist()))
         values = [map(cell, column[block].astype(np.float64).tolist()) for column in found.scores.values()]

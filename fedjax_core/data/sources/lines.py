@@ -195,7 +195,8 @@ def _rows(
             tables = {part: _as_rows(table) for part, table in tables.items()}
             texts = {part: [_text(part, i, row, x) for i, row in enumerate(rows)] for part, rows in tables.items()}
         if texts and test is None and test_fraction is not None:  # words are counted in the training rows alone
-            is_test = test_rows(tables["train"], targets, *(columns[key] for key in ("y", "domains", "clients")), test_fraction)
+            y, domains, clients = (columns[key] for key in ("y", "domains", "clients"))
+            is_test = test_rows(tables["train"], targets, y, domains, clients, test_fraction)
             tables, texts = (_split(of["train"], is_test) for of in (tables, texts))
             test_fraction = None
         if texts and words is not None and length is not None:

@@ -511,7 +511,7 @@ def _coded(
         if not large:
             return {part: _integers(held) for part, held in labels.items()}, names
     if kind is not bool:
-        different = {label for held in labels.values() for label in held} - {None}
+        different: set[Any] = {label for held in labels.values() for label in held if label is not None}
         order = sorted(different) if names is None or kind is int else [str(name) for name in names]
         if unknown := sorted(different - {*order}):
             raise ValueError(f"column {column!r} has {unknown[0]!r}, which has no name among {', '.join(map(str, order))}.")
