@@ -149,6 +149,16 @@ def test_what_a_loss_raises_is_one_line_with_its_file_and_function(tmp_path, mon
     assert said.replace("{file}", str(file)) in line
 
 
+@pytest.mark.parametrize("code", ["import sys\nsys.exit(0)\n", "def get_table(variant):\n    raise SystemExit(0)\n"])
+def test_a_table_that_exits_is_one_line_with_its_file(tmp_path, capsys, code):
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    assert ending.command("fedjax_core.commands.table", [f"--table={file}", f"--workdir={tmp_path / 'runs'}"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: sys.exit(0) was called in ")
+    assert f"{file}, line 2" in line
+
+
 def test_code_that_exits_when_it_is_imported_can_be_mended(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import sys\nsys.exit('not yet')\n")
