@@ -37,12 +37,16 @@ def check_scores(fed: Federation, held: Held, shapes: Shapes) -> tuple[int, ...]
       TypeError: a score does not return what it must (`promises.scored`), or its `finalize` no number.
       ValueError: a score fails, is not finite, has sums that depend on the number of rows, or counts rows outside of its mask.
     """
-    return tuple(_check_group(fed, g, held, shapes) if fed.groups[g].task.scores else 0 for g in range(len(fed.groups)))
+    return tuple(_check_group(fed, g, held, shapes) for g in range(len(fed.groups)))
 
 
 def _check_group(fed: Federation, g: int, held: Held, shapes: Shapes) -> int:
     """Checks the scores of one group's task; returns the bytes of its sums."""
-    own, sizes = fed.groups[g].task.scores, dict.fromkeys(fed.groups[g].task.scores, 0)
+    scores_of_task = fed.groups[g].task.scores
+    own = {name: score for name, score in scores_of_task.items() if scored.finalizer(score) is not None or not _is_ours(score)}
+    if not own:  # those of instructions and of backdoors are means, and no network is traced for them
+        return 0
+    sizes = dict.fromkeys(own, 0)
     kept = jax.eval_shape(lambda h: h, held)
     (batch, of_all), (smaller, of_fewer) = (_outputs(fed, g, kept, shapes, rows) for rows in (ROWS + PADDING, ROWS))
     seen = []
@@ -54,7 +58,7 @@ def _check_group(fed: Federation, g: int, held: Held, shapes: Shapes) -> int:
             found = _sums(name, score, outputs, batch)
             if scored.finalizer(score) is not None:
                 sizes[name] = max(sizes[name], metrics.nbytes(found))
-            if fed.episodes is not None or (getattr(scored.unwrap(score), "__module__", "") or "").startswith("fedjax_core."):
+            if fed.episodes is not None or _is_ours(score):
                 continue
             fewer = _sums(name, score, of_fewer[predictor], smaller)
             if _shapes(found) != _shapes(fewer):
@@ -64,6 +68,11 @@ def _check_group(fed: Federation, g: int, held: Held, shapes: Shapes) -> int:
             if sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like[0])) <= MOST_NUMBERS:
                 _try(name, score, like, fed.groups[g].task.classes)
     return sum(sizes.values())
+
+
+def _is_ours(score: Callable) -> bool:
+    """Whether a score is the library's own."""
+    return str(getattr(scored.unwrap(score), "__module__", "")).startswith("fedjax_core.")
 
 
 def _outputs(fed: Federation, g: int, held: Held, shapes: Shapes, rows: int) -> tuple[Batch, dict[str, PyTree]]:
