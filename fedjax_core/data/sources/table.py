@@ -314,7 +314,7 @@ def _pictures(held: Mapping[str, Column], column: str, size: int | None) -> dict
             for part, cells in shown.items()
         }
 
-    mode_of_all, brightest = "L" if grey_alone else "RGB", []
+    target_mode, brightest = "L" if grey_alone else "RGB", []
     arrays = {}
     for part, cells in shown.items():
         pixels = []
@@ -323,7 +323,7 @@ def _pictures(held: Mapping[str, Column], column: str, size: int | None) -> dict
             eight_bits = images.to_bytes(image, f"{part}: row {i} of column {column!r}")
             if images.is_deep(image):
                 brightest.append(eight_bits.getextrema()[1])
-            image = eight_bits.convert(mode_of_all)
+            image = eight_bits.convert(target_mode)
             pixels.append(np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR)))
         arrays[part] = grey(_stacked(part, column, pixels))
     images.warn_if_dark(max(brightest, default=None), f"row 0 of column {column!r}")
