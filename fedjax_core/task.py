@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_core.algorithm import Array, Net, PyTree
 
@@ -61,7 +62,7 @@ def check_tokens(tokens: PyTree, vocabulary: int, model: str, mask: PyTree | Non
     Raises:
       ValueError: an id that counts is negative, or not below V.
     """
-    if isinstance(tokens, jax.core.Tracer) or isinstance(mask, jax.core.Tracer):
+    if isinstance(tokens, Tracer) or isinstance(mask, Tracer):
         return
     ids = np.asarray(tokens)
     if mask is not None:

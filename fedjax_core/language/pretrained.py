@@ -154,7 +154,9 @@ class Tokenizer:
     def _check(self, rows: Sequence[Sequence[int]], texts: Sequence[str]) -> None:
         """Raises ValueError for a token that the network does not embed."""
         size = self._embedded
-        for row, text in zip(rows, texts, strict=True) if size is not None else ():
+        if size is None:
+            return
+        for row, text in zip(rows, texts, strict=True):
             if row and max(row) >= size:
                 token = self._tokenizer.id_to_token(max(row))
                 raise ValueError(
