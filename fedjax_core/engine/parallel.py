@@ -307,7 +307,7 @@ def map_part(
 ) -> tuple[PyTree, PyTree]:
     """Maps `fn` over some of each device's chunks.
 
-    Over all of them, part after part, the sums are those of `map_clients` to the bit.
+    Part after part, all of them give the same as at once, to the bit, and what `map_clients` gives, to rounding.
 
     Args:
       fn, shared, mapped, plan, on, lies: as in `map_clients`.
