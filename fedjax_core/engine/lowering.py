@@ -60,11 +60,11 @@ def programs(simulation: Simulation, parts: tuple[str, ...] = PARTS) -> dict[str
             kinds = {"": ("test", "test", None)}
             if sim.validated:
                 kinds[", validation rows"] = "validation", "train", sim.host.validation_rows
-            for which, (rows, part, of_part) in kinds.items():
-                given, begin, program = (state.server, number), made.begin_server[rows], made.of_server[rows]
+            for which, (kind, part, of_part) in kinds.items():
+                given, begin, program = (state.server, number), made.begin_server[kind], made.of_server[kind]
                 supply = sim.supply
                 if isinstance(supply, Streamed) and part in supply.streamed:
-                    batches = supply.batches(part, of_part, evaluating.batch_of(at, rows), sim.plan.parts)
+                    batches = supply.batches(part, of_part, evaluating.batch_of(at, kind), sim.plan.parts)
                     slab = put(_rows(supply.like(part), batches.at_once * batches.devices * batches.batch))
                     first = put(np.zeros(batches.at_once * batches.devices, np.int32))
                     given, begin, program = (*given, slab, first, number), made.begin_batches, made.of_batches

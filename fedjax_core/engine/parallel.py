@@ -307,7 +307,7 @@ def map_part(
 ) -> tuple[PyTree, PyTree]:
     """Maps `fn` over some of each device's chunks.
 
-    Over all of them, part after part, the sums are those of `map_clients` to the bit.
+    Part after part, all of them give the same as at once, to the bit, and what `map_clients` gives, to rounding.
 
     Args:
       fn, shared, mapped, plan, on, lies: as in `map_clients`.
@@ -330,7 +330,8 @@ def map_part(
             sums = jax.tree.map(lambda t, x: t + x.astype(t.dtype), sums, added)
             return sums, jax.tree.map(lambda all_, new: all_.at[i].set(new), found, stacked)
 
-        sums, found = jax.lax.fori_loop(*bounds, body, (jax.tree.map(lambda x: x[0], sums), zeros))
+        first, last = bounds
+        sums, found = jax.lax.fori_loop(first, last, body, (jax.tree.map(lambda x: x[0], sums), zeros))
         return jax.tree.map(lambda x: x[None], sums), jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
 
     if plan.parts == 1:
