@@ -9,6 +9,7 @@ So another setting of one method is another directory, and everything else is fo
 the directories alone, and written after every cell.
 
   definition.py   read from a file, changed on the command line, checked      measures.py   what its numbers are
+  structure.py    the types of its parts                                      comparability.py  in what its rows differ
   cells.py        the runs, with resolved configs                             running.py    runs what is missing
   wanted.py       whether they can have the scores that are named
   places.py       which of them a text means
