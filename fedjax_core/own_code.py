@@ -176,7 +176,7 @@ def raised_in(error: BaseException) -> str:
 def first_raised_in(error: BaseException) -> tuple[BaseException, str]:
     """Returns, of an error and those that caused it, the first one that the user's own code has raised, and where; the error itself
     and "" if none is."""
-    shipped = tuple(HOME / name for name in ("fedjax_core", "methods", "configs"))
+    shipped = tuple(HOME / name for name in ("fedjax_core", "methods", "configs", "tests"))
     for one in chain(error):
         for frame, line in reversed(list(traceback.walk_tb(one.__traceback__))):
             file = Path(frame.f_code.co_filename)

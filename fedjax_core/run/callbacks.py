@@ -118,10 +118,11 @@ class Callbacks:
         if function is None:
             return
         try:
-            with own_code.contained():
-                answer = function(copy.deepcopy(argument))  # what it changes there is nobody else's
-        except Exception as error:  # somebody else's code: whatever it raises, the run ends with its name
-            said = str(error) if isinstance(error, own_code.CodeExited) else f"{type(error).__name__}: {error}"
+            answer = function(copy.deepcopy(argument))  # what it changes there is nobody else's
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # somebody else's code: whatever it raises, sys.exit() too, the run ends with its name
+            said = f"{type(error).__name__}: {error}"
             where = own_code.raised_in(error)
             place = f" (in {where})" if where and where not in said else ""
             self.failed = CallbackFailed(f"callback {name} failed in {method}(): {said}{place}")

@@ -97,7 +97,7 @@ def test_one_that_fails_ends_the_run_by_name_and_leaves_a_checkpoint(tmp_path):
     listener, other = Listener(round1=KeyError("x")), Listener()
     with pytest.raises(
         runs.CallbackFailed,
-        match=r"^callback Listener failed in round\(\): KeyError: 'x' \(in _told of .*test_callbacks.py, line \d+\) "
+        match=r"^callback Listener failed in round\(\): KeyError: 'x' "
         r"\(the last checkpoint is of round 1\)$",
     ) as raised:
         go(tmp_path / "run", listener, other)
@@ -107,7 +107,7 @@ def test_one_that_fails_ends_the_run_by_name_and_leaves_a_checkpoint(tmp_path):
     with pytest.raises(runs.CallbackFailed, match=r"failed in start\(\)"):
         go(tmp_path / "run", Listener(start1=ValueError("no server")))
     with pytest.raises(
-        runs.CallbackFailed, match=r"failed in finished|failed in end\(\): OSError: gone \(in .*\) \(the run itself is complete\)"
+        runs.CallbackFailed, match=r"failed in finished|failed in end\(\): OSError: gone \(the run itself is complete\)"
     ):
         go(tmp_path / "run", Listener(finished4=OSError("gone")))
     assert Checkpoints(tmp_path / "run" / "checkpoints").latest() == 4
@@ -148,8 +148,8 @@ class Abort(BaseException):
 @pytest.mark.parametrize(
     ("raised", "said"),
     [
-        (SystemExit(0), r"sys\.exit\(0\) was called in _told of .*test_callbacks.py, line \d+"),
-        (Abort("enough"), "Abort: enough was raised in _told of "),
+        (SystemExit(0), "SystemExit: 0 "),
+        (Abort("enough"), "Abort: enough "),
     ],
     ids=["exit", "other"],
 )
