@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core import by_name, experiment
 from fedjax_core.commands.tables import measures
+from fedjax_core.data.partition import with_clients
 from fedjax_core.storage.json_files import plain
 
 FIELDS = {  # by kind of difference, the fields of a config that make it; groups end with a dot
@@ -117,7 +118,7 @@ def _compare_rows(table: Any, configs: Configs, column: str, kind: str) -> str:
 
 def _settings_of(kind: str, config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a kind by the name that they are shown with; "" where none is needed."""
-    fields = _flatten(plain(config.to_dict()))
+    fields = _flatten(with_clients(plain(config.to_dict())))
     if kind == "cohort":
         setting = {"": _cohort_of(fields), "cohort.sampling": fields.get("cohort.sampling")}
         return setting | {"dropout": fields.get("dropout") or None}

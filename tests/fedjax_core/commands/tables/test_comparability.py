@@ -104,3 +104,16 @@ def test_small_configs_of_one_network_are_compared_without_a_word(tmp_path):
         assert tables.cells(definition(rows=rows, measures=(own,)), variant, [0])
     with pytest.raises(ValueError, match=r"rows differ in network: models=\('mlp',\)"):
         tables.cells(definition(rows=(*rows, Row("FedProto", fedproto.get_config)), measures=(own,)), "small", [0])
+
+
+def test_no_number_of_clients_is_that_of_the_default():
+    """None is 20 but for natural clients."""
+
+    def get_twenty(variant="small"):
+        config = fedavg.get_config(variant)
+        config.data.clients = 20
+        return config
+
+    for kind in ("cohort", "data"):
+        found = [comparability._settings_of(kind, make("small"), {}) for make in (fedavg.get_config, get_twenty)]
+        assert found[0] == found[1]
