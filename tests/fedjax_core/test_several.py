@@ -122,7 +122,8 @@ def test_where_lanes_are_refused_nothing_lies_on_the_devices(tmp_path, monkeypat
         made_so_far.append(build(*given, **named))
         return made_so_far[-1]
 
-    def execute(config, workdir, progress, *, data, console):
+    def execute(config, workdir, progress, *, data, console, fresh):
+        assert not fresh
         assert all(not one.planned.arrays.placed for one in made_so_far)
         return workdir
 
@@ -147,6 +148,7 @@ def test_each_lane_is_checked_and_those_of_a_plan_go_together(tmp_path, monkeypa
     for at, plan in ((0, now), (1, other), (2, other)):
         (tmp_path / str(at)).mkdir()
         (tmp_path / str(at) / "run.json").write_text(json.dumps({"plan": plan._asdict()}))
+        write_json(tmp_path / str(at) / "config.json", configs[at].to_dict())
     together = []
 
     def in_lanes(runs, lanes, progress, noise):
