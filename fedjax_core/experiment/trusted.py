@@ -8,17 +8,10 @@ from typing import Any
 
 from fedjax_core import by_name, outside
 from fedjax_core.data import sources
-from fedjax_core.experiment.methods import Config
 from fedjax_core.storage import origin
 from fedjax_core.storage.workdir import BEGUN_HERE, CONFIG
 
 _NO_CODE = {"given", *sources.PREFIXED}  # what stands before the colon of other names
-
-
-def sign(config: Config) -> str | None:
-    """Returns the signature of a run's config, if it names code that is not installed; None otherwise, or if none can be made."""
-    fields = config.to_dict()
-    return origin.sign_config(fields) if _names_code(fields) else None
 
 
 @contextlib.contextmanager
@@ -40,12 +33,12 @@ def imports_of(folder: Path, config: Mapping[str, Any], recorded: Mapping[str, A
         yield
 
 
-def _names_code(value: Any) -> bool:
+def names_code(value: Any) -> bool:
     """Returns whether some text among a config's values has the form of a module's or a file's member."""
     if isinstance(value, Mapping):
-        return any(map(_names_code, value.values()))
+        return any(map(names_code, value.values()))
     if isinstance(value, list | tuple):
-        return any(map(_names_code, value))
+        return any(map(names_code, value))
     return isinstance(value, str) and any(map(_is_place, re.split(r"\s*\|\s*", value)))
 
 

@@ -27,8 +27,9 @@ from fedjax_core.run.look import Look
 from fedjax_core.run.selection import SELECTED, Selection
 from fedjax_core.run.stopping import Stop
 from fedjax_core.storage.checkpoint import Checkpoints
-from fedjax_core.storage.json_files import read_jsonl
-from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, METRICS, WorkDir
+from fedjax_core.storage.json_files import read_json, read_jsonl
+from fedjax_core.storage.origin import sign_config
+from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, METRICS, WorkDir
 
 PROFILE = "profile"
 DISPATCH_SECONDS = 2.0  # how long Ctrl-C may have to wait
@@ -90,7 +91,7 @@ def steps(
     opening: Callable[[], Sequence[str]] | None = None,
     stop: Stop | None = None,
     fresh: bool = False,
-    signature: str | None = None,
+    names_code: bool = False,
 ) -> Steps:
     """A run to its last round, that takes up what the directory holds.
 
@@ -122,7 +123,7 @@ def steps(
       stop: whether a signal asks to stop, of who handles them for several runs; None: this run handles them.
       fresh: what the directory holds of a run is deleted, and this one begins there. Without, that happens where there is no
         checkpoint and the config, the data or the settings are others.
-      signature: by which the directory is known as begun here (`storage/origin.py`); None: it needs none.
+      names_code: whether the config names code that is not installed: the directory is signed then (`storage/origin.py`).
 
     Yields:
       The rounds to be done.
@@ -157,8 +158,10 @@ def steps(
             reporter.say(f"{directory} is begun anew: what it held of another run is deleted")
         directories.take_up_plan(simulation, workdir, chosen_plan, reporter)
         workdir.take_over()
-        if signature is not None and workdir.writer and workdir.recorded(BEGUN_HERE) != {"signature": signature}:
-            workdir.record(BEGUN_HERE, {"signature": signature})
+        if names_code and workdir.writer:
+            signature = sign_config(read_json(workdir.path / CONFIG, dict))  # as it is written, with what was filled in
+            if signature is not None and workdir.recorded(BEGUN_HERE) != {"signature": signature}:
+                workdir.record(BEGUN_HERE, {"signature": signature})
         directories.record_placement(simulation, workdir, reporter)
         with reporter, Stop() if stop is None else contextlib.nullcontext(stop) as asked_for:
             reporter.note(bytes_down=simulation.shapes.down, bytes_up=simulation.shapes.up)
