@@ -39,13 +39,15 @@ class Contents(NamedTuple):
 
 
 def digest_data(data: FederatedData) -> Contents:
-    """Returns the digest of all inputs and targets, without rows that attackers' poisons have made.
+    """Returns the digest of all inputs and targets, and of what was taken off them; without rows that attackers' poisons made.
 
     Raises:
       OSError: a file that holds rows cannot be read.
     """
     train = len(data.train.y) - data.poisoned_rows
-    return _digest([*_arrays("train", data.train, train), *_arrays("test", data.test, len(data.test.y))])
+    offsets = (("x_offset", data.x_offset), ("y_offset", data.y_offset))
+    taken_off = [(name, offset, len(offset)) for name, offset in offsets if offset is not None]
+    return _digest([*_arrays("train", data.train, train), *_arrays("test", data.test, len(data.test.y)), *taken_off])
 
 
 def digest_examples(name: str, examples: Examples) -> Contents:

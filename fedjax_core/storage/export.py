@@ -90,9 +90,10 @@ def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]
 def with_use(description: Mapping[str, Any], layout: str = "own") -> dict[str, Any]:
     """Returns a description that also says how another program uses the network, where it does not say so itself.
 
-    "preprocessing" has {"divide", "mean", "std", "axes"}: inputs become (x / divide - mean) / std, one number or one
-    per channel; divide is 255 for uint8 inputs, else 1; "axes" are those of an image, in order, or null. It is null
-    for inputs that are taken as they are. "final_activation" is "softmax": the network itself gives logits.
+    "preprocessing" has {"divide", "offset", "mean", "std", "limit", "axes"}: inputs become
+    ((x - offset) / divide - mean) / std, one number or one per channel, offset taken off in float64, and are cut to
+    [-limit, limit]; divide is 255 for uint8 inputs, else 1; no offset and no limit are null; "axes" are those of an image,
+    in order, or null. It is null for inputs that are taken as they are. "final_activation" is "softmax": the network itself gives logits.
 
     Args:
       description: as `save_model` takes it.
@@ -103,8 +104,7 @@ def with_use(description: Mapping[str, Any], layout: str = "own") -> dict[str, A
     axes = last if layout == "own" else [last[2], *last[:2]]
     use = {
         "divide": 255.0 if uint8 else 1.0,
-        "mean": description.get("mean"),
-        "std": description.get("std"),
+        **{field: description.get(field) for field in ("offset", "mean", "std", "limit")},
         "axes": axes if len(description.get("input_shape", ())) == 3 else None,
     }
     scaled = description.get("mean") is not None

@@ -314,16 +314,17 @@ def _pictures(held: Mapping[str, Column], column: str, size: int | None) -> dict
             for part, cells in shown.items()
         }
 
-    target_mode, brightest = "L" if grey_alone else "RGB", []
-    arrays = {}
+    channels = 1 if grey_alone else 3
+    arrays, brightest = {}, []
     for part, cells in shown.items():
         pixels = []
         for i, cell in enumerate(cells):
             image = Image.open(io.BytesIO(cell)) if isinstance(cell, bytes) else cell
-            eight_bits = images.to_bytes(image, f"{part}: row {i} of column {column!r}")
+            told = f"{part}: row {i} of column {column!r}"
+            eight_bits = images.to_bytes(image, told)
             if images.is_deep(image):
                 brightest.append(eight_bits.getextrema()[1])
-            image = eight_bits.convert(target_mode)
+            image = images.convert(eight_bits, channels, told)
             pixels.append(np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR)))
         arrays[part] = grey(_stacked(part, column, pixels))
     images.warn_if_dark(max(brightest, default=None), f"row 0 of column {column!r}")

@@ -57,6 +57,20 @@ def test_a_run_is_not_resumed_or_read_on_other_inputs_or_targets(begun):
     assert int(experiment.load(begun, data=divided())[2].round) == 1
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_digest_tells_inputs_that_differ_by_a_constant():
+    """Of inputs far from 0 a median is taken off, so that what is left may be the same."""
+
+    def centred(by):
+        x = np.random.default_rng(0).integers(0, 60, (90, 1)).astype(np.float64) + by
+        of = sources.from_arrays(x[:60], np.arange(60) % 2, x[60:], np.arange(30) % 2)
+        return federated.centre(federated.federate(of, "iid", 3, seed=0))
+
+    one, other = centred(1.7e9), centred(1.6e9)
+    np.testing.assert_array_equal(one.train.x, other.train.x)
+    assert contents.digest_data(one).digest != contents.digest_data(other).digest
+
+
 def test_a_directory_without_a_digest_goes_on_and_has_one_then(begun, tmp_path):
     """As earlier versions left it."""
     folder = Path(shutil.copytree(begun, tmp_path / "run"))

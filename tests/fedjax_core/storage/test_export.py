@@ -245,3 +245,18 @@ def test_what_is_not_one_network_is_refused():
     equal(export.network(held(lambda m: ((a, a), lambda sent, client, x: m.apply(a, x)[0])), "personal", X), a)
     with pytest.raises(ValueError, match="unknown model of this method 'global'; allowed: personal"):
         export.network(both, "global", X)
+
+
+def test_what_a_description_says_of_preprocessing_is_what_networks_do():
+    """With an offset far from 0 and a limit, which other programs have to apply as well."""
+    description = {"input_dtype": "float32", "input_shape": [2], "offset": [1.7e9, 0.0], "limit": 2.0}
+    description |= {"mean": [3.0, 0.5], "std": [2.0, 0.25]}
+    use = export.with_use(description)["preprocessing"]
+    x = np.array([[1.7e9 + 4, 0.6], [1.7e9 + 90, -3.0]])
+    scaled = ((x - use["offset"]) / use["divide"] - use["mean"]) / use["std"]
+    scaled = np.clip(scaled, -use["limit"], use["limit"])
+    inputs = (x - description["offset"]).astype(np.float32)
+    wanted = nn.normalise(inputs, description["mean"], description["std"], None, limit=description["limit"])
+    np.testing.assert_allclose(scaled, wanted, rtol=1e-5)
+    plain = export.with_use({"input_shape": [2], "mean": 0.0, "std": 1.0})["preprocessing"]
+    assert (plain["offset"], plain["limit"]) == (None, None)
