@@ -93,7 +93,8 @@ def with_use(description: Mapping[str, Any], layout: str = "own") -> dict[str, A
     "preprocessing" has {"divide", "offset", "mean", "std", "limit", "axes"}: inputs become
     ((x - offset) / divide - mean) / std, one number or one per channel, offset taken off in float64, and are cut to
     [-limit, limit]; divide is 255 for uint8 inputs, else 1; no offset and no limit are null; "axes" are those of an image,
-    in order, or null. It is null for inputs that are taken as they are. "final_activation" is "softmax": the network itself gives logits.
+    in order, or null. It is null for inputs that are taken as they are. "final_activation" is "softmax": the network itself
+    gives logits.
 
     Args:
       description: as `save_model` takes it.

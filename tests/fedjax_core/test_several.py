@@ -159,7 +159,7 @@ def test_each_lane_is_checked_and_those_of_a_plan_go_together(tmp_path, monkeypa
     said: list[str] = []
     runs = [experiment.Run(config, str(tmp_path / str(at))) for at, config in enumerate(configs)]
     ended = experiment.execute_all(runs, False, data=data, say=said.append)
-    assert str(ended[3]) == "optimizer.momentum=-0.5 must be at least 0"
+    assert str(ended[3]) == "optimizer.momentum=-0.5 must be in [0, 1)"
     assert together == [(["0", "4"], now), (["1", "2"], other)]
     assert said == [f"4 runs are 2 groups of lanes: their directories have other plans (a new one, {other})"]
 

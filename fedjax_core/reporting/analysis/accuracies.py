@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_core.engine.simulation import Simulation, State
-from fedjax_core.reporting.analysis.models import longest, model_of, need_classes, output, outputs, take
+from fedjax_core.reporting.analysis.models import longest, model_of, need_classes, output, outputs, rows_at_once, take
 
 
 def class_accuracies(
@@ -22,7 +22,7 @@ def class_accuracies(
     """
     need_classes(simulation, "the analysis of accuracies by class")
     model = model_of(simulation, state, model)
-    data, batch = simulation.data, simulation.evaluation.batch
+    data, batch = simulation.data, rows_at_once(simulation)
     x, y = data.test
     everything = np.arange(len(y))
     most = longest(data.test_index) if scope == "own" and model != "global" else len(y)

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.learning import losses, metrics
-from fedjax_core.reporting.analysis.models import chosen, model_of, need_classes, nets_in, output, take
+from fedjax_core.reporting.analysis.models import chosen, model_of, need_classes, nets_in, output, rows_at_once, take
 from fedjax_core.storage.export import trained_network
 
 
@@ -68,7 +68,7 @@ def landscape(
         directions = _direction(first, centre), _direction(second, centre)
     x, y = simulation.data.test
     chosen = np.unique(np.linspace(0, len(y) - 1, min(rows, len(y))).round().astype(int))
-    batch = min(simulation.evaluation.batch, len(chosen))
+    batch = min(rows_at_once(simulation), len(chosen))
     index = np.pad(chosen, (0, -len(chosen) % batch)).reshape(-1, batch)
     mask = np.arange(index.size).reshape(index.shape) < len(chosen)
     batches = jax.tree.map(lambda a: np.asarray(a)[index], (x, y)), mask

@@ -9,6 +9,8 @@ import numpy as np
 from fedjax_core.algorithm import TARGETS, Net, PyTree
 from fedjax_core.engine.simulation import Simulation, State, View
 
+BATCH = 256  # examples that a network is run on at once, unless the config says
+
 
 def model_of(simulation: Simulation, state: State, model: str | None = None) -> str:
     """The name of a predictor that the method has: `model` itself, or what None stands for.
@@ -28,7 +30,12 @@ def chosen(view: View, model: str | None) -> str:
     return model
 
 
-def outputs(view: View, model: str, x: PyTree, batch: int = 256, most: int | None = None) -> dict[str, np.ndarray]:
+def rows_at_once(simulation: Simulation) -> int:
+    """Returns how many examples analyses run a network on at once: `evaluation.batch`, or `BATCH` where it is None."""
+    return simulation.evaluation.batch or BATCH
+
+
+def outputs(view: View, model: str, x: PyTree, batch: int = BATCH, most: int | None = None) -> dict[str, np.ndarray]:
     """What a client's model makes of examples: {"logits": [n, K], "features": [n, D], ...}.
 
     Args:

@@ -6,7 +6,17 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_core.engine.simulation import Simulation, State, View
-from fedjax_core.reporting.analysis.models import chosen, longest, model_of, need_classes, output, outputs, spaced, take
+from fedjax_core.reporting.analysis.models import (
+    chosen,
+    longest,
+    model_of,
+    need_classes,
+    output,
+    outputs,
+    rows_at_once,
+    spaced,
+    take,
+)
 
 
 class Points(NamedTuple):
@@ -53,7 +63,7 @@ def features(
     for i in range(data.clients) if clients is None else clients:
         rows = spaced(index[i], most)
         if len(rows):
-            made = outputs(simulation.view(state, i), model, take(x, rows), simulation.evaluation.batch, min(most, longest(index)))
+            made = outputs(simulation.view(state, i), model, take(x, rows), rows_at_once(simulation), min(most, longest(index)))
             found.append(Points(output(made, key), y[rows], np.full(len(rows), i)))
     if not found:
         whose = "no client" if clients is None else f"none of clients {', '.join(map(str, clients))}"
@@ -104,7 +114,7 @@ def attention(
     rows, (x, y) = spaced(simulation.data.test_index[client], most), simulation.data.test
     if not len(rows):
         raise ValueError(f"client {client} has no test examples")
-    made = outputs(view, model, take(x, rows), simulation.evaluation.batch)
+    made = outputs(view, model, take(x, rows), rows_at_once(simulation))
     found = {name: weights for name, weights in made.items() if name.split("_")[-1] == "attention"}
     return found or {"attention": output(made, "attention")}, y[rows]
 
@@ -127,7 +137,7 @@ def class_knowledge(
     model = chosen(view, model)
     rows = simulation.data.train_index[view.client]
     x, y = simulation.data.train
-    made = output(outputs(view, model, take(x, rows), simulation.evaluation.batch), key)
+    made = output(outputs(view, model, take(x, rows), rows_at_once(simulation)), key)
     classes = np.unique(y[rows])
     c = np.stack([made[y[rows] == j].mean(0) for j in classes])
     return c / (1 + np.exp(-c)) if silu else c, classes

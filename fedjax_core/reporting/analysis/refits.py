@@ -12,7 +12,7 @@ import optax
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulation import Simulation, State, View
 from fedjax_core.learning import losses
-from fedjax_core.reporting.analysis.models import longest, model_of, need_classes, output, outputs, take
+from fedjax_core.reporting.analysis.models import longest, model_of, need_classes, output, outputs, rows_at_once, take
 from fedjax_core.task import Model
 
 STEPS = 100  # of L-BFGS, for a convex problem
@@ -51,7 +51,7 @@ def match(
 def _refit(simulation: Simulation, state: State, model: str | None, key: str, penalty: float, matching: bool) -> np.ndarray:
     need_classes(simulation, "match" if matching else "probe")
     model = model_of(simulation, state, model)
-    data, batch = simulation.data, simulation.evaluation.batch
+    data, batch = simulation.data, rows_at_once(simulation)
     most = longest(data.train_index)
     found = np.full(data.clients, np.nan)
     for i in range(data.clients):
