@@ -51,11 +51,9 @@ def run_apart(*command_lines: list[str], devices: int = 1) -> None:
     """Runs the main command in processes of their own, side by side."""
     flags = f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""
     environment = os.environ | {"XLA_FLAGS": flags}
-    started = [
-        subprocess.Popen([sys.executable, "-m", "methods.main", *line], env=environment, cwd=ROOT)
-        for line in command_lines
-    ]
-    if any([process.wait() for process in started]):  # waits for all of them
+    started = [subprocess.Popen([sys.executable, "-m", "methods.main", *line], env=environment, cwd=ROOT) for line in command_lines]
+    statuses = [process.wait() for process in started]
+    if any(statuses):
         raise RuntimeError(f"{' '.join(command_lines[0])} failed")
 
 
@@ -75,18 +73,13 @@ def run_all(place: Path) -> None:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
         common = (f"--coordinator=127.0.0.1:{port}", "--processes=2")
-        run_apart(
-            *(make_flags("fedavg", place / "two_processes", (*common, f"--process={i}")) for i in (0, 1))
-        )
+        run_apart(*(make_flags("fedavg", place / "two_processes", (*common, f"--process={i}")) for i in (0, 1)))
 
 
 def read_metrics(workdir: Path) -> list[dict[str, float]]:
     """Returns the records of a run without what the machine decides."""
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in record.items() if not any(part in name for part in TIMES)}
-        for record in records
-    ]
+    return [{name: value for name, value in record.items() if not any(part in name for part in TIMES)} for record in records]
 
 
 def find_differences(old: Path, new: Path) -> list[str]:
