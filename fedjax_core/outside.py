@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from fedjax_core import values
+from fedjax_core import option_types
 
 GROUPS = {  # where packages announce what they bring, by what it is
     "method": "fedjax_core.methods",
@@ -109,7 +109,7 @@ def member(what: str, name: str) -> tuple[Callable, str]:
         if what not in GIVEN_AS:
             kinds = ", ".join(f"{kind}s" for kind in GIVEN_AS if kind != "loss")
             also = "; data are given as data=..." if what == "data set" else ""
-            raise ValueError(f"{what} {values.short(name)}: 'given:' stands for {kinds} and losses that Python gave{also}.")
+            raise ValueError(f"{what} {option_types.short(name)}: 'given:' stands for {kinds} and losses that Python gave{also}.")
         if (what, own) not in _GIVEN:
             raise ValueError(f"{what} {name!r} was given in Python; give it again: experiment.load(..., {GIVEN_AS[what]}=...)")
         return _GIVEN[what, own], "given in Python"
@@ -120,11 +120,11 @@ def member(what: str, name: str) -> tuple[Callable, str]:
         there = [key for key, value in vars(holder).items() if callable(value) and not key.startswith("_")]
         of_it = [key for key in there if getattr(vars(holder)[key], "__module__", None) == holder.__name__]
         raise ValueError(
-            f"{what} {name!r}: {module} has no {own!r}; it has: {', '.join(of_it) or 'nothing'}.{values.did_you_mean(own, there)}"
+            f"{what} {name!r}: {module} has no {own!r}; it has: {', '.join(of_it) or 'nothing'}.{option_types.did_you_mean(own, there)}"
         )
     found = getattr(holder, own)
     if not callable(found):
-        raise ValueError(f"{what} {name!r}: {own} of {module} is {values.short(found)}, not a function or class")
+        raise ValueError(f"{what} {name!r}: {own} of {module} is {option_types.short(found)}, not a function or class")
     return found, module
 
 

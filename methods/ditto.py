@@ -28,8 +28,8 @@ import optax
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
 from fedjax_core.learning import training
 from fedjax_core.learning.metrics import Pair
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero, NonNegative, check_each
 from methods.fedavg import fedavg
 
 _FRESH = 0x6672  # of personal models that do not begin from the common initialisation

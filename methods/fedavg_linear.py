@@ -24,8 +24,8 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Net
 from fedjax_core.learning import training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Model, Task, width
-from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedper import fedper
 
 LAYER = "linear"

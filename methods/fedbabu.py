@@ -21,8 +21,8 @@ Departures: the mean is weighed by samples unless asked otherwise. The model bef
 
 from fedjax_core.algorithm import TARGETS, Algorithm
 from fedjax_core.learning import training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedper import fedper
 
 

@@ -22,8 +22,8 @@ Departures: the mean is weighed by samples unless asked otherwise. `config.stati
 
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import personal, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedper import fedper
 
 

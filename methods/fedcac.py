@@ -36,8 +36,8 @@ import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
 
 
 class Server(NamedTuple):

@@ -40,12 +40,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import layer, linear
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, common_width
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 _STREAM = 0x67656E  # of the generator's initialisation, and of what clients draw for it
 MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalisation
@@ -181,7 +181,7 @@ def fedgen(
     """
     given = {"alpha": alpha, "beta": beta, "decay": decay, "diversity": diversity, "weight_decay": weight_decay}
     given |= {"generator_lr": generator_lr, "generator_steps": generator_steps, "generator_decay": generator_decay}
-    recipe = by_name.options("fedgen", VARIANTS[by_name.choose("variant", variant, VARIANTS)], given)
+    recipe = registry.options("fedgen", VARIANTS[registry.choose("variant", variant, VARIANTS)], given)
     for name, found in recipe._asdict().items():
         if not found >= 0:
             raise ValueError(f"{name}={found} must not be negative")

@@ -30,8 +30,8 @@ import optax
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import projected
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, common_width
-from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedproto import own
 
 

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput
 from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, needs_logits
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 class Server(NamedTuple):

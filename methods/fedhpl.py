@@ -36,8 +36,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Peers, Task
-from fedjax_core.values import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 
 CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "denominator": ("uploaded", "local")}
 

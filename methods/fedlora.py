@@ -18,8 +18,8 @@ of several architectures share one small adapter that is trained in turn with ea
 
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg_ft import fedavg_ft
 
 

@@ -31,8 +31,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples
 from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 DIGEST, REVISIT = 0x646967, 0x726576  # draws of the digest; and, before the rounds, of the private training
 

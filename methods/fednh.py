@@ -31,8 +31,8 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, width
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 class Server(NamedTuple):

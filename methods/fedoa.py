@@ -50,12 +50,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net, PyTree
 from fedjax_core.learning import lora, losses, training
 from fedjax_core.learning.metrics import Pair, mean_of
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, NonNegative, check_each
 from fedjax_core.task import Model, Task
-from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction, NonNegative, check_each
 from methods.ditto import beside
 from methods.fedavg import fedavg
 from methods.fedopt import fedopt
@@ -120,7 +120,7 @@ def reader(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, 
             return outputs["features"].astype(jnp.float32), outputs, stats
         outputs, stats = model.apply(net, x, *args, **options, intermediates=True)
         layers = outputs["intermediates"]
-        found = layers[by_name.choose(f"features of {model.name}", features, ["features", *layers])]
+        found = layers[registry.choose(f"features of {model.name}", features, ["features", *layers])]
         return found.astype(jnp.float32).reshape(len(found), -1), outputs, stats
 
     return read
@@ -178,12 +178,12 @@ def fedoa(
     Raises:
       ValueError: an argument is unknown or out of range.
     """
-    read = by_name.options("reading", Reading(), VARIANTS[by_name.choose("variant", variant, VARIANTS)], reading)
+    read = registry.options("reading", Reading(), VARIANTS[registry.choose("variant", variant, VARIANTS)], reading)
     check_each(fedoa, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
     own = epochs if personal_epochs is None else personal_epochs
-    by_name.choose("distance", distance, DISTANCES)
-    by_name.choose("reading.reduction", read.reduction, REDUCTIONS)
-    by_name.choose("reading.update", read.update, UPDATES)
+    registry.choose("distance", distance, DISTANCES)
+    registry.choose("reading.reduction", read.reduction, REDUCTIONS)
+    registry.choose("reading.update", read.update, UPDATES)
     if read.reduction == "frobenius" and distance != "l2":
         raise ValueError(f"distance={distance!r} has no reading.reduction='frobenius'; distance='l2' has")
     model = task.model

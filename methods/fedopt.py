@@ -38,8 +38,8 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.learning import training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 SERVERS = {"adagrad": (0.1, 0.0), "adam": (0.01, 0.9), "yogi": (0.01, 0.9), "momentum": (1.0, 0.9)}  # server_lr, b1

@@ -24,8 +24,8 @@ import optax
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientData, ClientOutput, Net
 from fedjax_core.learning import aggregators, training
 from fedjax_core.learning import personal as parts
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 Train = Callable[[Net, ClientData, Array], training.Fitted]
 

@@ -52,11 +52,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples, Net, PyTree
 from fedjax_core.learning import aggregators, augment, losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, width
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 STATISTICS = ("evaluate", "train")
 CLASSIFIERS = ("shared", "personal")
@@ -229,8 +229,8 @@ def fedpft(
       ValueError: an argument is out of range or unknown.
     """
     con = _contrast(contrast)
-    by_name.choose("classifier", classifier, CLASSIFIERS)
-    by_name.choose("statistics of phase 1", statistics, STATISTICS)
+    registry.choose("classifier", classifier, CLASSIFIERS)
+    registry.choose("statistics of phase 1", statistics, STATISTICS)
     for name, found, least in (
         ("prompts", prompts, 0),
         ("transform_epochs", transform_epochs, 0),
@@ -428,7 +428,7 @@ def fedpft(
 
 
 def _contrast(given: Mapping[str, Any] | None) -> Contrast:
-    con = by_name.options("contrast", Contrast(), given)
+    con = registry.options("contrast", Contrast(), given)
     for name, found in (("queue", con.queue), ("size", con.size), ("temperature", con.temperature)):
         if not found > 0:
             raise ValueError(f"contrast.{name}={found} must be positive")

@@ -31,8 +31,8 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, one_of
 from fedjax_core.task import Model, Task, common_width, width
-from fedjax_core.values import AtLeastOne, AtLeastZero, one_of
 
 FAR = -1e9  # the logit of a class without a prototype
 

@@ -23,8 +23,8 @@ import optax
 
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.learning import training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 

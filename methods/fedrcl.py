@@ -35,8 +35,8 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array
 from fedjax_core.learning import losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Model, Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedavg import fedavg
 
 NEGATIVES = 2

@@ -27,8 +27,8 @@ import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm
 from fedjax_core.learning import training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_each
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero, check_each
 from methods.fedper import fedper
 
 HEAD = 0x68656164  # the head's draws; those of the body are a client's own, as in FedBABU

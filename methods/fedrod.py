@@ -28,8 +28,8 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
 from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 def fedrod(

@@ -26,11 +26,11 @@ its regulariser of the head is left out, since the head is fixed. Features by w 
 
 import jax.numpy as jnp
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array
 from fedjax_core.learning import losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.ditto import beside
 from methods.fedavg import fedavg
 
@@ -71,7 +71,7 @@ def fedsdr(
     Raises:
       ValueError: lam is negative, or another argument is out of range.
     """
-    reading = VARIANTS[by_name.choose("variant", variant, VARIANTS)]
+    reading = VARIANTS[registry.choose("variant", variant, VARIANTS)]
     if not lam >= 0:
         raise ValueError(f"lam={lam} must not be negative")
     model = task.model

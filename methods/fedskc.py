@@ -58,11 +58,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, Net, PyTree
 from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
 from fedjax_core.task import Task, needs_logits, width
-from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
 
 EPOCH = 0x65706F63  # keeps the draws with which U is found apart from those of training
 LEAST = 1e-6  # U below which logits count as equal to the knowledge
@@ -267,7 +267,7 @@ def fedskc(
     Raises:
       ValueError: an option is unknown or out of range.
     """
-    preset = VARIANTS[by_name.choose("variant", variant, VARIANTS)]
+    preset = VARIANTS[registry.choose("variant", variant, VARIANTS)]
     local = _options("lcl", Lcl(), preset, lcl)
     made = _options("knowledge", Knowledge(), preset, knowledge)
     discrepancy = _options("gda", Gda(), preset, gda)
@@ -373,9 +373,9 @@ class _Epoch(NamedTuple):
 
 def _options(name: str, default: Any, preset: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None) -> Any:
     """`default` with the variant's options and with those that are given."""
-    found = by_name.options(name, default, preset.get(name), given)
+    found = registry.options(name, default, preset.get(name), given)
     for key, choices in _CHOICES.items():
         part, _, option = key.partition(".")
         if part == name:
-            by_name.choose(key, getattr(found, option), choices)
+            registry.choose(key, getattr(found, option), choices)
     return found

@@ -35,8 +35,8 @@ import optax
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import layer, linear
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, common_width
-from fedjax_core.values import AtLeastOne, AtLeastZero
 from methods.fedproto import Prototypes, fedproto, nothing_known
 
 _STREAM = 0x746770  # of the generator's initialisation

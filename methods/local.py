@@ -13,8 +13,8 @@ Departures: none; there is no paper.
 
 from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput
 from fedjax_core.learning import training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 def local(task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64) -> Algorithm:

@@ -29,11 +29,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, ClientData, Examples
 from fedjax_core.learning import aggregators, losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from methods.ditto import beside
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen
@@ -93,8 +93,8 @@ def perada(
       ValueError: an argument is out of range, there are no public examples to distil on, or (when built into a round) the server
         has no batch statistics to distil with.
     """
-    reading = VARIANTS[by_name.choose("variant", variant, VARIANTS)]
-    kd = by_name.options("distil", Distillation(), distil)
+    reading = VARIANTS[registry.choose("variant", variant, VARIANTS)]
+    kd = registry.options("distil", Distillation(), distil)
     check_each(perada, lam=lam)
     if kd.on and not jax.tree.leaves(task.public):
         raise ValueError("distil.on=True needs public examples, task.public is empty; name a set in config.public")

@@ -38,8 +38,8 @@ from flax import nnx
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.nn.layers import BatchNorm
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Positive, PositiveFraction, check_each
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero, Positive, PositiveFraction, check_each
 
 
 def pfedgate(

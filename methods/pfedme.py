@@ -35,12 +35,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.learning import training
 from fedjax_core.learning.trained import tell
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen
 
@@ -101,7 +101,7 @@ def pfedme(
     Raises:
       ValueError: an argument is out of range.
     """
-    by_name.choose("variant", variant, VARIANTS)
+    registry.choose("variant", variant, VARIANTS)
     check_each(pfedme, lam=lam, inner_steps=inner_steps, outer_lr=outer_lr, beta=beta)
     model, released = task.model, variant == "released"
     ce, inner = training.supervised(task), optax.with_extra_args_support(optimizer(task.round))

@@ -34,8 +34,8 @@ import optax
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.learning import aggregators, training
 from fedjax_core.nn.project import layer, linear
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 _STREAM = 0x7067  # of the generator's initialisation
 

@@ -31,8 +31,8 @@ import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, ClientOutput, Net
 from fedjax_core.learning import aggregators, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Positive, check_each
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero, BelowOne, Positive, check_each
 
 SCALE = 0.5  # of a pixel in [0, 1], per unit of a prompt
 PROMPT = 0x707274  # the prompt phase's draws; those of the network are a client's own, as in FedAvg

@@ -29,8 +29,8 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
 from fedjax_core.learning import losses, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from methods.fedavg import fedavg
 
 

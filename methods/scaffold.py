@@ -30,8 +30,8 @@ import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput, Net, PyTree
 from fedjax_core.learning import aggregators, training
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 
 class Server(NamedTuple):

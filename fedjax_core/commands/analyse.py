@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedjax_core import by_name, experiment
+from fedjax_core import experiment, registry
 from fedjax_core.commands import ending
 from fedjax_core.commands.analyses import figures, listings
 from fedjax_core.commands.analyses.asked import TRUST, Asked, Loaded
@@ -59,7 +59,7 @@ def analyse(what: Sequence[str], asked: Asked) -> list[Path]:
       ValueError: an unknown name, or a run that cannot give what is asked.
       OSError: a run cannot be read, or the files cannot be written.
     """
-    functions = [WHAT[by_name.choose("analysis", name, WHAT)] for name in what]
+    functions = [WHAT[registry.choose("analysis", name, WHAT)] for name in what]
     for run in asked.runs:
         if not any((run / name).exists() for name in (CONFIG, METRICS)):
             raise ValueError(f"{run} holds no run: there is neither {CONFIG} nor {METRICS}")
@@ -125,13 +125,13 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         given = _parser().parse_args(arguments)
-        what = [by_name.choose("analysis", name, WHAT) for name in given.what.split(",")]
+        what = [registry.choose("analysis", name, WHAT) for name in given.what.split(",")]
         runs = [Path(run).expanduser() for run in given.runs]
         if given.out is None and len(runs) > 1:
             raise ValueError("several runs need --out=DIR, where their common files go")
         chosen = None if given.clients is None else _ids(given.clients)
         labels = None if given.labels is None else _labels(given.labels)
-        formats = [by_name.choose("--format", kind, FORMATS) for kind in given.format.split(",")]
+        formats = [registry.choose("--format", kind, FORMATS) for kind in given.format.split(",")]
         if given.beams < 1:
             raise ValueError(f"--beams={given.beams} must be at least 1")
         out = runs[0] / "analysis" if given.out is None else Path(given.out).expanduser()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import own_code, values
+from fedjax_core import code_fingerprint, option_types
 from fedjax_core.commands import shipped
 from fedjax_core.experiment import fields
 
@@ -90,7 +90,7 @@ def _without_none(line: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _may_be_none(field: str) -> bool:
     of_optimizer = field.startswith("optimizer.") and field not in fields.FIELDS  # which then has its own default
-    return of_optimizer or (field in fields.FIELDS and values.must_be(None, fields.FIELDS[field]) is None)
+    return of_optimizer or (field in fields.FIELDS and option_types.must_be(None, fields.FIELDS[field]) is None)
 
 
 @contextlib.contextmanager
@@ -218,7 +218,7 @@ def _literal(text: str) -> Any:
 def misused(error: Exception, arguments: Sequence[str]) -> Exception | str:
     """Returns what absl and ml_collections say about flags, as one would say it; of an error in the config's own code where it was
     raised."""
-    raised, where = own_code.first_raised_in(error)
+    raised, where = code_fingerprint.first_raised_in(error)
     if where:
         text = " ".join(str(raised).split())
         return f"{type(raised).__name__} in {where}: {text if len(text) <= LONGEST else f'{text[:LONGEST]} ...'}"

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from fedjax_core.option_types import without_escapes
 from fedjax_core.storage.files import write_bytes
-from fedjax_core.values import without_escapes
 
 TRACEBACK = "error.txt"
 LONGEST = 400  # characters of an error that was not foreseen
@@ -53,9 +53,9 @@ def command(module: str, arguments: Sequence[str]) -> int:
     """
     try:
         with _interruptible():
-            importlib.import_module("fedjax_core.bundled").take_ours()
+            importlib.import_module("fedjax_core.own_packages").take_ours()
             main: Callable[[Sequence[str]], int] = importlib.import_module(module).main
-            own_code = importlib.import_module("fedjax_core.own_code")
+            own_code = importlib.import_module("fedjax_core.code_fingerprint")
         with own_code.contained():
             return main(arguments)
     except KeyboardInterrupt as error:
@@ -100,7 +100,7 @@ def _said(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    own_code = sys.modules.get("fedjax_core.own_code")  # which is not there if nothing could be imported
+    own_code = sys.modules.get("fedjax_core.code_fingerprint")  # which is not there if nothing could be imported
     where = own_code.raised_in(error) if own_code is not None else ""
     return kind if not where or where in kind else f"{kind} (in {where})"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import by_name, experiment
+from fedjax_core import experiment, registry
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands import ending
 from fedjax_core.commands.analyses.asked import TRUST
@@ -58,7 +58,7 @@ def export(
       ValueError: there is no such model, or it is not one network and has no such layout; no such checkpoint; other data.
       OSError: there is no run, its data are not there, or the file cannot be written.
     """
-    by_name.choose("layout", layout, weights.WRITTEN)
+    registry.choose("layout", layout, weights.WRITTEN)
     out = os.path.expanduser(out)
     config, simulation, state = experiment.load(run, done, trust=trust)
     asked = experiment.resolve(config)

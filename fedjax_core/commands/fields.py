@@ -8,7 +8,7 @@ import tokenize
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_core import bundled, by_name, values
+from fedjax_core import option_types, own_packages, registry
 from fedjax_core.commands import shipped
 from fedjax_core.experiment.fields import FIELDS
 
@@ -33,14 +33,14 @@ class Field(NamedTuple):
 
 def fields() -> list[Field]:
     """Those that all configs have, in the order of `configs/base.py`. A method's options are fields `method.*` beside them."""
-    config = bundled.import_bundled("configs.base").get_config("small")
+    config = own_packages.import_bundled("configs.base").get_config("small")
     said = _comments(Path(shipped.FOLDERS["config"] / "base.py").read_text(encoding="utf-8"))
     found = []
     for name, text in said.items():
         default: Any = config
         for part in name.split("."):
             default = default[part]
-        allowed = (values.must_be(object(), FIELDS[name]) if name in FIELDS else None) or ""
+        allowed = (option_types.must_be(object(), FIELDS[name]) if name in FIELDS else None) or ""
         found.append(Field(name, default, text, re.sub(r" or None$", "; or None", allowed)))
     return found
 
@@ -56,7 +56,7 @@ def listed(part: str = "") -> str:
     chosen = [field for field in every if not part or field.name == part or field.name.startswith(f"{part}.")]
     if not chosen:
         parts = dict.fromkeys(field.name.partition(".")[0] for field in every if "." in field.name)
-        by_name.choose("field", part, [*parts, *(field.name for field in every)])
+        registry.choose("field", part, [*parts, *(field.name for field in every)])
     lines = []
     for field in chosen:
         lines.append(f"{field.name} = {field.default!r}")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from fedjax_core import by_name, experiment, nn, outside
+from fedjax_core import experiment, nn, outside, registry
 from fedjax_core.commands import ending, fields, shipped
 from fedjax_core.data import partition, poison, sources
 from fedjax_core.language import prepare as language
@@ -172,7 +172,7 @@ def detailed(kind: str, name: str) -> str:
     if kind in FILES:
         return _head_of(shipped.file(FILES[kind], name))
     found = _all(kind)
-    builder = found[by_name.choose(KINDS[kind].what, name, found)]
+    builder = found[registry.choose(KINDS[kind].what, name, found)]
     texts = [spelled(name, options(kind, name, builder)), about(kind, name, builder)]
     if kind == "methods":
         texts.append(inspect.cleandoc(builder.__doc__ or ""))
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.kind is None:
             text = kinds()
         else:
-            by_name.choose("kind", given.kind, [OF_CONFIGS, *KINDS, *FILES])
+            registry.choose("kind", given.kind, [OF_CONFIGS, *KINDS, *FILES])
             text = listed(given.kind) if given.name is None else detailed(given.kind, given.name)
     except ValueError as error:
         return report.fail(error, 2)

@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core import by_name, experiment
+from fedjax_core import experiment, registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.commands import ending
 from fedjax_core.data.sources.images import IMAGE_ENDINGS, convert, to_bytes
@@ -185,7 +185,7 @@ def _array(path: Path, shape: tuple[int, ...], floats: bool, name: str | None, d
             x = np.load(file, allow_pickle=False)
             if isinstance(x, np.lib.npyio.NpzFile):
                 name = name or (x.files[0] if len(x.files) == 1 else "x")
-                x = x[by_name.choose("array", name, x.files)]
+                x = x[registry.choose("array", name, x.files)]
     except DAMAGED as error:
         raise ValueError(f"{path} cannot be used: {error}") from None
     if len(shape) == 3 and shape[2] == 1 and x.shape[1:] == shape[:2]:

@@ -24,7 +24,7 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from fedjax_core import experiment, values
+from fedjax_core import experiment, option_types
 from fedjax_core.commands import config_line, ending, processes
 from fedjax_core.commands.config_line import HELP, MORE
 from fedjax_core.reporting import report
@@ -66,7 +66,7 @@ def _seeds(text: str) -> list[int]:
     seeds = config_line.seeds(text)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds={text} must have each seed once")
-    return [values.check("--seeds", seed, values.Seed) for seed in seeds]
+    return [option_types.check("--seeds", seed, option_types.Seed) for seed in seeds]
 
 
 def _several(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> int:

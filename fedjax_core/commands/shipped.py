@@ -9,8 +9,8 @@ import os
 import re
 from pathlib import Path
 
-from fedjax_core import bundled, by_name
-from fedjax_core.bundled import HOME
+from fedjax_core import own_packages, registry
+from fedjax_core.own_packages import HOME
 
 FOLDERS = {"config": HOME / "configs", "table": HOME / "configs" / "tables"}
 NOT_SHOWN = {"base", "__init__"}
@@ -41,7 +41,7 @@ def file(what: str, text: str) -> str:
     if not text.endswith(".py"):
         name = text.replace(os.sep, "/")
         if name not in (known := names(what)):
-            hint = by_name.did_you_mean(name, known)
+            hint = registry.did_you_mean(name, known)
             raise ValueError(
                 f"there is no {what} {text!r}; fedjax-core list {what}s shows all, a file of your own ends in .py.{hint}"
             )
@@ -58,7 +58,7 @@ def _add_package_of(path: Path) -> None:
     folder = next((folder for folder in path.parents if folder.name == "configs"), None)
     if folder is None or folder == FOLDERS["config"].resolve():
         return
-    bundled.add_folder("configs", folder)
+    own_packages.add_folder("configs", folder)
     imported = {
         name
         for names in re.findall(r"\bfrom configs import (.+)|\bconfigs\.(\w+)", path.read_text(errors="replace"))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Examples, targets_of
 from fedjax_core.data import own_tests, partition
 from fedjax_core.data.partition.origin import natural
@@ -18,7 +18,7 @@ from fedjax_core.data.row_lists import RowLists
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.spread import find_offset
 from fedjax_core.data.targets import columns, label_table, need_classes, strata
-from fedjax_core.values import printable
+from fedjax_core.option_types import printable
 
 LONGEST_NAME = 20  # signs of a client's name on the screen
 READABLE = 50  # clients that a label table on the screen may have
@@ -107,7 +107,7 @@ class FederatedData:
 
 def federate(
     dataset: Dataset,
-    partition: str | Mapping[str, Any] | by_name.Found,
+    partition: str | Mapping[str, Any] | registry.Found,
     clients: int | None = None,
     seed: int = 0,
     *,
@@ -142,7 +142,7 @@ def federate(
     scheme = _scheme(partition)
     _check_labels(dataset)
     if test_split is not None:
-        by_name.choose("test split", test_split, TEST_SPLITS)
+        registry.choose("test split", test_split, TEST_SPLITS)
     if (test_split == "matched") != (test_examples is not None):
         raise ValueError(f"test_split={test_split!r} with test_examples={test_examples}: 'matched' needs it, the others do not.")
     train_index, own = _divide(dataset, scheme, clients, seed, long_tail)
@@ -319,20 +319,20 @@ def _check_labels(dataset: Dataset) -> None:
             raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
 
 
-def _scheme(asked: str | Mapping[str, Any] | by_name.Found) -> by_name.Found:
+def _scheme(asked: str | Mapping[str, Any] | registry.Found) -> registry.Found:
     """A partition by its name and options."""
-    if isinstance(asked, by_name.Found):
+    if isinstance(asked, registry.Found):
         return asked
     options: dict[str, Any] = dict(asked) if isinstance(asked, Mapping) else {"name": asked}
     if "name" not in options:
         raise ValueError(f"partition {options}: needs a name, such as {{'name': 'dirichlet', 'alpha': 0.5}}.")
     name = options.pop("name")
-    return by_name.find("partition", name, partition.SCHEMES, given=partition.GIVEN, options=options, field="partition")
+    return registry.find("partition", name, partition.SCHEMES, given=partition.GIVEN, options=options, field="partition")
 
 
-def _divide(dataset: Dataset, scheme: by_name.Found, clients: int | None, seed: int, long_tail: float | None):
+def _divide(dataset: Dataset, scheme: registry.Found, clients: int | None, seed: int, long_tail: float | None):
     """The partition's index lists, in row numbers of the whole training set."""
-    takes = by_name.parameters(scheme.function)[0]
+    takes = registry.parameters(scheme.function)[0]
     if scheme.name not in partition.WITHOUT_CLASSES and {"labels", "test_labels"} & set(takes):
         need_classes(
             f"partition {scheme.name!r}", dataset.train.y, f"one of {', '.join(partition.WITHOUT_CLASSES)} divides any targets"

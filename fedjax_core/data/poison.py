@@ -10,12 +10,12 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core import values
+from fedjax_core import option_types
 from fedjax_core.algorithm import Examples
 from fedjax_core.data.federated import FederatedData, divided_anew
 from fedjax_core.data.readers import in_file
 from fedjax_core.data.targets import need_classes
-from fedjax_core.values import AtLeastOne, AtLeastZero, PositiveFraction
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, PositiveFraction
 
 
 class Poison(NamedTuple):
@@ -91,7 +91,7 @@ def backdoor(
     target: AtLeastZero = 0,
     share: PositiveFraction = 0.5,
     size: AtLeastOne = 3,
-    value: Annotated[float, values.Limit("a number", lambda v: abs(v) < values.LARGEST)] = 1.0,
+    value: Annotated[float, option_types.Limit("a number", lambda v: abs(v) < option_types.LARGEST)] = 1.0,
 ) -> Poison:
     """A `share` of an attacker's rows has a trigger and the class `target`; test/global/backdoor is how often a model falls for it.
 

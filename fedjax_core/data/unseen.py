@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_core import values
+from fedjax_core import option_types
 from fedjax_core.data import draws
 from fedjax_core.data.federated import FederatedData, Newcomers, divided_anew
 from fedjax_core.data.row_lists import RowLists
@@ -23,7 +23,7 @@ def set_apart(data: FederatedData, part: float | int, seed: int) -> FederatedDat
     """
     if data.unseen is not None:
         raise ValueError(f"data.unseen_clients={part}: these data have unseen clients already")
-    if values.must_be(part, values.Part) or max(part, 1) >= data.clients:
+    if option_types.must_be(part, option_types.Part) or max(part, 1) >= data.clients:
         what = f"data.unseen_clients={part} must be a fraction in (0, 1), or a number below that of all clients"
         raise ValueError(f"{what}, {data.clients}")
     number = int(part) if part >= 1 else min(max(1, round(part * data.clients)), data.clients - 1)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedjax_core import values
+from fedjax_core import option_types
 from fedjax_core.data import draws
 from fedjax_core.data.federated import FederatedData, divided_anew
 from fedjax_core.data.row_lists import RowLists
@@ -30,7 +30,7 @@ def hold_out(data: FederatedData, part: float | int, seed: int) -> FederatedData
     """
     if RowLists.of(data.validation_index).total:
         raise ValueError(f"data.validation={part}: these data have validation rows already")
-    values.check("data.validation", part, values.Part)
+    option_types.check("data.validation", part, option_types.Part)
     lists, labels, classes = RowLists.of(data.train_index), strata(data.train.y), strata_number(data.train.y, data.classes)
     given, which = lists.distinct()
     used = np.zeros(len(labels), bool)

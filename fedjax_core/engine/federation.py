@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_core import deferred
+from fedjax_core import lazy_array
 from fedjax_core.algorithm import Algorithm, Array, ClientData, Examples, PyTree
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.data.row_lists import RowLists
@@ -210,7 +210,7 @@ def acquainted(groups: Sequence[Group]) -> list[Group]:
 
 def known_by_shape(groups: Sequence[Group]) -> list[Group]:
     """The groups with zeros in place of frozen arrays that are deferred: programs take these as arguments."""
-    tasks = [dataclasses.replace(group.task, frozen=deferred.stand_ins(group.task.frozen)) for group in groups]
+    tasks = [dataclasses.replace(group.task, frozen=lazy_array.stand_ins(group.task.frozen)) for group in groups]
     return [group._replace(task=task) for group, task in zip(groups, tasks, strict=True)]
 
 

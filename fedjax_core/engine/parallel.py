@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.deferred import Deferred
+from fedjax_core.lazy_array import Deferred
 
 AXIS, MODEL = "clients", "model"
 log = logging.getLogger("fedjax_core")

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.data import memory, readers
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import chips, parallel, together
@@ -41,7 +41,7 @@ def choose(asked: str | None, data: FederatedData, on: Mesh) -> Placed:
       ValueError: there is no such place.
     """
     if asked is not None:
-        return Placed(by_name.choose("plan.data", asked, PLACES), "")
+        return Placed(registry.choose("plan.data", asked, PLACES), "")
     leaves = [leaf for leaf in jax.tree.leaves((data.train, data.test)) if isinstance(leaf, np.ndarray)]
     needed = sum(leaf.nbytes for leaf in leaves)
     there = _memory(on)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import values
+from fedjax_core import option_types
 from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.engine import promises, scores
 from fedjax_core.engine.check import Shapes
@@ -134,7 +134,7 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
         )
     is_finite = all(np.isfinite(leaf).all() for leaf in as_numbers(found))
     if not is_finite and targets_of(more[2]) != "numbers":  # of which a network may give positive ones alone
-        raise ValueError(f"{what} is not finite for logits drawn at random: {values.short(as_numbers(found))}")
+        raise ValueError(f"{what} is not finite for logits drawn at random: {option_types.short(as_numbers(found))}")
     if scored.finalizer(score) is not None and is_finite:
         _try_finalize(what, scored.unwrap(score), sums)
 
@@ -152,7 +152,7 @@ def _try_finalize(what: str, score: Any, sums: PyTree) -> None:
         found = np.asarray(value)
         if found.shape != leading or found.dtype.kind not in "fiu":
             wants = "[E] numbers of sums [E, ...]" if leading else "a number"
-            raise TypeError(f"{what}: finalize must return {wants}, it returned {values.short(value)}")
+            raise TypeError(f"{what}: finalize must return {wants}, it returned {option_types.short(value)}")
 
 
 def _draw(rng: np.random.Generator, like: Any) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Who attacks, and with what: poisoned rows, and links that change what is sent."""
 
-from fedjax_core import values
+from fedjax_core import option_types
 from fedjax_core.data import poison
 from fedjax_core.experiment.asked import Asked
 from fedjax_core.uplink import Link, attacks
@@ -19,7 +19,7 @@ def attacked(asked: Asked, population: int) -> tuple[list[poison.Poison], list[L
     for one, attack in made:
         if not callable(attack) and not isinstance(attack, poison.Poison | attacks.Crafted):
             wants = "a function (array, key) -> array, a fedjax_core.uplink.attacks.Crafted or a fedjax_core.data.poison.Poison"
-            raise TypeError(f"attack {one.name!r} must return {wants}, it returned {values.short(attack)}")
+            raise TypeError(f"attack {one.name!r} must return {wants}, it returned {option_types.short(attack)}")
     patterns = [one.spec for one, attack in made if isinstance(attack, poison.Poison) and attack.trigger is not None]
     if len(patterns) > 1:
         raise ValueError(f"adversary.attack has two backdoors, {' and '.join(patterns[:2])}; one can be scored, so give one")

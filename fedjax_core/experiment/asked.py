@@ -8,8 +8,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name
-from fedjax_core.by_name import Found
+from fedjax_core import registry
 from fedjax_core.engine.simulation import Evaluation
 from fedjax_core.experiment import between, fields, named
 from fedjax_core.experiment.methods import Config
@@ -17,6 +16,7 @@ from fedjax_core.experiment.named import NORMALISATIONS
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, episodes, lora, training
 from fedjax_core.privacy import Privacy
+from fedjax_core.registry import Found
 from fedjax_core.task import PARTS
 from fedjax_core.uplink import Link
 
@@ -109,11 +109,11 @@ def resolve(config: Config) -> Asked:
         data,
         named.networks(said),
         named.public(said["public"]),
-        by_name.find("task", said["task"], TASKS, field="task")(),
-        None if said["adapter"] is None else by_name.find("adapter", said["adapter"], lora.ADAPTERS, field="adapter")(),
-        by_name.choose("train", said["train"], PARTS),
-        by_name.choose("normalise", said["normalise"], NORMALISATIONS),
-        by_name.choose("statistics", said["statistics"], STATISTICS),
+        registry.find("task", said["task"], TASKS, field="task")(),
+        None if said["adapter"] is None else registry.find("adapter", said["adapter"], lora.ADAPTERS, field="adapter")(),
+        registry.choose("train", said["train"], PARTS),
+        registry.choose("normalise", said["normalise"], NORMALISATIONS),
+        registry.choose("statistics", said["statistics"], STATISTICS),
         None if said["augment"] is None else augment.of_training(said["augment"]),
         named.scores(said["evaluation.scores"] or ()),
         named.loss(said["loss"]),
@@ -155,13 +155,13 @@ def algorithm(asked: Asked) -> Callable:
 
 def _weights(method: Found) -> str | None:
     """Returns how a method weighs clients, by its option of that name."""
-    takes = by_name.parameters(method.function)[0]
+    takes = registry.parameters(method.function)[0]
     return method.options.get("weights", takes["weights"].default) if "weights" in takes else None
 
 
 def _check_trains(method: Found) -> None:
     """Raises ValueError where a method's numbers of local epochs are all 0."""
-    takes = by_name.parameters(method.function)[0]
+    takes = registry.parameters(method.function)[0]
     names = [name for name in takes if name.endswith("epochs") and name not in NOT_LOCAL]
     epochs = {name: method.options.get(name, takes[name].default) for name in names}
     numbers = {name: number for name, number in epochs.items() if isinstance(number, int)}

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name, outside, values
-from fedjax_core.by_name import Found
+from fedjax_core import option_types, outside, registry
 from fedjax_core.data import poison
 from fedjax_core.experiment.named import NORMALISATIONS
 from fedjax_core.privacy import Privacy, missing_settings
 from fedjax_core.privacy import asked as privacy_asked
+from fedjax_core.registry import Found
 from fedjax_core.uplink import Link, attacks, compression, order, privacy, rules
 
 
@@ -44,14 +44,14 @@ def adversary(said: Mapping[str, Any]) -> Adversary | None:
     """Who attacks, and how; None: nobody does."""
     attack, fraction = said["adversary.attack"], said["adversary.fraction"]
     if (attack is None) != (fraction is None):
-        found = f"adversary.attack={values.short(attack)}, adversary.fraction={fraction}"
+        found = f"adversary.attack={option_types.short(attack)}, adversary.fraction={fraction}"
         raise ValueError(f"{found}: give both, such as 'sign_flip' and 0.2, or none")
     if attack is None:
         return None
     found = attacks.find(attack, poison.POISONS)
     if any(one.function is attacks.not_finite for one in found) and not leaves_out(said):
         raise ValueError(
-            f"adversary.attack={values.short(attack)} ends the run at once; set aggregation.not_finite='leave_out', or a rule"
+            f"adversary.attack={option_types.short(attack)} ends the run at once; set aggregation.not_finite='leave_out', or a rule"
         )
     return Adversary(found, fraction)
 
@@ -75,10 +75,10 @@ def private(said: Mapping[str, Any], texts: bool, weights: str | None = None) ->
     spec = said["privacy.mechanism"]
     if spec is None:
         return None, privacy_asked(said, None)
-    if outside.PLACE.fullmatch(by_name.parse(spec, "privacy.mechanism")[0]):
+    if outside.PLACE.fullmatch(registry.parse(spec, "privacy.mechanism")[0]):
         names = ", ".join(privacy.MECHANISMS)
         raise ValueError(f"privacy.mechanism={spec!r}: only those whose privacy can be accounted for are allowed: {names}")
-    found = by_name.find("mechanism", spec, privacy.MECHANISMS, given=privacy.GIVEN, field="privacy.mechanism")
+    found = registry.find("mechanism", spec, privacy.MECHANISMS, given=privacy.GIVEN, field="privacy.mechanism")
     if said["aggregation.rule"] not in (None, "mean") and not found.name.startswith("local"):
         raise ValueError(
             f"privacy.mechanism={spec!r} and aggregation.rule={said['aggregation.rule']!r} each say how uplinks become one, and of "

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import values
+from fedjax_core import option_types
 from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated, poison
 from fedjax_core.engine import cohort as cohorts
@@ -96,7 +96,7 @@ def build(
         groups.append(Group(f"{mine[0]}: {spec}", make, task, clients[np.isin(clients % len(networks), mine)]))
     if asked.adversary is not None and any(group.build(group.task).pooled for group in groups):
         raise ValueError(
-            f"adversary.attack={values.short(asked.said['adversary.attack'])}: a pooled method has no clients that could attack"
+            f"adversary.attack={option_types.short(asked.said['adversary.attack'])}: a pooled method has no clients that could attack"
         )
     seed, evil = asked.data.seed, adversaries.attackers(asked, data.clients)
     spent = protection.of_asked(asked, data.clients, accounted and not shapes_only, noise)

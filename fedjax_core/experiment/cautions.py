@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import by_name, values
+from fedjax_core import option_types, registry
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.engine import cohort as cohorts
@@ -72,7 +72,7 @@ def of_attack(asked: Asked, there: int, population: int, attackers: int) -> list
 def of_source(asked: Asked) -> list[str]:
     """Privacy, and data whose words or scale are found in all clients' rows."""
     source = asked.data.source
-    takes = by_name.parameters(source.function)[0]
+    takes = registry.parameters(source.function)[0]
     counts = "words" in takes and source.options.get("words", takes["words"].default) is not None
     if asked.mechanism is None or not (counts or source.name in SCALED):
         return []
@@ -88,17 +88,17 @@ def of_offset(asked: Asked, has_offset: bool) -> list[str]:
     return [f"data.source={asked.data.source.spec!r}: {what}; epsilon says nothing of that"]
 
 
-def of_rule(rule: Sequence[by_name.Found], there: int) -> list[str]:
+def of_rule(rule: Sequence[registry.Found], there: int) -> list[str]:
     """Rules whose `attackers` is less than one client of those that are there."""
     said = []
     for found in rule:
-        takes = by_name.parameters(found.function)[0]
-        if found.origin != by_name.BUILT_IN or "attackers" not in takes:
+        takes = registry.parameters(found.function)[0]
+        if found.origin != registry.BUILT_IN or "attackers" not in takes:
             continue
         share = found.options.get("attackers", takes["attackers"].default)
         if share > 0 and int(rules.counts(jnp.ones(there, bool), share)[1]) == 0:
             what = f"attackers={share:g} of the {there} clients of a round is less than one, so {found.name} withstands none"
-            said.append(f"aggregation.rule={values.short(' | '.join(one.spec for one in rule))}: {what}")
+            said.append(f"aggregation.rule={option_types.short(' | '.join(one.spec for one in rule))}: {what}")
     return said
 
 

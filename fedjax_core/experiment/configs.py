@@ -1,6 +1,6 @@
 """The configs that come with the package, by their bare names."""
 
-from fedjax_core import bundled, by_name
+from fedjax_core import own_packages, registry
 from fedjax_core.experiment.methods import Config
 
 NOT_NAMED = ("__init__", "base")  # files that are no experiments
@@ -22,8 +22,8 @@ def load_config(name: str) -> Config:
       ValueError: there is no such config, or no such variant of it.
     """
     stem, colon, variant = name.partition(":")
-    known = sorted(file.stem for file in (bundled.HOME / "configs").glob("*.py") if file.stem not in NOT_NAMED)
-    by_name.choose("config", stem, known)
-    with bundled.ours():
-        get_config = bundled.import_bundled(f"configs.{stem}").get_config
+    known = sorted(file.stem for file in (own_packages.HOME / "configs").glob("*.py") if file.stem not in NOT_NAMED)
+    registry.choose("config", stem, known)
+    with own_packages.ours():
+        get_config = own_packages.import_bundled(f"configs.{stem}").get_config
         return get_config(variant) if colon else get_config()

@@ -5,18 +5,18 @@ from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
-from fedjax_core import values
+from fedjax_core import option_types
 from fedjax_core.engine.cohort import SAMPLINGS
 from fedjax_core.engine.federation import SCOPES
 from fedjax_core.engine.placement import PLACES
+from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
 from fedjax_core.privacy import ACCOUNTANTS
 from fedjax_core.privacy.settings import ALONE
 from fedjax_core.run import goal
 from fedjax_core.uplink import compression
-from fedjax_core.values import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
 
-Below = Annotated[float, values.Limit("in (0, 1)", lambda v: 0 < v < 1)]
-Pixels = Annotated[int, values.Limit("in [1, 4096]", lambda v: 1 <= v <= 4096)]
+Below = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
+Pixels = Annotated[int, option_types.Limit("in [1, 4096]", lambda v: 1 <= v <= 4096)]
 
 
 def or_none(wanted: Any) -> Any:
@@ -35,7 +35,7 @@ FIELDS: dict[str, Any] = {
     "data.clients": or_none(AtLeastOne),
     "data.partition": str,
     "data.seed": Seed,
-    "data.long_tail": or_none(Annotated[float, values.Limit("at least 1", lambda v: v >= 1)]),
+    "data.long_tail": or_none(Annotated[float, option_types.Limit("at least 1", lambda v: v >= 1)]),
     "data.test_split": or_none(Annotated[str, one_of("proportional", "matched", "all", "partition")]),
     "data.test_examples": or_none(AtLeastOne),
     "data.validation": or_none(Part),
@@ -62,7 +62,7 @@ FIELDS: dict[str, Any] = {
     "evaluation.select": str | None,
     "evaluation.patience": or_none(AtLeastOne),
     "evaluation.until": or_none(
-        Annotated[str, values.Limit("of the form 'test/global/accuracy >= 0.97'", lambda v: goal.parse(v) is not None)]
+        Annotated[str, option_types.Limit("of the form 'test/global/accuracy >= 0.97'", lambda v: goal.parse(v) is not None)]
     ),
     "evaluation.targets": Sequence[Fraction],
     "evaluation.scores": Sequence[str] | None,
@@ -74,7 +74,7 @@ FIELDS: dict[str, Any] = {
     "plan.hold": Annotated[str, one_of(*PLACES)],
     "callbacks": Sequence[str],
     "profile": bool,
-    "checkpoint.seconds": values.NonNegative,
+    "checkpoint.seconds": option_types.NonNegative,
     "checkpoint.keep": AtLeastOne,
     "adversary.attack": str | None,
     "adversary.fraction": or_none(PositiveFraction),
@@ -84,9 +84,9 @@ FIELDS: dict[str, Any] = {
     "aggregation.not_finite": or_none(Annotated[str, one_of("leave_out", "end")]),
     "cohort.sampling": or_none(Annotated[str, one_of(*SAMPLINGS)]),
     "privacy.mechanism": str | None,
-    "privacy.clip": or_none(values.Positive),
-    "privacy.noise": or_none(values.Positive),
-    "privacy.epsilon": or_none(values.Positive),
+    "privacy.clip": or_none(option_types.Positive),
+    "privacy.noise": or_none(option_types.Positive),
+    "privacy.epsilon": or_none(option_types.Positive),
     "privacy.delta": or_none(Below),
     "privacy.cohort": or_none(AtLeastOne),
     "privacy.population": or_none(AtLeastOne),
@@ -162,5 +162,5 @@ def check(config: Any) -> dict[str, Any]:
         for name in above:
             place = place.get(name, {}) if field in MAY_LACK else getattr(place, name)
         value = place.get(last, MAY_LACK[field]) if field in MAY_LACK else getattr(place, last)
-        found[field] = values.check(field, value, wanted)
+        found[field] = option_types.check(field, value, wanted)
     return found

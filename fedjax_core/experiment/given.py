@@ -12,7 +12,7 @@ from typing import Any
 
 from flax import linen, nnx
 
-from fedjax_core import by_name, outside, values
+from fedjax_core import option_types, outside, registry
 from fedjax_core.experiment.methods import Config, switch
 from fedjax_core.task import Model
 
@@ -109,7 +109,9 @@ def named(what: str, given: Callable, name: str | None = None) -> str:
     """
     if not callable(given):
         where = f"; names stand in config.{_FIELDS[what]}" if isinstance(given, str) else ""
-        raise TypeError(f"{what}{'' if name is None else f' {name!r}'}={values.short(given)} must be a function or a class{where}")
+        raise TypeError(
+            f"{what}{'' if name is None else f' {name!r}'}={option_types.short(given)} must be a function or a class{where}"
+        )
     function, options = given, {}
     while isinstance(function, functools.partial) and not function.args:
         function, options = function.func, function.keywords | options
@@ -125,8 +127,8 @@ def named(what: str, given: Callable, name: str | None = None) -> str:
 def _finds(what: str, spec: str, function: Callable, options: dict[str, Any]) -> bool:
     """Whether a spec, read from a file, stands for this function with these options."""
     try:
-        place, read = by_name.parse(spec)
-        return by_name.lookup(what, place, {})[0] is function and read == options
+        place, read = registry.parse(spec)
+        return registry.lookup(what, place, {})[0] is function and read == options
     except ValueError:
         return False
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples
-from fedjax_core.by_name import Found
 from fedjax_core.data import federated, sources
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.data.partition import DEFAULT_CLIENTS
@@ -23,6 +22,7 @@ from fedjax_core.experiment.asked import Asked, Config, resolve
 from fedjax_core.experiment.named import Network
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, episodes, lora
+from fedjax_core.registry import Found
 from fedjax_core.storage.json_files import plain
 from fedjax_core.task import PARTS, Model, Task, of_model, part_of
 

@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_core import bundled, by_name
+from fedjax_core import own_packages, registry
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 PROTOCOL = ("epochs", "batch", "weights")  # how a method trains, whatever it is: what a config keeps with another one
@@ -21,7 +21,7 @@ class _Methods(Mapping[str, Callable]):
     """Builders by name, each imported when it is asked for."""
 
     def __iter__(self):
-        return (name for name in _modules((str(bundled.HOME / "methods"),)) if name != "main")
+        return (name for name in _modules((str(own_packages.HOME / "methods"),)) if name != "main")
 
     def __len__(self):
         return sum(1 for _ in self)
@@ -29,7 +29,7 @@ class _Methods(Mapping[str, Callable]):
     def __getitem__(self, name: str) -> Callable:
         if name not in iter(self):
             raise KeyError(name)
-        return getattr(bundled.import_bundled(f"methods.{name}"), name)
+        return getattr(own_packages.import_bundled(f"methods.{name}"), name)
 
 
 METHODS = _Methods()
@@ -37,7 +37,7 @@ METHODS = _Methods()
 
 def names() -> dict[str, str]:
     """The methods that there are, each with the first line of its docstring."""
-    return {name: (bundled.import_bundled(f"methods.{name}").__doc__ or "").partition("\n")[0] for name in METHODS}
+    return {name: (own_packages.import_bundled(f"methods.{name}").__doc__ or "").partition("\n")[0] for name in METHODS}
 
 
 def method(name: str) -> Callable:
@@ -46,7 +46,7 @@ def method(name: str) -> Callable:
     Raises:
       ValueError: there is no such method.
     """
-    return by_name.lookup("method", name, METHODS)[0]
+    return registry.lookup("method", name, METHODS)[0]
 
 
 def switch(config: Config, method_of: Mapping[str, Any]) -> str:
@@ -65,13 +65,13 @@ def switch(config: Config, method_of: Mapping[str, Any]) -> str:
       ValueError: there is no such method.
     """
     method_of = {"name": config.method.name, **method_of}
-    name, own = by_name.parse(method_of["name"], "method.name")
+    name, own = registry.parse(method_of["name"], "method.name")
     function, before = method(name), config.method.to_dict()
     old = before.pop("name")
     if same := _is_method(old, function):
         kept = {key: value for key, value in before.items() if key not in own}
     else:
-        takes, others = by_name.parameters(function)
+        takes, others = registry.parameters(function)
         kept = {key: value for key, value in before.items() if key in PROTOCOL and key not in own and (key in takes or others)}
     with config.unlocked():
         config.method = _merged(kept, method_of)
@@ -86,7 +86,7 @@ def switch(config: Config, method_of: Mapping[str, Any]) -> str:
 def _is_method(name: str, function: Callable) -> bool:
     """Whether a name stands for this builder."""
     try:
-        return method(by_name.parse(name)[0]) is function
+        return method(registry.parse(name)[0]) is function
     except ValueError:  # such as one that an earlier process was given
         return False
 

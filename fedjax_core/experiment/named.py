@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, cast
 
 import optax
 
-from fedjax_core import by_name, nn, values
-from fedjax_core.by_name import Found
+from fedjax_core import nn, option_types, registry
 from fedjax_core.data import partition, sources
 from fedjax_core.experiment.methods import METHODS, Config, without_none
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import losses, training
 from fedjax_core.learning.scores import SCORES
+from fedjax_core.registry import Found
 from fedjax_core.run.callbacks import find as callback
 
 OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
@@ -87,8 +87,8 @@ def method(config: Config) -> Found:
     """
     options = without_none(config.method.to_dict())
     spec, given, placed = options.pop("name"), ("optimizer",), ("task",)
-    found = by_name.find("method", spec, METHODS, given=given, placed=placed, field="method.name", options=options)
-    takes, others = by_name.parameters(found.function)
+    found = registry.find("method", spec, METHODS, given=given, placed=placed, field="method.name", options=options)
+    takes, others = registry.parameters(found.function)
     if "optimizer" not in takes and not others:
         called = "a method is called as method(task, optimizer=..., ...), with config.optimizer as it is made"
         raise TypeError(f"method {found.name!r} must take optimizer=: {called}; it takes: {', '.join(takes)}.")
@@ -104,24 +104,24 @@ def optimizer(config: Config, numbers: Mapping[str, Any] | None = None) -> train
     """
     options = without_none(config.optimizer.to_dict())
     name = options.pop("name")
-    takes = by_name.parameters(by_name.lookup("optimizer", by_name.parse(name, "optimizer.name")[0], OPTIMIZERS)[0])[0]
+    takes = registry.parameters(registry.lookup("optimizer", registry.parse(name, "optimizer.name")[0], OPTIMIZERS)[0])[0]
     rate = "learning_rate" if "lr" not in takes and "learning_rate" in takes else "lr"
     renamed = lambda given: {rate if option == "lr" else option: value for option, value in given.items()}
-    found = by_name.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=renamed(options))
+    found = registry.find("optimizer", name, OPTIMIZERS, field="optimizer.name", options=renamed(options))
     made: Any = found() if numbers is None else found.function(**found.options | renamed(numbers))
     if isinstance(made, optax.GradientTransformation):
         return lambda round: made  # noqa: A006
     if callable(made):
         return cast(training.Optimizer, made)
     wants = "an optax.GradientTransformation, or a function of the round that gives one"
-    raise TypeError(f"optimizer {found.name!r} must return {wants}, it returned {values.short(made)}")
+    raise TypeError(f"optimizer {found.name!r} must return {wants}, it returned {option_types.short(made)}")
 
 
 def _reader(spec: str, field: str) -> Found:
-    if by_name.parse(spec, field)[0] == language.SOURCE:
-        return by_name.find("data set", spec, {language.SOURCE: language.Source}, field=field)
+    if registry.parse(spec, field)[0] == language.SOURCE:
+        return registry.find("data set", spec, {language.SOURCE: language.Source}, field=field)
     found = sources.find(spec, field=field)
-    if found.origin == by_name.BUILT_IN and isinstance(of := found.options.get("of"), str):
+    if found.origin == registry.BUILT_IN and isinstance(of := found.options.get("of"), str):
         _reader(of, field)  # the set that it is made of
     return found
 
@@ -129,7 +129,7 @@ def _reader(spec: str, field: str) -> Found:
 def data(said: Mapping[str, Any]) -> Data:
     """The data's source and division."""
     source = _reader(said["data.source"], "data.source")
-    scheme = by_name.find("partition", said["data.partition"], partition.SCHEMES, given=partition.GIVEN, field="data.partition")
+    scheme = registry.find("partition", said["data.partition"], partition.SCHEMES, given=partition.GIVEN, field="data.partition")
     split, rows = said["data.test_split"], said["data.test_examples"]
     if (split == "matched") != (rows is not None):
         raise ValueError(f"data.test_split={split!r}, data.test_examples={rows}: 'matched' needs a number, the others take none")
@@ -144,8 +144,8 @@ def public(spec: str | None) -> tuple[Found, int | None] | None:
     """The source of a set that everybody holds, and how many examples of it."""
     if spec is None:
         return None
-    name, options = by_name.parse(spec, "public")
-    number = values.check("public: examples", options.pop("examples", None), values.AtLeastOne | None)
+    name, options = registry.parse(spec, "public")
+    number = option_types.check("public: examples", options.pop("examples", None), option_types.AtLeastOne | None)
     try:
         return _reader(_written(name, options), "public"), number
     except (ValueError, TypeError) as error:
@@ -173,12 +173,12 @@ def files(models: Sequence[str], given: str | Sequence[str | None] | None) -> tu
 
 def network(spec: str, file: str | None = None) -> Network:
     """A model by its spec, with its options checked."""
-    name, options = by_name.parse(spec, "models")
-    function, origin = by_name.lookup("model", name, MODELS)
+    name, options = registry.parse(spec, "models")
+    function, origin = registry.lookup("model", name, MODELS)
     of_images = function is not language.Spec
     around = {key: options.pop(key) for key in ("resize", "frame") if key in options and of_images}
-    by_name.check(f"model {name!r}", nn.image_size, ("input_shape",), around)
-    by_name.check(f"model {name!r}", function, (*OF_MODELS, *nn.FIXED.get(name, ())) if of_images else (), options)
+    registry.check(f"model {name!r}", nn.image_size, ("input_shape",), around)
+    registry.check(f"model {name!r}", function, (*OF_MODELS, *nn.FIXED.get(name, ())) if of_images else (), options)
     return Network(Found("model", spec, name, options, function, origin), around, file)
 
 
@@ -188,7 +188,7 @@ def builder(name: str) -> Callable:
     Raises:
       ValueError: there is none of that name.
     """
-    return by_name.lookup("model", name, MODELS)[0]
+    return registry.lookup("model", name, MODELS)[0]
 
 
 def scores(specs: Sequence[str]) -> dict[str, Callable]:
@@ -202,7 +202,7 @@ def scores(specs: Sequence[str]) -> dict[str, Callable]:
     for spec in specs:
         name, score = _named_score(spec)
         if name in spec_of:
-            both = " and ".join(map(values.short, (spec_of[name], spec)))
+            both = " and ".join(map(option_types.short, (spec_of[name], spec)))
             raise ValueError(
                 f"evaluation.scores: {both} would both be recorded as {name!r}; give one of them a name of its own, such as "
                 f"{_with_option(spec, 'name', f'{name}_2')!r}"
@@ -214,28 +214,28 @@ def scores(specs: Sequence[str]) -> dict[str, Callable]:
 def _named_score(spec: str) -> tuple[str, Callable]:
     """Returns the name of a score in the records, and the score: of a class an object of it."""
     field = "evaluation.scores"
-    place, options = by_name.parse(spec, field)
-    function, _ = by_name.lookup("score", place, SCORES)
+    place, options = registry.parse(spec, field)
+    function, _ = registry.lookup("score", place, SCORES)
     name, is_class = place.rpartition(":")[2], isinstance(function, type)
-    if "name" in options and "name" not in by_name.parameters(function)[0]:
-        name = values.check(f"{field}: name of {place!r}", options.pop("name"), str)
+    if "name" in options and "name" not in registry.parameters(function)[0]:
+        name = option_types.check(f"{field}: name of {place!r}", options.pop("name"), str)
         spec = _written(place, options)
     if not re.fullmatch(r"[^\W\d]\w*", name) or name == GAP:
         raise ValueError(f"{field}: a score cannot be recorded as {name!r}; a name has letters, digits and _, and is not {GAP!r}")
     placed = ("outputs", "x", "y", "mask")
-    found = by_name.find("score", spec, SCORES, placed=() if is_class else placed, field=field)
+    found = registry.find("score", spec, SCORES, placed=() if is_class else placed, field=field)
     if not is_class:
         return name, _score(found)
     score = found()
     if not callable(score):
         raise TypeError(f"score {place!r} is a class, whose objects must have __call__({', '.join(placed)})")
-    by_name.by_place(f"score {place!r}", score, placed)
+    registry.by_place(f"score {place!r}", score, placed)
     return name, score
 
 
 def _with_option(spec: str, option: str, value: str) -> str:
     """Returns a spec with another value of an option."""
-    place, options = by_name.parse(spec)
+    place, options = registry.parse(spec)
     return _written(place, options | {option: value})
 
 
@@ -250,7 +250,7 @@ def _score(found: Found) -> Callable:
 
 def loss(spec: str | None) -> Found | None:
     """The loss of labels; None: the one that fits the targets."""
-    return None if spec is None else by_name.find("loss", spec, LOSSES, placed=("logits", "y", "mask"), field="loss")
+    return None if spec is None else registry.find("loss", spec, LOSSES, placed=("logits", "y", "mask"), field="loss")
 
 
 def trained(found: Found | None) -> Callable | None:

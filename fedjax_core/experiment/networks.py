@@ -9,13 +9,13 @@ import numpy as np
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Net, targets_of
-from fedjax_core.by_name import BUILT_IN
 from fedjax_core.data import federated
 from fedjax_core.data.unseen import seen_rows
 from fedjax_core.experiment import normalising
 from fedjax_core.experiment.asked import Config
 from fedjax_core.experiment.named import Network, files, network
 from fedjax_core.language import prepare as language
+from fedjax_core.registry import BUILT_IN
 from fedjax_core.storage import weights
 from fedjax_core.task import PARTS, Model
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data.readers import in_file
 from fedjax_core.data.sources.dataset import is_images
@@ -138,7 +138,7 @@ def check_colours(augment: str, examples: Examples) -> None:
     """Raises ValueError for inputs outside [0, 1] whose colours an augmentation is to change: it would cut them there, in training
     alone."""
     x = np.asarray(examples.x)
-    if x.dtype == np.uint8 or "colour_jitter" not in (by_name.parse(part)[0] for part in augment.split("|")):
+    if x.dtype == np.uint8 or "colour_jitter" not in (registry.parse(part)[0] for part in augment.split("|")):
         return
     x = x[:1] if x.strides[0] == 0 else x
     blocks = [x[start : start + 1000] for start in range(0, len(x), 1000)]

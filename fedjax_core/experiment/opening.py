@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine.federation import Group
 from fedjax_core.engine.simulation import Simulation
@@ -71,7 +71,7 @@ def _named(name: str, options: Mapping[str, Any]) -> str:
 def _options(asked: Asked) -> dict[str, Any]:
     """Returns the method's options that the config gives, but for those of `OF_TRAINING`; where they are many, those alone that are
     not its defaults."""
-    takes = by_name.parameters(asked.method.function)[0]
+    takes = registry.parameters(asked.method.function)[0]
     given = {key: value for key, value in asked.method.options.items() if key not in OF_TRAINING}
     if len(_named(asked.method.spec, _flat(given))) <= 2 * (COLUMNS - LABEL):
         return _flat(given)
@@ -91,7 +91,7 @@ def _flat(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _of_training(asked: Asked) -> list[str]:
-    takes = by_name.parameters(asked.method.function)[0]
+    takes = registry.parameters(asked.method.function)[0]
     values = {name: asked.method.options.get(name, takes[name].default if name in takes else None) for name in OF_TRAINING}
     return [f"{name}={value}" for name, value in values.items() if value is not None]
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_core import nn, own_code
+from fedjax_core import code_fingerprint, nn
 from fedjax_core.data import federated
 from fedjax_core.engine import together
 from fedjax_core.engine.simulation import Simulation, State
@@ -65,7 +65,7 @@ def execute(
       CodeExited: the user's own code, such as a loss, called `sys.exit()`.
     """
     workdir = os.path.expanduser(workdir)
-    with own_code.contained():
+    with code_fingerprint.contained():
         config = given.into(config, **replaced)
         asked = resolve(config)
         of_config = named.callbacks(asked.said["callbacks"])  # refused before data are read
@@ -203,7 +203,7 @@ def _private(private: Spent | None) -> dict[str, Any]:
 
 def _weights(config: Config) -> dict[str, Any]:
     """What files of weights hold, for run.json."""
-    found = own_code.digests(begun_from(config))
+    found = code_fingerprint.digests(begun_from(config))
     return {"weights": {str(file): digest[:16] for file, digest in found.items()}} if found else {}
 
 

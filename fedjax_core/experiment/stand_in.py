@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.algorithm import TARGETS, Examples
-from fedjax_core.by_name import Found, choose
 from fedjax_core.data import federated
 from fedjax_core.data.partition import DEFAULT_CLIENTS
 from fedjax_core.data.smaller import adapted
@@ -19,6 +18,7 @@ from fedjax_core.experiment.asked import Asked
 from fedjax_core.experiment.named import Network
 from fedjax_core.language import prepare as language
 from fedjax_core.language import stand_in as texts
+from fedjax_core.registry import Found, choose
 
 WANTED = "--rows, --test_rows, --shape and --classes (and --users, the natural clients; --targets; --dtype)"
 READ = "the files are not read"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core import by_name, outside
+from fedjax_core import outside, registry
 from fedjax_core.data import sources
 from fedjax_core.storage import origin
 from fedjax_core.storage.workdir import BEGUN_HERE, CONFIG
@@ -44,7 +44,7 @@ def names_code(value: Any) -> bool:
 
 def _is_place(text: str) -> bool:
     try:
-        found = outside.PLACE.fullmatch(by_name.parse(text)[0])
+        found = outside.PLACE.fullmatch(registry.parse(text)[0])
     except ValueError:
         return False
     return found is not None and found["module"] not in _NO_CODE

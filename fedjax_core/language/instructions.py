@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import draws, federated, partition
 from fedjax_core.data.sources import Dataset
@@ -186,8 +186,8 @@ def leave_out(
     Raises:
       ValueError: there is no such task, nothing is left to train or to test, or clients is no such multiple.
     """
-    by_name.choose("task to leave out", task, sorted({row.task for row in [*train, *test]}))
-    by_name.choose("tested", tested, TESTED)
+    registry.choose("task to leave out", task, sorted({row.task for row in [*train, *test]}))
+    registry.choose("tested", tested, TESTED)
     mine = [row for row in train if row.task != task]
     theirs = [row for row in test if (row.task == task) == (tested == "left_out")]
     if not mine or not theirs:
@@ -226,7 +226,7 @@ def to_choose(
       ValueError: an answer is not among its options, a text is longer than the limit and `long` is "refuse", or the limit has no
         room for text.
     """
-    by_name.choose("long", long, LONG)
+    registry.choose("long", long, LONG)
     for row in [*divided.train, *divided.test]:
         if row.answer.strip() not in row.options:
             raise ValueError(f"{row.dataset}: the answer {row.answer!r} must be one of its options {list(row.options)}")
@@ -367,7 +367,7 @@ def _tell(cut: Sequence[str], datasets: Sequence[str], limit: int, what: str) ->
 
 def _cutter(tokenizer: Tokenizer, limit: int, long: str, template: str):
     """(prompt, room that is taken, data set) -> a prompt that fits: what stands before the instruction, then the prompt's tail."""
-    by_name.choose("long", long, LONG)
+    registry.choose("long", long, LONG)
     before = tokenizer.encode([template.partition("{instruction}")[0]])[0]
 
     def fit(prompt: list[int], taken: int, dataset: str) -> list[int]:
@@ -403,7 +403,7 @@ def rectangle(
     Returns:
       (tokens [rows, T] int32, mask [rows, T] bool).
     """
-    by_name.choose("side", side, ("left", "right"))
+    registry.choose("side", side, ("left", "right"))
     width = -(-max([1, *map(len, rows)]) // multiple) * multiple
     width = width if widest is None else min(width, widest)
     tokens, mask = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)

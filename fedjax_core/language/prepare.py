@@ -23,16 +23,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.data import federated, sources
 from fedjax_core.language import instructions, prepared, pretrained, text
 from fedjax_core.learning import lora, metrics
 from fedjax_core.learning.metrics import Pair, mean_of
 from fedjax_core.nn.transformer import DTYPES, Encoder, LanguageModel
+from fedjax_core.option_types import AtLeastOne, Positive, one_of
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.task import Task, check_tokens, part_of
-from fedjax_core.values import AtLeastOne, Positive, one_of
 
 SOURCE, MODEL, PARTITION = "instructions", "pretrained", "by_domain"
 WRITTEN = 80  # tokens of an answer at most
@@ -172,7 +172,7 @@ def _read(of: Source, root: Path) -> tuple[list[instructions.Instance], list[ins
 def described(folder: Path, spec: Spec, config: dict[str, Any] | None = None) -> Encoder | LanguageModel:
     """The model that a folder's config.json describes, or one that is given in its place."""
     said: Any = read_json(folder / pretrained.CONFIG) if config is None else config
-    family = by_name.choose(f"model_type in {folder / pretrained.CONFIG}", said.get("model_type"), pretrained.FAMILIES)
+    family = registry.choose(f"model_type in {folder / pretrained.CONFIG}", said.get("model_type"), pretrained.FAMILIES)
     return pretrained.FAMILIES[family].build(said, spec.dtype, spec.remat)
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.nn import bert, llama
 from fedjax_core.nn.transformer import Encoder, LanguageModel
+from fedjax_core.option_types import short
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.tensors import read_tensors
-from fedjax_core.values import short
 
 FAMILIES = {"llama": llama, "bert": bert}
 CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
@@ -51,7 +51,7 @@ def load(
     """
     where, nested = Path(folder), (dict, type(None))
     config = read_json(where / CONFIG, {"model_type": str, "rope_parameters?": nested, "rope_scaling?": nested})
-    family = FAMILIES[by_name.choose(f"model_type in {where / CONFIG}", config.get("model_type"), FAMILIES)]
+    family = FAMILIES[registry.choose(f"model_type in {where / CONFIG}", config.get("model_type"), FAMILIES)]
     params = family.from_tensors(config, tensors(where), dtype, later)
     return family.build(config, dtype, remat), params
 

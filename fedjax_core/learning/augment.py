@@ -24,7 +24,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Array
 from fedjax_core.learning.colours import colour_jitter, greyscale, normalise
 from fedjax_core.learning.crops import Augment, crop, flip, resized_crop
@@ -68,7 +68,7 @@ def parse(text: str) -> Augment:
       >>> view(jax.random.key(0), jnp.zeros((8, 8, 3))).shape
       (8, 8, 3)
     """
-    return compose(*(by_name.find("augmentation", part, OPS, field="augment")() for part in text.split("|")))
+    return compose(*(registry.find("augmentation", part, OPS, field="augment")() for part in text.split("|")))
 
 
 def batched(augment: Augment) -> Augment:
@@ -101,7 +101,7 @@ def of_training(text: str) -> Augment:
     Raises:
       ValueError, TypeError: as `parse`; or "normalise" is among the names.
     """
-    if "normalise" in (by_name.parse(part)[0] for part in text.split("|")):
+    if "normalise" in (registry.parse(part)[0] for part in text.split("|")):
         raise ValueError(f"augment={text!r}: the network normalises its inputs, in training and in evaluation; leave it out")
     return parse(text)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array
-from fedjax_core.values import AtLeastZero, Fraction, Positive
+from fedjax_core.option_types import AtLeastZero, Fraction, Positive
 
 Augment = Callable[[Array, Array], Array]  # key, image [H, W, C] in [0, 1] -> [H, W, C]
 Range = tuple[Positive, Positive]  # lowest and highest

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.task import PARTS, Axes, Model, Task, axis_of
 
@@ -79,9 +79,9 @@ def parse(spec: str) -> Kind:
     Raises:
       ValueError, TypeError: there is no such adapter, or it has no such option.
     """
-    name, options = by_name.parse(spec)
-    by_name.choose("adapter", name, ADAPTERS)
-    return by_name.call(f"adapter {name!r}", ADAPTERS[name], {}, options)
+    name, options = registry.parse(spec)
+    registry.choose("adapter", name, ADAPTERS)
+    return registry.call(f"adapter {name!r}", ADAPTERS[name], {}, options)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("base", "updates"), meta_fields=("parts", "kind", "drawn"))
@@ -169,7 +169,7 @@ def sites(shapes: PyTree, targets: Sequence[str], name: str = "the network") -> 
             found += [Site(names, part, parts, stack, inputs, outputs) for part in parts]
     there = list(dict.fromkeys(site.part or site.path[-2] for site in found))
     for target in targets:
-        by_name.choose(f"adapter target of {name}", target, there)
+        registry.choose(f"adapter target of {name}", target, there)
     return [site for site in found if (site.part or site.path[-2]) in targets]
 
 
@@ -304,7 +304,7 @@ def adapted(
     entries = (PARTS.get(trained) or (trained,)) if isinstance(trained, str) else tuple(trained)
     there = jax.eval_shape(model.init, jax.random.key(0))
     for name in entries:
-        by_name.choose(f"entry to train of {model.name}", name, there.params)
+        registry.choose(f"entry to train of {model.name}", name, there.params)
     if missing := [name for name in there.params if name not in arrays.params and name not in entries]:
         raise ValueError(f"adapter: {model.name} needs frozen arrays for {', '.join(missing)}")
     frozen_shapes = {name: entry for name, entry in there.params.items() if name not in entries}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, PyTree, targets_of
-from fedjax_core.values import Fraction, NonNegative
+from fedjax_core.option_types import Fraction, NonNegative
 
 TINY = 1e-24  # squared length below which a vector counts as zero
 ABSENT = -1e8  # logits below it are of classes that are not there: of other episodes, of options that a question has not

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.values import BelowOne, NonNegative, Positive, one_of
+from fedjax_core.option_types import BelowOne, NonNegative, Positive, one_of
 
 Optimizer = Callable[[Array | int], optax.GradientTransformation]  # round -> what one local training uses, state made anew
 

@@ -18,8 +18,8 @@ from flax import nnx
 
 from fedjax_core.nn.attention import attend, heads
 from fedjax_core.nn.layers import dropout
+from fedjax_core.option_types import AtLeastOne, BelowOne, Width
 from fedjax_core.task import check_tokens
-from fedjax_core.values import AtLeastOne, BelowOne, Width
 
 Array = jax.Array
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from fedjax_core.nn.layers import Conv, dropout
 from fedjax_core.nn.pool import max_pool
-from fedjax_core.values import BelowOne, Width, one_of
+from fedjax_core.option_types import BelowOne, Width, one_of
 
 Array = jax.Array
 

@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 
 from fedjax_core.nn.layers import dropout
-from fedjax_core.values import BelowOne, Width
+from fedjax_core.option_types import BelowOne, Width
 
 Array = jax.Array
 

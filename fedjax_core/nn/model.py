@@ -19,8 +19,8 @@ from fedjax_core.nn.mlp import MLP
 from fedjax_core.nn.resnet import Bottleneck, ResNet
 from fedjax_core.nn.vit import ViT
 from fedjax_core.nn.wrap import framed, resized
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Model
-from fedjax_core.values import AtLeastOne, AtLeastZero
 
 STATS_MODES = ("average", "local", "freeze")
 Scale = float | Sequence[float]

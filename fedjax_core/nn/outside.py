@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from flax import errors, nnx
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.task import TO_ADD, Axes, Model
 
@@ -120,7 +120,7 @@ def _make(
     """Returns what makes the module from streams, and a module that it made, whose arrays may be abstract."""
 
     def make(rngs: nnx.Rngs) -> Any:
-        return by_name.call(f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options)
+        return registry.call(f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options)
 
     return make, nnx.eval_shape(lambda: make(nnx.Rngs(0))) if _is_nnx(builder) else make(nnx.Rngs(0))
 

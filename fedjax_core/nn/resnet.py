@@ -21,7 +21,7 @@ from flax import nnx
 
 from fedjax_core.nn.layers import Conv, make_norm
 from fedjax_core.nn.pool import max_pool
-from fedjax_core.values import Width
+from fedjax_core.option_types import Width
 
 Array = jax.Array
 STEMS = ("cifar", "imagenet")

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.deferred import Deferred
+from fedjax_core.lazy_array import Deferred
 from fedjax_core.task import Axes
 
 DTYPES = ("float32", "bfloat16")
@@ -261,7 +261,7 @@ def read_params(
     Raises:
       ValueError: a tensor is missing, has another shape, is not of floats, or is none of the model's; or another dtype.
     """
-    by_name.choose("dtype", dtype, DTYPES)
+    registry.choose("dtype", dtype, DTYPES)
     is_tensor = lambda x: isinstance(x, Tensor)
     pairs = [(t, s) for t, s in zip(jax.tree.leaves(where, is_leaf=is_tensor), jax.tree.leaves(like), strict=True)]
     wanted: dict[str, tuple[int, ...]] = {}

@@ -30,7 +30,7 @@ from jax import lax
 
 from fedjax_core.nn.attention import attend
 from fedjax_core.nn.gelu import gelu
-from fedjax_core.values import Limit, Positive, Width
+from fedjax_core.option_types import Limit, Positive, Width
 
 Array = jax.Array
 Hidden = Annotated[float, Limit("in (0, 2**10]", lambda v: 0 < v <= 2**10)]

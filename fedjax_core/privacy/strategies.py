@@ -25,11 +25,11 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core import values
+from fedjax_core import option_types
 from fedjax_core.privacy.participation import Participation
 
-Bands = Annotated[int, values.Limit("in [1, 256]", lambda v: 1 <= v <= 256)]
-Buffers = Annotated[int, values.Limit("in [1, 6]", lambda v: 1 <= v <= 6)]
+Bands = Annotated[int, option_types.Limit("in [1, 256]", lambda v: 1 <= v <= 256)]
+Buffers = Annotated[int, option_types.Limit("in [1, 6]", lambda v: 1 <= v <= 6)]
 DIGITS = 9  # of the numbers of C that are kept
 
 

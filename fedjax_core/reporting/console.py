@@ -6,8 +6,8 @@ import sys
 import warnings
 from typing import NoReturn
 
-from fedjax_core import own_code
-from fedjax_core.values import without_escapes
+from fedjax_core import code_fingerprint
+from fedjax_core.option_types import without_escapes
 
 with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of text, and a warning that it could be nicer
     warnings.simplefilter("ignore")
@@ -49,7 +49,7 @@ def one_line(error: BaseException | str) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror + (f": {error.filename}" if error.filename else "")
     said = " ".join(text.split()) or type(error).__name__
-    where = own_code.raised_in(error) if isinstance(error, BaseException) else ""
+    where = code_fingerprint.raised_in(error) if isinstance(error, BaseException) else ""
     return said if not where or where in said else f"{said} (in {where})"
 
 

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name, own_code
+from fedjax_core import code_fingerprint, registry
 from fedjax_core.reporting import loggers
 from fedjax_core.run.look import Look
 
@@ -70,13 +70,13 @@ class Ended(NamedTuple):
     summary: Mapping[str, Any]
 
 
-def find(spec: str) -> by_name.Found:
+def find(spec: str) -> registry.Found:
     """What makes a callback, by its spec.
 
     Raises:
       ValueError, TypeError: there is none of that name, or an option is not what it may be.
     """
-    return by_name.find("callback", spec, loggers.CALLBACKS, field="callbacks")
+    return registry.find("callback", spec, loggers.CALLBACKS, field="callbacks")
 
 
 class CallbackFailed(RuntimeError):
@@ -103,7 +103,7 @@ class Callbacks:
           ValueError: there is none of that name, or it cannot be made.
         """
         found = [find(given) if isinstance(given, str) else given for given in callbacks]
-        callbacks = [given() if isinstance(given, by_name.Found) else given for given in found]
+        callbacks = [given() if isinstance(given, registry.Found) else given for given in found]
         for place, callback in enumerate(callbacks):
             if not any(callable(getattr(callback, name, None)) for name in METHODS) or isinstance(callback, type):
                 raise TypeError(
@@ -123,7 +123,7 @@ class Callbacks:
             raise
         except BaseException as error:  # somebody else's code: whatever it raises, sys.exit() too, the run ends with its name
             said = f"{type(error).__name__}: {error}"
-            where = own_code.raised_in(error)
+            where = code_fingerprint.raised_in(error)
             place = f" (in {where})" if where and where not in said else ""
             self.failed = CallbackFailed(f"callback {name} failed in {method}(): {said}{place}")
             self.failed.__cause__ = error

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.engine import together
 from fedjax_core.reporting.words import is_accuracy
 
@@ -66,7 +66,7 @@ class Goal:
         if text is not None and self._bound is None:
             raise ValueError(f"evaluation.until={text!r} must be of the form 'test/global/accuracy >= 0.97'")
         if self._bound is not None:
-            by_name.choose("score in evaluation.until", self._bound.score, there)
+            registry.choose("score in evaluation.until", self._bound.score, there)
             if is_accuracy(self._bound.score) and not 0 <= self._bound.value <= 1:
                 raise ValueError(f"evaluation.until={text!r}: accuracies lie in [0, 1], 97 % is 0.97")
 

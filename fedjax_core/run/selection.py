@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.engine import together
 from fedjax_core.engine.simulation import Simulation, State
 from fedjax_core.reporting.report import SUMMARY
@@ -37,7 +37,7 @@ class Selection:
         if by is not None:
             if not simulation.validated:
                 raise ValueError(f"evaluation.select={by!r} needs validation rows; set data.validation, such as 0.2")
-            by_name.choose("evaluation.select", by, simulation.validation_scores())
+            registry.choose("evaluation.select", by, simulation.validation_scores())
         elif patience is not None:
             raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
         self.by, self.best, self.since = by, 0, 0

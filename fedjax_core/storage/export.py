@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import by_name, nn
+from fedjax_core import nn, registry
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulation import View
 from fedjax_core.learning import training
@@ -157,7 +157,7 @@ def trained_network(view: View, name: str, x: PyTree) -> Net:
       ValueError: the method has no such model.
       NotOneNetwork: it is not one network.
     """
-    by_name.choose("model of this method", name, view.holds)
+    registry.choose("model of this method", name, view.holds)
     held = view.holds[name]
     model = view.task.model
     wanted = np.asarray(view.predict(name, held, x)["logits"], np.float64)
@@ -250,7 +250,7 @@ def described(description: Mapping[str, Any], where: str, builders: Builders = n
     if len(description["class_names"]) != description["classes"]:
         raise ValueError(f"{where} has {len(description['class_names'])} class_names for {description['classes']} classes")
     limit = description.get("limit")
-    name, options = by_name.parse(description["model"])
+    name, options = registry.parse(description["model"])
     classes, shape, mean, std, statistics = (
         description[field] for field in ("classes", "input_shape", "mean", "std", "statistics")
     )

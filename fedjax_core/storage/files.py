@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.values import printable
+from fedjax_core.option_types import printable
 
 TEMPORARY = ".writing-"  # prefix of files on their way to their place
 

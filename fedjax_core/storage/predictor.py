@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.engine.view import View
 from fedjax_core.learning import lora, training
@@ -118,7 +118,7 @@ def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Meth
     if missing := [field for field in FIELDS if field not in description]:
         raise ValueError(f"{where} lacks {', '.join(missing)}; a saved predictor needs {', '.join(FIELDS)}")
     check(description, _FORM, f"the description of {where}")
-    by_name.choose("train", description["train"], PARTS)
+    registry.choose("train", description["train"], PARTS)
     shape = tuple(description["input_shape"])
     settings = {"classes": description["classes"], "population": description["population"], "shape": shape}
     frozen = _nested({name: arrays[name] for name in arrays if name.startswith("frozen.")}).get("frozen", {})
@@ -132,7 +132,7 @@ def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Meth
             task = lora.adapted(network, untrained, lora.parse(adapter), entries, **settings)
     builder, options = methods(description["method"]), _tuples(description["options"])
     what = f"method {description['method']!r}"
-    by_name.check(what, builder, ("optimizer", *by_name.by_place(what, builder, ("task",))), options)
+    registry.check(what, builder, ("optimizer", *registry.by_place(what, builder, ("task",))), options)
     build = functools.partial(builder, optimizer=training.sgd(1.0), **options)
     build = local_statistics(build) if description["statistics"] == "local" else build
     at = functools.partial(_algorithm, build, task, description["round"])

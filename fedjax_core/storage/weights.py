@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Net
 from fedjax_core.nn import image_size
 from fedjax_core.storage import layouts, positions
@@ -92,7 +92,7 @@ def options(path: str | os.PathLike) -> dict[str, Any]:
     if layouts.layout_of(arrays, path) != "transformers" or not any(name.endswith(vit) for name in arrays):
         return {}
     if spec := _description(metadata, path).get("model"):
-        return {"epsilon": by_name.parse(spec)[1].get("epsilon", _EPSILON)}
+        return {"epsilon": registry.parse(spec)[1].get("epsilon", _EPSILON)}
     beside = Path(path).parent / "config.json"
     found = read_json(beside, {"layer_norm_eps?": float}) if beside.is_file() else {}
     return {"epsilon": float(found.get("layer_norm_eps", 1e-12))}
@@ -183,7 +183,7 @@ def write(path: str | os.PathLike, net: Net, layout: str, description: Mapping[s
       ValueError: another layout, or the network has leaves that have no place in it.
       OSError: the file cannot be written.
     """
-    by_name.choose("layout", layout, WRITTEN[1:])
+    registry.choose("layout", layout, WRITTEN[1:])
     leaves, arrays = named(net), {}
     for key, place in layouts.written(net, layout).items():
         part = np.asarray(leaves[place.leaf])[place.at]
@@ -218,7 +218,7 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
     """
     layouts.written(net, "transformers")
     check_config(path)
-    options = by_name.parse(description["model"])[1]
+    options = registry.parse(description["model"])[1]
     leaves = named(net)
     shape = lambda leaf: leaves[f"params.{leaf}"].shape
     labels = {str(i): label for i, label in enumerate(description["class_names"])}
@@ -281,7 +281,7 @@ def _fits(arrays: Arrays, wanted: Mapping[str, layouts.Place], where: str, name:
 def _seen(description: Mapping[str, Any]) -> tuple[int, ...]:
     """Height and width of the images that a described network sees, which it may resize; () if that is not told."""
     try:
-        return image_size(description.get("input_shape", ()), **by_name.parse(description.get("model", "none"))[1]) or ()
+        return image_size(description.get("input_shape", ()), **registry.parse(description.get("model", "none"))[1]) or ()
     except (TypeError, ValueError):
         return ()
 

@@ -19,15 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import by_name, values
+from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array
-from fedjax_core.by_name import Found
+from fedjax_core.option_types import Positive, one_of
+from fedjax_core.registry import Found
 from fedjax_core.uplink.link import Carried, Link, Passed
 from fedjax_core.uplink.vectors import checked, mean_of
-from fedjax_core.values import Positive, one_of
 
 Attack = Callable[[Array, Array], Array]
-_NUMBER = values.Limit("a number", lambda v: abs(v) < values.LARGEST)
+_NUMBER = option_types.Limit("a number", lambda v: abs(v) < option_types.LARGEST)
 Factor = Annotated[float, _NUMBER]
 
 
@@ -164,4 +164,4 @@ def find(spec: str, poisons: dict[str, Callable[..., Any]]) -> list[Found]:
       ValueError, TypeError: an unknown name, option or value.
     """
     known = SENT | CRAFTED | poisons
-    return [by_name.find("attack", part.strip(), known, field="adversary.attack") for part in spec.split("|")]
+    return [registry.find("attack", part.strip(), known, field="adversary.attack") for part in spec.split("|")]

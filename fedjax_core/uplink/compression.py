@@ -21,14 +21,14 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import by_name, values
+from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.option_types import AtLeastOne, Positive, PositiveFraction
 from fedjax_core.uplink.link import Carried, Link, Passed, Reduction
 from fedjax_core.uplink.packing import packed, unpacked
 from fedjax_core.uplink.vectors import checked, of_vector, vector
-from fedjax_core.values import AtLeastOne, Positive, PositiveFraction
 
-Bits = Annotated[int, values.Limit("in [2, 8]", lambda v: 2 <= v <= 8)]
+Bits = Annotated[int, option_types.Limit("in [2, 8]", lambda v: 2 <= v <= 8)]
 _START = 0x7067  # of PowerSGD's first factors
 
 
@@ -225,16 +225,16 @@ def parse(text: str) -> Link:
     Raises:
       ValueError, TypeError: an unknown name, option or value.
     """
-    found = by_name.find("compressor", text, COMPRESSORS, field="compression.uplink")
+    found = registry.find("compressor", text, COMPRESSORS, field="compression.uplink")
     if not isinstance(made := found(), Compressor):
         wants = "a fedjax_core.uplink.compression.Compressor"
-        raise TypeError(f"compressor {found.name!r} must return {wants}, it returned {values.short(made)}")
+        raise TypeError(f"compressor {found.name!r} must return {wants}, it returned {option_types.short(made)}")
     return link(found.name, made)
 
 
 def down(name: str) -> Link:
     """A compression of what clients are sent, one of `DOWN`."""
-    dtype = {"float16": jnp.float16, "bfloat16": jnp.bfloat16}[by_name.choose("compression.downlink", name, DOWN)]
+    dtype = {"float16": jnp.float16, "bfloat16": jnp.bfloat16}[registry.choose("compression.downlink", name, DOWN)]
     floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
 
     def packed_down(sent: PyTree) -> tuple[PyTree, PyTree]:

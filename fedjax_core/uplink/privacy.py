@@ -22,16 +22,16 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import values
+from fedjax_core import option_types
 from fedjax_core.algorithm import Array
+from fedjax_core.option_types import Positive
 from fedjax_core.privacy.strategies import STRATEGIES
 from fedjax_core.uplink.link import Carried, Link, Passed, Reduction
 from fedjax_core.uplink.statistics import has_statistics
 from fedjax_core.uplink.vectors import of_vector, vector
-from fedjax_core.values import Positive
 
 GIVEN = ("clip", "noise", "cohort", "real", "participation")  # what mechanisms take beside the options in their specs
-Quantile = Annotated[float, values.Limit("in (0, 1)", lambda v: 0 < v < 1)]
+Quantile = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
 SAFETY = 1 - 1e-5  # the length of a clipped vector is found in float32; rounding must not carry it above the clip
 
 

@@ -21,17 +21,17 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import by_name, values
+from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array
+from fedjax_core.option_types import AtLeastOne, Positive
 from fedjax_core.uplink.coordinates import lengths
 from fedjax_core.uplink.distances import nearest, squared
 from fedjax_core.uplink.link import Link, Reduction
 from fedjax_core.uplink.ordering import columns
 from fedjax_core.uplink.vectors import checked, length, mean_of
-from fedjax_core.values import AtLeastOne, Positive
 
 Rule = Callable[[Array, Array], Array]
-Attackers = Annotated[float, values.Limit("a fraction in [0, 0.5)", lambda v: 0 <= v < 0.5)]
+Attackers = Annotated[float, option_types.Limit("a fraction in [0, 0.5)", lambda v: 0 <= v < 0.5)]
 
 
 def counts(there: Array, attackers: float) -> tuple[Array, Array]:
@@ -261,9 +261,9 @@ RULES: dict[str, Callable[..., Any]] = {
 BEFORE = ("mixing",)  # those built in that give rows, for another rule
 
 
-def found(text: str) -> list[by_name.Found]:
+def found(text: str) -> list[registry.Found]:
     """A rule, and before it what stands there; see `parse`."""
-    return [by_name.find("rule", part.strip(), RULES, field="aggregation.rule") for part in text.split("|")]
+    return [registry.find("rule", part.strip(), RULES, field="aggregation.rule") for part in text.split("|")]
 
 
 def parse(text: str) -> Link:
@@ -283,22 +283,24 @@ def parse(text: str) -> Link:
     *before, last = found(text)
     if last.name in BEFORE:
         raise ValueError(
-            f"aggregation.rule={values.short(text)}: {last.name} gives every client's vector; put a rule behind it, '| krum'"
+            f"aggregation.rule={option_types.short(text)}: {last.name} gives every client's vector; put a rule behind it, '| krum'"
         )
     made = last()
     own = f"rule {last.name!r}"
-    reduction = None if isinstance(made, Link) else of_rows(made, own, last.origin == by_name.BUILT_IN)
+    reduction = None if isinstance(made, Link) else of_rows(made, own, last.origin == registry.BUILT_IN)
     link = made if isinstance(made, Link) else Link("rule", last.name, reduction=reduction)
     mixers = [one() for one in before]
     if not mixers:
         return link
     if any(isinstance(one, Link) for one in mixers):
         name = next(one.name for one, made in zip(before, mixers, strict=True) if isinstance(made, Link))
-        raise ValueError(f"aggregation.rule={values.short(text)}: {name} cannot stand before another rule; {', '.join(BEFORE)} can")
+        raise ValueError(
+            f"aggregation.rule={option_types.short(text)}: {name} cannot stand before another rule; {', '.join(BEFORE)} can"
+        )
     if link.reduction is None or link.reduction.join != "stack":
-        raise ValueError(f"aggregation.rule={values.short(text)}: {last.name} streams, so that nothing can stand before it")
+        raise ValueError(f"aggregation.rule={option_types.short(text)}: {last.name} streams, so that nothing can stand before it")
     changes = [(f"rule {one.name!r}, which stands before another,", made) for one, made in zip(before, mixers, strict=True)]
-    return link._replace(reduction=after(changes, link.reduction, all(one.origin == by_name.BUILT_IN for one in before)))
+    return link._replace(reduction=after(changes, link.reduction, all(one.origin == registry.BUILT_IN for one in before)))
 
 
 def of_rows(rule: Rule, who: str, divides: bool = False) -> Reduction:

@@ -13,7 +13,7 @@ import pytest
 from absl.testing import parameterized
 
 from configs import base, fedavg, fedavg_regression
-from fedjax_core import by_name, experiment
+from fedjax_core import experiment, registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import parallel
@@ -144,7 +144,7 @@ class ErrorsTest(chex.TestCase):
     def test_of_what_a_source_is_made_of(self):
         with self.assertRaisesRegex(ValueError, r"data set 'digit'.*[Dd]id you mean 'digits'\?"):
             experiment.resolve(config(data__source="resplit(of='digit', test_fraction=0.2)"))
-        with by_name.noting() as found:
+        with registry.noting() as found:
             experiment.resolve(config(data__source=f"""resplit(of='{__file__}:rows(path="a")', test_fraction=0.2)"""))
         self.assertEqual([(function.__name__, origin) for function, origin in found], [("rows", __file__)])
 
@@ -381,7 +381,7 @@ def test_a_config_is_resolved_once_and_what_is_built_reads_no_name_again(tmp_pat
         for module in modules:
             stack.enter_context(mock.patch.object(module, "resolve", counted))
         for name in ("parse", "lookup"):
-            stack.enter_context(mock.patch.object(by_name, name, noted(getattr(by_name, name))))
+            stack.enter_context(mock.patch.object(registry, name, noted(getattr(registry, name))))
         experiment.execute(wanted, str(tmp_path), progress=False)
     assert counted.call_count == 1
     assert {"flip", "smoothed", "median", "sign_flip", "float16", "partition"} <= set(inside)

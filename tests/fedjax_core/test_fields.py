@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import base
-from fedjax_core import by_name, experiment
+from fedjax_core import experiment, registry
 from fedjax_core.experiment.fields import FIELDS
 
 INF = float("inf")
@@ -77,7 +77,7 @@ def digits():
 @settings(derandomize=True, deadline=None, max_examples=200, database=None)
 @given(st.sampled_from(sorted(experiment.names())), st.data())
 def test_every_option_of_every_method(name, data):
-    takes = [option for option in by_name.parameters(experiment.method(name))[0] if option not in ("task", "optimizer")]
+    takes = [option for option in registry.parameters(experiment.method(name))[0] if option not in ("task", "optimizer")]
     option, value = data.draw(st.sampled_from(takes)), data.draw(st.sampled_from([v for v in HOSTILE if v is not None]))
     config = asked(name, **{option: value})
     config.models = NEEDS.get(name, ("mlp(widths=(4,))",))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import by_name, experiment
+from fedjax_core import experiment, registry
 from fedjax_core.commands.analyses.answers import answered, mean_over_clients
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine.simulation import Simulation, State
@@ -36,7 +36,7 @@ def _mean_rouge(
 ) -> float:
     rows = answered(run, config, simulation, state, model, beams)
     if of is not None:
-        by_name.choose("task or data set of rouge", of, dict.fromkeys([row[what] for what in ("task", "dataset") for row in rows]))
+        registry.choose("task or data set of rouge", of, dict.fromkeys([row[what] for what in ("task", "dataset") for row in rows]))
         rows = [row for row in rows if of in (row["task"], row["dataset"])]
     return mean_over_clients(rows, "rouge1")
 
@@ -62,12 +62,12 @@ GIVEN = ("run", "config", "simulation", "state")  # what these take of a run
 
 def is_size(text: str) -> bool:
     """Whether an analysis of `number` is of shapes alone."""
-    return by_name.parse(text)[0] in SIZES
+    return registry.parse(text)[0] in SIZES
 
 
 def size(text: str, simulation: Simulation) -> float:
     """An analysis of shapes alone, of a simulation that has not run; see `number`."""
-    name, options = by_name.parse(text)
+    name, options = registry.parse(text)
     return SIZES[name](simulation, **options)
 
 
@@ -86,9 +86,9 @@ def number(text: str) -> Callable[..., float]:
     Raises:
       ValueError, TypeError: an unknown name or option.
     """
-    name, options = by_name.parse(text)
-    function = MEANS[by_name.choose("analysis", name, MEANS)]
-    by_name.check(f"analysis {name!r}", function, GIVEN, options)
+    name, options = registry.parse(text)
+    function = MEANS[registry.choose("analysis", name, MEANS)]
+    registry.check(f"analysis {name!r}", function, GIVEN, options)
 
     def of(run: Path, data: FederatedData | None = None, trust: bool = False) -> float:
         file = run / NUMBERS
@@ -96,7 +96,7 @@ def number(text: str) -> Callable[..., float]:
         done = Checkpoints(run / CHECKPOINTS).latest()
         if text not in known or known[text]["round"] != done:
             found: dict[str, Any] = dict(zip(GIVEN, (run, *experiment.load(run, data=data, trust=trust)), strict=True))
-            known[text] = {"round": done, "value": by_name.call(f"analysis {name!r}", function, found, options)}
+            known[text] = {"round": done, "value": registry.call(f"analysis {name!r}", function, found, options)}
             found["simulation"].release()
             write_json(file, known)
         return known[text]["value"]

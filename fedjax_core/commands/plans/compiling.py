@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_core import bundled, experiment
+from fedjax_core import experiment, own_packages
 from fedjax_core.commands.plans import flops, hlo, loops, targets
 from fedjax_core.data import memory
 from fedjax_core.data.row_lists import RowLists
@@ -159,7 +159,7 @@ def _compiled(lowered: Any, sim: Simulation) -> tuple[Any, str]:
 
 def main() -> None:
     """Reads what is to be done from standard input, and writes what is found to a file."""
-    bundled.take_ours()
+    own_packages.take_ours()
     asked = json.load(sys.stdin)
     out, counts = Path(asked["out"]), stand_in.Counts(**tuples(asked["counts"]))
     target, config = targets.Target(*asked["target"]), ConfigDict(tuples(asked["config"]))

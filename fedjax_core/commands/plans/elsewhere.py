@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name, experiment, own_code
+from fedjax_core import code_fingerprint, experiment, registry
 from fedjax_core.commands import shipped
 from fedjax_core.commands.plans import targets
 from fedjax_core.data import memory
@@ -195,9 +195,9 @@ def sources(config: dict[str, Any]) -> Sequence[Path]:
 
     from fedjax_core.experiment.runs import tuples
 
-    with by_name.noting() as named:
+    with registry.noting() as named:
         asked = experiment.resolve(ConfigDict(tuples(config)))
-    found = {place.file for place in own_code.behind(named)} | set(own_code.files(named))
+    found = {place.file for place in code_fingerprint.behind(named)} | set(code_fingerprint.files(named))
     of_texts = [one.found() for one in asked.networks if one.found.function is language.Spec]
     found |= {file.resolve() for file in map(language.described_in, of_texts) if file.is_file()}
     for package in ("fedjax_core", "methods"):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import by_name, experiment, own_code, values
+from fedjax_core import code_fingerprint, experiment, option_types, registry
 from fedjax_core.commands.tables import places, wanted
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check, targets_of
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
       config: resolved.
       name: of its directory.
       trial: its number in a search; None: it is no trial.
-      own: of the user's own code behind it, and of the files that its networks begin from, what `own_code.digests` says.
+      own: of the user's own code behind it, and of the files that its networks begin from, what `code_fingerprint.digests` says.
     """
 
     row: str
@@ -102,13 +102,13 @@ def cell(
     where = f"{row.label} / {column.label}" + (f" / trial {trial}" if trial and tuned else "")
     try:
         config = _resolved(table, row, column, seed, variant, tuned or {})
-        with by_name.noting() as named:
+        with registry.noting() as named:
             asked = experiment.resolve(config)
         for measure in table.measures:
             wanted.check(measure, config, asked)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {report.one_line(error)}") from error
-    own = own_code.digests([*own_code.files(named), *experiment.begun_from(config)])
+    own = code_fingerprint.digests([*code_fingerprint.files(named), *experiment.begun_from(config)])
     name = f"{places.slug(row.label)}--{places.slug(column.label)}--seed{seed}--{_hash(config, list(own.values()))}"
     return Cell(row.label, column.label, seed, config, name, trial, own)
 
@@ -136,7 +136,7 @@ def _resolved(table: Definition, row: Any, column: Any, seed: int, variant: str,
 
 def _check_config(config: Any) -> None:
     if not isinstance(config, ConfigDict):
-        raise ValueError(f"the row's config gave {values.short(config)}, not a ConfigDict as those of configs/ do")
+        raise ValueError(f"the row's config gave {option_types.short(config)}, not a ConfigDict as those of configs/ do")
 
 
 def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _change(config: Any, field: str, value: Any) -> None:
         place = place.get(name) if isinstance(place, ConfigDict) else None
     known = list(place) if isinstance(place, ConfigDict) else []
     if last not in known and not (above == ["method"] and known):
-        raise ValueError(f"the config has no field {field}.{by_name.did_you_mean(field, _fields(config))}")
+        raise ValueError(f"the config has no field {field}.{registry.did_you_mean(field, _fields(config))}")
     try:
         with place.unlocked():
             place[last] = value

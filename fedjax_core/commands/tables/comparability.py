@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_core import by_name, experiment
+from fedjax_core import experiment, registry
 from fedjax_core.commands.tables import measures
 from fedjax_core.data.partition import with_clients
 from fedjax_core.storage.json_files import plain
@@ -182,8 +182,8 @@ def _local_epochs(config: Any, space: Mapping[str, Any]) -> Any:
 def _method_options(config: Any) -> dict[str, Any]:
     """Returns a method's options, with its defaults for those that the config leaves out."""
     given = {key: value for key, value in config.method.to_dict().items() if value is not None}
-    name, own = by_name.parse(given.pop("name"), "method.name")
-    takes, _ = by_name.parameters(experiment.method(name))
+    name, own = registry.parse(given.pop("name"), "method.name")
+    takes, _ = registry.parameters(experiment.method(name))
     defaults = {key: one.default for key, one in takes.items() if one.default is not one.empty}
     return defaults | own | given
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.commands.tables import comparability, measures, places, spread
 from fedjax_core.commands.tables.structure import check_structure
 from fedjax_core.reporting import report
@@ -104,7 +104,7 @@ def check(table: Definition) -> None:
     """
     check_structure(table)
     for kind in table.differ:
-        by_name.choose("kind in differ", kind, comparability.KINDS)
+        registry.choose("kind in differ", kind, comparability.KINDS)
     for what, found in (("row", table.rows), ("column", table.columns), ("measure", table.measures)):
         if not found:
             raise ValueError(f"the table has no {what}s")
@@ -120,18 +120,18 @@ def check(table: Definition) -> None:
     for pair in table.cells:
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise ValueError(f"cells: {pair!r} must be (row, column)")
-        by_name.choose("row in cells", pair[0], rows)
-        by_name.choose("column in cells", pair[1], columns)
+        registry.choose("row in cells", pair[0], rows)
+        registry.choose("column in cells", pair[1], columns)
     if table.against is not None:
-        by_name.choose("row in against", table.against, rows)
+        registry.choose("row in against", table.against, rows)
     if table.figure and table.against is None:
         raise ValueError("figure shows differences to the row `against`, and the table names none")
     for label in table.figure:
-        by_name.choose("measure in figure", label, [measure.label for measure in table.measures])
+        registry.choose("measure in figure", label, [measure.label for measure in table.measures])
     for measure in table.measures:
         measures.check(measure)
         if (named := spread.row_of(measure)) is not None:
-            by_name.choose(f"row in clients of measure {measure.label!r}", named, rows)
+            registry.choose(f"row in clients of measure {measure.label!r}", named, rows)
     for target in [*table.targets, *(t for c in table.columns for t in c.targets or ())]:
         if not 0 < target <= 1:
             raise ValueError(f"target {target} is not an accuracy in (0, 1]")
@@ -140,9 +140,9 @@ def check(table: Definition) -> None:
 
 def _check_paper(table: Definition, rows: list[str], columns: list[str]) -> None:
     for row, of_row in table.paper.items():
-        by_name.choose("row in paper", row, rows)
+        registry.choose("row in paper", row, rows)
         for column in of_row or ():
-            by_name.choose("column in paper", column, columns)
+            registry.choose("column in paper", column, columns)
     for row in rows if table.paper else ():
         if row not in table.paper:
             raise ValueError(f"paper: row {row!r} is missing; write None if the paper has no numbers for it")
@@ -160,7 +160,7 @@ def paper_of(table: Definition, row: str, column: str, measure: str) -> tuple[fl
     if isinstance(entry, Mapping):
         labels = [m.label for m in table.measures]
         for label in entry:
-            by_name.choose(f"measure in {where}", label, labels)
+            registry.choose(f"measure in {where}", label, labels)
         if measure not in entry:
             raise ValueError(f"{where}: the number of measure {measure!r} is missing; write None if the paper has none")
         entry = entry[measure]

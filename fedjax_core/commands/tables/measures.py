@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.commands.analyses import measures as analyses
 from fedjax_core.commands.tables import spread
 from fedjax_core.reporting import report, words
@@ -25,7 +25,7 @@ def check(measure: Any) -> None:
     if measure.statistic.startswith(ROUNDS_TO):
         _check_target(measure, f"statistic of {what}")
     else:
-        by_name.choose(f"statistic of {what}", measure.statistic, (*STATISTICS, f"{ROUNDS_TO}(target=0.9)"))
+        registry.choose(f"statistic of {what}", measure.statistic, (*STATISTICS, f"{ROUNDS_TO}(target=0.9)"))
     scores = measure.scores
     if isinstance(scores, str) or not scores:
         raise ValueError(f"{what}: scores must be a tuple of one or more names, found {scores!r}")
@@ -43,13 +43,13 @@ def check(measure: Any) -> None:
     if measure.unit != 1 and is_percent(measure):
         raise ValueError(f"{what}: unit={measure.unit} of what is shown in per cent; leave one of them out")
     if measure.better is not None:
-        by_name.choose(f"better of {what}", measure.better, BETTER)
+        registry.choose(f"better of {what}", measure.better, BETTER)
 
 
 def _check_target(measure: Any, what: str) -> None:
-    name, options = by_name.parse(measure.statistic, what)
-    by_name.choose(what, name, (*STATISTICS, ROUNDS_TO))
-    by_name.check(f"{what}: {name}", _rounds_to, (), options)
+    name, options = registry.parse(measure.statistic, what)
+    registry.choose(what, name, (*STATISTICS, ROUNDS_TO))
+    registry.check(f"{what}: {name}", _rounds_to, (), options)
     if any(score.startswith(ANALYSIS) or words.better(score) == "neither" for score in measure.scores):
         raise ValueError(f"{what}: {name} is of accuracies or losses, found {measure.scores!r}")
     if any(map(report.is_accuracy, measure.scores)) and not 0 <= _rounds_to(**options) <= 1:
@@ -66,7 +66,7 @@ def target(measure: Any) -> float | None:
     """What a score is to reach, of a measure that counts the rounds until it does; None of others."""
     if not measure.statistic.startswith(ROUNDS_TO):
         return None
-    return _rounds_to(**by_name.parse(measure.statistic)[1])
+    return _rounds_to(**registry.parse(measure.statistic)[1])
 
 
 def is_analysis(measure: Any) -> bool:

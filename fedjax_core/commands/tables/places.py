@@ -11,7 +11,7 @@ characters: "/cifar-10-*" is CIFAR-10 with every alpha, "/cifar-10*" is CIFAR-10
 import re
 from collections.abc import Collection, Iterable
 
-from fedjax_core import by_name
+from fedjax_core import registry
 
 Pair = tuple[str, str]
 
@@ -38,7 +38,7 @@ def chosen(place: str, pairs: Iterable[Pair]) -> list[Pair]:
         rows, columns = (list(dict.fromkeys(slug(pair[i]) for pair in pairs)) for i in range(2))
         unknown = not (any(_like(row, pair[0]) for pair in pairs) or (slash and not row))
         what, name, there = ("row", row, rows) if unknown else ("column", column, columns)
-        by_name.choose(what, name, there)
+        registry.choose(what, name, there)
     return found
 
 

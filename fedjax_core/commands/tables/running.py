@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from fedjax_core import experiment, own_code
+from fedjax_core import code_fingerprint, experiment
 from fedjax_core.commands.tables import comparability, measures
 from fedjax_core.commands.tables.cells import Cell, cell, cells, choose, configs_of
 from fedjax_core.commands.tables.compared import Known
@@ -380,7 +380,7 @@ class _Going:
     def _alone(self, one: Cell) -> list[bool | Exception]:
         """Runs a cell or a trial: why it failed, or whether a signal came meanwhile."""
         try:
-            own_code.check_same(one.own)
+            code_fingerprint.check_same(one.own)
             data = self._data_of(one)
             if self._counts:
                 self.results[one.name] = counted(self._table, one, data)
@@ -400,7 +400,7 @@ class _Going:
         """Runs cells or trials in lanes: of each why it failed, or whether a signal came meanwhile."""
         try:
             for one in some:
-                own_code.check_same(one.own)
+                code_fingerprint.check_same(one.own)
             data, silent = self._data_of(some[0]), lambda text: None
             runs = [experiment.Run(one.config, str(self._folder / "runs" / one.name), silent) for one in some]
             for one in some:

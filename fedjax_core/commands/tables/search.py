@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_core import by_name, experiment
+from fedjax_core import experiment, registry
 from fedjax_core.commands.tables import measures, spaces, wanted
 from fedjax_core.commands.tables.cells import Cell, cell
 from fedjax_core.commands.tables.definition import Definition, check
@@ -135,7 +135,7 @@ def _check(table: Definition) -> None:
             )
     if not names(search) or len({is_loss(name) for name in names(search)}) > 1:
         raise ValueError(f"search: measure {search.measure!r} must name one or more scores, all of them losses or none")
-    by_name.choose("sampler of the search", search.sampler, SAMPLERS)
+    registry.choose("sampler of the search", search.sampler, SAMPLERS)
     for field, least, may_lack in (("trials", 2, False), ("rounds", 1, True), ("halving", 2, True)):
         value = getattr(search, field)
         if not (value is None and may_lack) and (isinstance(value, bool) or not isinstance(value, int) or value < least):
@@ -143,7 +143,7 @@ def _check(table: Definition) -> None:
     if not search.seeds or len(set(search.seeds)) < len(search.seeds):
         raise ValueError(f"search: seeds {tuple(search.seeds)} must be one or more, each once")
     for label in search.fewer:
-        by_name.choose("row in the search's fewer", label, [row.label for row in table.rows])
+        registry.choose("row in the search's fewer", label, [row.label for row in table.rows])
     for row in table.rows:
         spaces.check(row.label, row.space)
         if not row.space and row.label not in search.fewer:

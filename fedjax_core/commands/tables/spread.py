@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.engine.scores import ByClient
 from fedjax_core.reporting import clients, resampling, words
 
@@ -54,11 +54,11 @@ def check(measure: Any) -> None:
       ValueError, TypeError: they do not; the message has the measure's label.
     """
     what = f"clients of measure {measure.label!r}"
-    name, options = by_name.parse(measure.clients, what)
-    function = OVER[by_name.choose(what, name, OVER)]
-    by_name.check(f"{what} {name!r}", function, ("larger",), options)
+    name, options = registry.parse(measure.clients, what)
+    function = OVER[registry.choose(what, name, OVER)]
+    registry.check(f"{what} {name!r}", function, ("larger",), options)
     function(True, **options)
-    by_name.choose(f"statistic of measure {measure.label!r} with clients", measure.statistic, FILES)
+    registry.choose(f"statistic of measure {measure.label!r} with clients", measure.statistic, FILES)
     for score in measure.scores:
         if score.count("/") != 3:
             raise ValueError(
@@ -70,14 +70,14 @@ def check(measure: Any) -> None:
 
 def row_of(measure: Any) -> str | None:
     """The row whose clients a measure's are compared with; None if with none."""
-    return by_name.parse(measure.clients)[1].get("row") if measure.clients is not None else None
+    return registry.parse(measure.clients)[1].get("row") if measure.clients is not None else None
 
 
 def statistic(measure: Any, score: str) -> resampling.Statistic | None:
     """What makes a number of the values of single clients; None if the measure is not made of such."""
     larger = words.better(score) != "smaller"
     if measure.clients is not None:
-        name, options = by_name.parse(measure.clients)
+        name, options = registry.parse(measure.clients)
         function = OVER[name](larger, **options)
         return lambda values, weights: function(values)
     if measure.statistic not in FILES or score.count("/") != 4:
@@ -138,7 +138,7 @@ def number(measure: Any, score: str, found: Values) -> float:
 
 def said(measure: Any) -> str:
     """What a measure of clients is, as a sentence."""
-    name, options = by_name.parse(measure.clients)
+    name, options = registry.parse(measure.clients)
     if name == "worst_tenth":
         return "The mean of the worst tenth of the clients."
     if name == "decile":

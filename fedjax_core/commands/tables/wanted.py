@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.commands.tables.measures import ANALYSIS
 from fedjax_core.engine.scores import STATISTICS
 from fedjax_core.experiment import Asked
@@ -82,9 +82,9 @@ def _check_form(what: str, score: str, with_statistic: bool, known: Collection[s
     if scope == "gap":
         known = dict.fromkeys(of_kind[0] for of_kind in scored.NAMES.values())
     if known is not None:
-        by_name.choose(f"score in {score!r} of {what}", parts[2 if scope == "global" else 3], known)
+        registry.choose(f"score in {score!r} of {what}", parts[2 if scope == "global" else 3], known)
     if len(parts) == 5:
-        by_name.choose(f"statistic in {score!r} of {what}", parts[4], STATISTICS)
+        registry.choose(f"statistic in {score!r} of {what}", parts[4], STATISTICS)
 
 
 def _scope(score: str, with_statistic: bool) -> str | None:

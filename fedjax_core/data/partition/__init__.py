@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.data.partition.origin import by_domain, natural
 from fedjax_core.data.partition.own import dirichlet_clients, overlapping_dirichlet, pathological_clients
 from fedjax_core.data.partition.quantity import iid, quantity_skew
@@ -79,7 +79,7 @@ def make(
       TypeError: an option that the scheme does not have, or one that is missing; or a scheme from outside that returns something
         else than index lists.
     """
-    return divide(by_name.find("partition", name, SCHEMES, given=GIVEN, options=options), columns, clients, seed)
+    return divide(registry.find("partition", name, SCHEMES, given=GIVEN, options=options), columns, clients, seed)
 
 
 def clients_of(spec: str, clients: int | None) -> int | None:
@@ -89,7 +89,7 @@ def clients_of(spec: str, clients: int | None) -> int | None:
     >>> clients_of("iid", None), clients_of("iid", 5), clients_of("natural", None)
     (20, 5, None)
     """
-    return DEFAULT_CLIENTS if clients is None and by_name.parse(spec)[0] not in COUNTS_ITSELF else clients
+    return DEFAULT_CLIENTS if clients is None and registry.parse(spec)[0] not in COUNTS_ITSELF else clients
 
 
 def with_clients(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def with_clients(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def divide(
-    found: by_name.Found, columns: Mapping[str, np.ndarray | None], clients: int | None, seed: int
+    found: registry.Found, columns: Mapping[str, np.ndarray | None], clients: int | None, seed: int
 ) -> tuple[Lists, Lists | None]:
     """As `make`, with a scheme that is found already."""
     clients = clients_of(found.name, clients)
@@ -111,7 +111,7 @@ def divide(
         if column in takes and takes[column].default is inspect.Parameter.empty and column not in given:
             raise ValueError(f"partition {found.name!r} needs {column}, and this data set has none.")
     result = found(**given)
-    if found.origin != by_name.BUILT_IN:
+    if found.origin != registry.BUILT_IN:
         assert clients is not None
         return _checked(found.name, result, clients, {key: len(given.get(key, ())) for key in ("labels", "test_labels")})
     return result if isinstance(result, tuple) else (result, None)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_core.values import Positive
+from fedjax_core.option_types import Positive
 
 Alpha = Positive | Sequence[Positive]
 ALPHA_RANGE = (1e-100, 1e100)  # beyond it the logarithms of a draw overflow

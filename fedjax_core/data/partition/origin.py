@@ -5,7 +5,7 @@ import numpy as np
 from fedjax_core.data.draws import generator
 from fedjax_core.data.partition.rows import Index, check_labels, sorted_rows
 from fedjax_core.data.row_lists import RowLists
-from fedjax_core.values import AtLeastOne
+from fedjax_core.option_types import AtLeastOne
 
 
 def by_domain(

@@ -4,13 +4,13 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.data.draws import MANY, apportion, apportion_capped, generator
 from fedjax_core.data.partition import many
 from fedjax_core.data.partition.concentration import Alpha, concentrations, log_dirichlet
 from fedjax_core.data.partition.rows import Index, at_least_one_client, check_labels, choose_rows, deal_classes
 from fedjax_core.data.row_lists import RowLists
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 
 Lists = Index | RowLists
 _BLOCK = 2**22  # rows, and shares of classes, that are drawn at once where clients are very many
@@ -154,7 +154,7 @@ def overlapping_dirichlet(
     classes, rows = np.unique(labels, return_counts=True)
     rng = generator(seed, "overlapping_dirichlet")
     if isinstance(alpha, str):
-        by_name.choose("way to draw alpha", alpha, ("random_over_classes", "random_over_clients"))
+        registry.choose("way to draw alpha", alpha, ("random_over_classes", "random_over_clients"))
         drawn = 1.0 - rng.random((clients, len(classes)))
         concentration = drawn / drawn.sum(1 if alpha == "random_over_classes" else 0, keepdims=True)
     else:

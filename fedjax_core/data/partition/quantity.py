@@ -6,7 +6,7 @@ from fedjax_core.data.draws import apportion, generator
 from fedjax_core.data.partition.concentration import Alpha, concentrations, draw_until, log_dirichlet
 from fedjax_core.data.partition.rows import check_labels
 from fedjax_core.data.row_lists import RowLists
-from fedjax_core.values import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero
 
 
 def iid(labels: np.ndarray, clients: int, seed: int) -> RowLists:

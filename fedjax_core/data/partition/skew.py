@@ -10,7 +10,7 @@ from fedjax_core.data.partition import many
 from fedjax_core.data.partition.concentration import Alpha, concentrations, draw_until, log_dirichlet, log_sum
 from fedjax_core.data.partition.rows import check_labels, deal_classes
 from fedjax_core.data.row_lists import RowLists
-from fedjax_core.values import AtLeastOne, AtLeastZero, Fraction, Positive
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive
 
 FITTING_STEPS = 500  # of iterative proportional fitting; what it leaves over is moved by hand
 

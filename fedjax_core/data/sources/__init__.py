@@ -48,7 +48,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import targets_of
 from fedjax_core.data.sources.archive import npz
 from fedjax_core.data.sources.cifar import cifar10, cifar100
@@ -109,7 +109,7 @@ PREFIXED = dict.fromkeys(("npz", "csv", "jsonl", "parquet", "array_record"), "FI
 GIVEN = ("data_dir", "load", "training_examples")  # arguments of a reader that are no options of its own
 
 
-def find(spec: str, options: Mapping[str, Any] | None = None, *, field: str = "") -> by_name.Found:
+def find(spec: str, options: Mapping[str, Any] | None = None, *, field: str = "") -> registry.Found:
     """The reader that a spec names, its options checked; nothing is read.
 
     Args:
@@ -122,13 +122,13 @@ def find(spec: str, options: Mapping[str, Any] | None = None, *, field: str = ""
       ValueError: an unknown name, or an option has a value that it may not have.
       TypeError: an option that the reader does not have, or one that is missing.
     """
-    kind, colon, rest = by_name.parse(spec, field)[0].partition(":")
+    kind, colon, rest = registry.parse(spec, field)[0].partition(":")
     path = {"path": rest} if colon and kind in PREFIXED else {}
     if path and not rest:
         raise ValueError(f"data set {spec!r} has nothing after the colon: must be {kind}:{PREFIXED[kind]}.")
     if path and "path" in (options or {}):
         raise ValueError(f"data set {spec!r} is also given path={dict(options or {})['path']!r}: give one of them.")
-    return by_name.find("data set", spec, READERS, given=GIVEN, prefixes=PREFIXED, field=field, options=path | dict(options or {}))
+    return registry.find("data set", spec, READERS, given=GIVEN, prefixes=PREFIXED, field=field, options=path | dict(options or {}))
 
 
 def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -> Dataset:
@@ -147,7 +147,7 @@ def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -
     return read(find(name, options), data_dir)
 
 
-def read(found: by_name.Found, data_dir: str | os.PathLike | None = None, training_examples: int | None = None) -> Dataset:
+def read(found: registry.Found, data_dir: str | os.PathLike | None = None, training_examples: int | None = None) -> Dataset:
     """As `load`, of a reader that `find` has found.
 
     Args:
@@ -157,7 +157,7 @@ def read(found: by_name.Found, data_dir: str | os.PathLike | None = None, traini
     """
     root = Path(data_dir or os.environ.get(DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser()
     made = found(data_dir=root, load=lambda spec: load(spec, root), training_examples=training_examples)
-    return made if found.origin == by_name.BUILT_IN else _checked(found.name, made)
+    return made if found.origin == registry.BUILT_IN else _checked(found.name, made)
 
 
 def _checked(name: str, made: Any) -> Dataset:
@@ -174,7 +174,7 @@ def _checked(name: str, made: Any) -> Dataset:
     else:
         wanted = "a Dataset, a mapping of the arguments of from_arrays, or (train_x, train_y, test_x, test_y)"
         raise TypeError(f"data set {name!r} returned {type(made).__name__}: must be {wanted}.")
-    by_name.check(f"what data set {name!r} returned", from_arrays, (), given)
+    registry.check(f"what data set {name!r} returned", from_arrays, (), given)
     try:
         if isinstance(made, Dataset):
             given["targets"] = targets_of(np.asarray(made.train.y))

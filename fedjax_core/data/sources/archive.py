@@ -13,7 +13,7 @@ from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources import files, images
 from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
 from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
-from fedjax_core.values import AtLeastOne
+from fedjax_core.option_types import AtLeastOne
 
 OF_ROWS = ("images", "features", "bytes", "offsets", "labels", "domains", "clients")
 SHARED = ("is_test", "class_names", "domain_names", "client_names")

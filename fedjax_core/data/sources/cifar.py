@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.data.sources import files
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 
@@ -78,7 +78,7 @@ def cifar100(data_dir: Path, labels: str = "fine") -> Dataset:
 
 def read_cifar(name: str, spec: Cifar, data_dir: Path, labels: str) -> Dataset:
     """Reads either archive: records of label bytes and 3x32x32 pixels, channels first, no header."""
-    by_name.choose("label set", labels, spec.labels)
+    registry.choose("label set", labels, spec.labels)
     names_file, classes = spec.labels[labels]
     how = f"get https://www.cs.toronto.edu/~kriz/{spec.archive} and put it there, packed or unpacked"
     where = files.find(name, data_dir, [data_dir / spec.archive, data_dir / name / spec.archive], how, data_dir / spec.folder)

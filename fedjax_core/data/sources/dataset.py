@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import TARGETS, Examples
 from fedjax_core.data import spread
 from fedjax_core.data.readers import in_file
@@ -105,7 +105,7 @@ def from_arrays(
       ValueError: a wrong shape, type or range, or images of training and test set in different ranges; the message names the
         array, what it found and what is allowed.
     """
-    by_name.choose("targets", targets, TARGETS)
+    registry.choose("targets", targets, TARGETS)
     parts = {"train": (train_x, train_y), "test": (test_x, test_y)}
     if targets == "tokens" and train_y is None and test_y is None:
         parts = {part: shifted(f"{part}_x", x) for part, (x, _) in parts.items()}

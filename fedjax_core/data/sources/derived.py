@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Examples, targets_of
 from fedjax_core.data.draws import generator
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
@@ -41,7 +41,7 @@ def fc100(load: Load, of: str = "cifar100", test: str = "test") -> Dataset:
     Raises:
       ValueError: the other set has not the classes of CIFAR-100; or what reading the other set raises.
     """
-    by_name.choose("FC100 test", test, ("test", "validation"))
+    registry.choose("FC100 test", test, ("test", "validation"))
     dataset = load(of)
     need_classes(f"fc100(of={of!r})", dataset.train.y, "give a source that has all of CIFAR-100")
     if len(dataset.class_names) != len(SUPERCLASS) or list(dataset.class_names) != sorted(dataset.class_names):
@@ -92,7 +92,7 @@ def unseen_domain(load: Load, of: str, domain: str) -> Dataset:
     dataset = load(of)
     if dataset.train_domains is None or dataset.test_domains is None:
         raise ValueError(f"unseen_domain: of={of!r} has no domains; needs a set that has, such as folder(path=DIR, domains=True).")
-    left_out = dataset.domain_names.index(by_name.choose(f"domain of {of}", domain, dataset.domain_names))
+    left_out = dataset.domain_names.index(registry.choose(f"domain of {of}", domain, dataset.domain_names))
     x, y = (np.concatenate(column) for column in zip(dataset.train, dataset.test, strict=True))
     domains = np.concatenate([dataset.train_domains, dataset.test_domains])
     test = domains == left_out

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from fedjax_core.values import Limit
+from fedjax_core.option_types import Limit
 
 DATA_VARIABLE = "FEDJAX_DATA"
 NOT_AN_ARRAY = (OSError, EOFError, ValueError, SyntaxError, RecursionError, OverflowError, MemoryError, tokenize.TokenError)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.data.sources import files
 from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
 
@@ -77,7 +77,7 @@ def emnist(data_dir: Path, split: str = "balanced") -> Dataset:
       FileNotFoundError: the files are not there; the message says which, where to get and where to put them.
       ValueError: they are truncated, damaged or others; or there is no such split.
     """
-    by_name.choose("EMNIST split", split, EMNIST_NAMES)
+    registry.choose("EMNIST split", split, EMNIST_NAMES)
     return read_emnist(data_dir, split, EMNIST_ROWS[split])
 
 

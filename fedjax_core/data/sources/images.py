@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.splits import TestFraction, choose_rows, stratified_fraction
-from fedjax_core.values import AtLeastOne
+from fedjax_core.option_types import AtLeastOne
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 DEEP_FORMATS = ("PNG", "PPM")  # whose mode "I" has 16 bits

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from fedjax_core import values
+from fedjax_core import option_types
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.data.sources import tf_example
 from fedjax_core.data.sources.cells import is_missing
@@ -19,7 +19,7 @@ from fedjax_core.data.sources.files import Encoding, find, read_text
 from fedjax_core.data.sources.splits import TestFraction
 from fedjax_core.data.sources.table import MISSING, as_bytes, from_table, test_rows
 from fedjax_core.data.sources.vocabulary import told_apart
-from fedjax_core.values import AtLeastOne, Limit, Width, one_of
+from fedjax_core.option_types import AtLeastOne, Limit, Width, one_of
 
 Missing = Annotated[str, one_of(*MISSING)]
 Delimiter = Annotated[str, Limit("one sign, no quote and no line's end", lambda v: len(v) == 1 and v not in '"\r\n')]
@@ -227,7 +227,7 @@ def _text(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
     if column in row and is_missing(row[column]):
         return []
     if not isinstance(row.get(column), str):
-        raise ValueError(f"{part}: row {i} of column {column!r} is {values.short(row.get(column))}: must be a text.")
+        raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.short(row.get(column))}: must be a text.")
     return row[column].split()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.splits import SPLIT_SEED, stratified
-from fedjax_core.values import AtLeastOne
+from fedjax_core.option_types import AtLeastOne
 
 
 def digits() -> Dataset:

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_core.data.sources import decoded, images, tf_example
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.splits import choose_rows
-from fedjax_core.values import AtLeastOne
+from fedjax_core.option_types import AtLeastOne
 
 _BLOCK = 4096  # records that are read at once
 

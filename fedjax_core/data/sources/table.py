@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core import by_name, values
+from fedjax_core import option_types, registry
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.data.memory import check_fits
 from fedjax_core.data.sources import images
@@ -86,7 +86,7 @@ def from_table(
     if not x:
         raise ValueError(f"x={x!r}: must be a column, or several columns of numbers.")
     tables = {"train": train} if test is None else {"train": train, "test": test}
-    by_name.choose("targets", targets, TARGETS)
+    registry.choose("targets", targets, TARGETS)
     several = [[column] if isinstance(column, str) else list(column or ()) for column in (x, y)]
     if targets == "classes" and len(several[1]) != 1:
         raise ValueError(f"y={y!r}: classes are in one column; of several columns targets are 'labels' or 'numbers'.")
@@ -95,7 +95,7 @@ def from_table(
     for part, held in read.items():
         if len({len(cells) for cells in held.values()}) != 1:
             raise ValueError(f"{part}: columns have {', '.join(f'{len(c)} ({name})' for name, c in held.items())} rows.")
-    by_name.choose("missing", missing, MISSING)
+    registry.choose("missing", missing, MISSING)
     one_hot = (categorical,) if isinstance(categorical, str) else tuple(categorical)
     if other := [column for column in one_hot if column not in several[0]]:
         raise ValueError(f"categorical={categorical!r}: {other[0]!r} must be one of the columns x, {', '.join(several[0])}.")
@@ -259,7 +259,7 @@ def _one_hot(held: Mapping[str, Column], column: str, fill: float) -> dict[str, 
         for i, cell in enumerate(cells):
             if not isinstance(cell, str | int | float | np.generic | None):
                 wanted = "must be a text or a number, to be one of the values of a categorical column"
-                raise ValueError(f"{part}: row {i} of column {column!r} is {values.short(cell)}: {wanted}.")
+                raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.short(cell)}: {wanted}.")
     different = {cell for cells in plain.values() for cell in cells} - {None}
     in_order = sorted(different, key=lambda cell: (isinstance(cell, str), cell))
     place = {cell: i for i, cell in enumerate(in_order)}
@@ -289,7 +289,7 @@ def _pictures(held: Mapping[str, Column], column: str, size: int | None) -> dict
         shown[part] = [cell["bytes"] if isinstance(cell, Mapping) and "bytes" in cell else cell for cell in cells]
         for i, (cell, shows) in enumerate(zip(cells, shown[part], strict=True)):
             if shows is None and cell is not None:
-                what = f"row {i} of column {column!r} has the path {values.short(cell.get('path'))} of an image and no bytes"
+                what = f"row {i} of column {column!r} has the path {option_types.short(cell.get('path'))} of an image and no bytes"
                 raise ValueError(f"{part}: {what}; write the files themselves into the table.")
             if not is_missing(cell) and not _is_image(cell):
                 what = f"row {i} of column {column!r} is {type(cell).__name__}"
@@ -366,7 +366,7 @@ def _stacked(part: str, name: str, cells: Column, axes: int | None = None, fill:
 
 
 def _short(cell: Any) -> str:
-    return values.short(cell) if isinstance(cell, str) else type(cell).__name__
+    return option_types.short(cell) if isinstance(cell, str) else type(cell).__name__
 
 
 def _holes(cells: Column, block: np.ndarray | None) -> np.ndarray:
@@ -394,7 +394,7 @@ def _kept(
             log.warning("%s: %d of %d cells of column %r are missing and become its mean", part, rows.sum(), len(rows), column)
             continue
         also = ", missing='mean' puts the training rows' mean in its place" if fillable else ""
-        what = f"row {i} of column {column!r} is missing ({values.short(held[column][i])})"
+        what = f"row {i} of column {column!r} is missing ({option_types.short(held[column][i])})"
         raise ValueError(f"{part}: {what}; missing='drop' leaves such rows out{also}.")
     lost = np.any([*holes.values()], 0)
     if missing != "drop" or not lost.any():
@@ -499,7 +499,7 @@ def _coded(
             if kind is not first[1] or kind not in _LABELS:
                 wanted = _LABELS[first[1]] + f", as row {first[0]}" if first[1] in _LABELS else "an integer or a text"
                 raise ValueError(
-                    f"{part}: row {i} of column {column!r} is {values.short(read[part][column][i])}: must be {wanted}."
+                    f"{part}: row {i} of column {column!r} is {option_types.short(read[part][column][i])}: must be {wanted}."
                 )
     kind = int if first is None else first[1]
     if kind is bool:

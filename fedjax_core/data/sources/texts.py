@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.files import find, read_text
 from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
-from fedjax_core.values import AtLeastOne, Width
+from fedjax_core.option_types import AtLeastOne, Width
 
 
 def text(

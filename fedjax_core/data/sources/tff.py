@@ -28,7 +28,7 @@ from fedjax_core.data.sources.dataset import Dataset, from_arrays, shifted
 from fedjax_core.data.sources.files import find
 from fedjax_core.data.sources.idx import EMNIST_NAMES
 from fedjax_core.data.sources.splits import SPLIT_SEED
-from fedjax_core.values import AtLeastOne, Width
+from fedjax_core.option_types import AtLeastOne, Width
 
 WHERE = "https://storage.googleapis.com/tff-datasets-public/"
 CHARACTERS = "".join(sorted(string.ascii_letters + string.digits + "\n\r !\"#$%&'()*,-./:;?@[]_"))  # that Shakespeare has

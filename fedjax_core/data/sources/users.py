@@ -26,7 +26,7 @@ from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.files import find, read_text
 from fedjax_core.data.sources.images import IMAGE_ENDINGS
 from fedjax_core.data.sources.splits import SPLIT_SEED
-from fedjax_core.values import AtLeastOne
+from fedjax_core.option_types import AtLeastOne
 
 Row = Mapping[str, Any]
 

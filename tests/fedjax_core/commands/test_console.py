@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedjax_core
-from fedjax_core import bundled, outside
+from fedjax_core import outside, own_packages
 from fedjax_core.commands import console, listing, shipped
 
 ROOT = Path(__file__).parents[3]
@@ -47,7 +47,7 @@ def test_names_of_ours_are_not_a_users_packages(tmp_path, monkeypatch):
     """A folder with packages `methods` and `configs`, first on the path as with `python -m`."""
     import sys
 
-    for name in bundled.PACKAGES:
+    for name in own_packages.PACKAGES:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("mine = True")
         for other in [module for module in sys.modules if module.partition(".")[0] == name]:
@@ -56,7 +56,7 @@ def test_names_of_ours_are_not_a_users_packages(tmp_path, monkeypatch):
     import configs  # the user's
 
     assert configs.mine
-    bundled.take_ours()
+    own_packages.take_ours()
     assert Path(str(sys.modules["configs"].__file__)) == ROOT / "configs" / "__init__.py"
     assert Path(str(sys.modules["methods"].__file__)) == ROOT / "methods" / "__init__.py"
     from configs import fedavg

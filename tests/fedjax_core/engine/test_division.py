@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
-from fedjax_core.deferred import Deferred
 from fedjax_core.engine import division, parallel, simulation
 from fedjax_core.engine.parallel import Plan
 from fedjax_core.language import text
+from fedjax_core.lazy_array import Deferred
 from fedjax_core.learning import lora, training
 from fedjax_core.nn import llama
 from fedjax_core.task import axis_of, of_model

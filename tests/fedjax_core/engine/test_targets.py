@@ -161,9 +161,9 @@ def test_validation_rows_are_scored_and_can_be_selected_by():
 @pytest.mark.parametrize("name", ["lstm(embedding=4, width=5, project=3)", "causal(width=8, layers=1, heads=2, hidden=8)"])
 def test_next_tokens_are_learnt(name):
     """A text that repeats four letters is told nearly always; rows may be of any length."""
-    from fedjax_core import by_name
+    from fedjax_core import registry
 
-    place, options = by_name.parse(name)
+    place, options = registry.parse(name)
     text = np.tile(np.arange(4), 60)[: 24 * 9].reshape(24, 9)
     text[::5, 6:] = -1
     dataset = sources.from_arrays(text, None, text[:4], None, tuple("abcd"), targets="tokens")

@@ -14,9 +14,9 @@ import pytest
 from configs import base
 from fedjax_core import experiment
 from fedjax_core.commands import analyse
-from fedjax_core.deferred import Deferred
 from fedjax_core.language import prepare as language
 from fedjax_core.language import pretrained, text
+from fedjax_core.lazy_array import Deferred
 from fedjax_core.nn import bert, llama
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.tensors import write_tensors

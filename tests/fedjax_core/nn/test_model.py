@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fedjax_core import by_name, nn
+from fedjax_core import nn, registry
 from fedjax_core.nn import model
 
 SMALL = {
@@ -235,7 +235,7 @@ def test_other_variables_are_refused():
 
 @pytest.mark.parametrize("name", ["cnn(widths=(4,), dense=4)", "resnet8(width=4)", "vit(patch=4, width=8, depth=1, heads=2)"])
 def test_images_of_whole_numbers_are_bytes(name):
-    name, options = by_name.parse(name)
+    name, options = registry.parse(name)
     built = nn.build(name, 3, (8, 8, 2), None, None, **options)
     net = jax.eval_shape(built.init, jax.random.key(0))
     apply = lambda x: jax.eval_shape(lambda net, x: built.apply(net, x)[0]["logits"], net, x)

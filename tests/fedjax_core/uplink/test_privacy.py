@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies
 from hypothesis.extra import numpy as arrays
 
-from fedjax_core import by_name
+from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Net
 from fedjax_core.experiment import protection
 from fedjax_core.learning import aggregators
@@ -96,7 +96,7 @@ def test_the_clip_follows_the_quantile():
 def test_the_clip_follows_its_quantile_among_those_that_are_expected_to_come_back():
     """Of 100 clients 40 drop out every round: who is absent is neither within the clip nor above it."""
     asked = types.SimpleNamespace(privacy=True, cohort=100, dropout=0.4)
-    asked.mechanism = by_name.find("mechanism", "adaptive(quantile=0.9, rate=0.5)", privacy.MECHANISMS, given=privacy.GIVEN)
+    asked.mechanism = registry.find("mechanism", "adaptive(quantile=0.9, rate=0.5)", privacy.MECHANISMS, given=privacy.GIVEN)
     spent = types.SimpleNamespace(release=Release("gaussian", "poisson", 100, 1000), strategy=None, clip=0.1, noise=1e-3)
     (link,) = protection.links(cast(Any, asked), cast(Any, spent), 1000)
     rows = jnp.linspace(0.05, 9.95, 100)[:, None] * jnp.array([[0.6, 0.8]])

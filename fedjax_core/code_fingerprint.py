@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_core.bundled import HOME, PACKAGES
+from fedjax_core.own_packages import HOME, PACKAGES
 
 Named = tuple[Callable, str]  # a function or class, and its origin: a file, or a module with what may stand behind ":"
 

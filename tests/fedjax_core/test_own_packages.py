@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_core import bundled, experiment
+from fedjax_core import experiment, own_packages
 
 LIBRARY = """
 import configs, methods
@@ -69,7 +69,7 @@ def folder(tmp_path):
 
 def run_in(folder, code, *path):
     script = f"import sys\nsys.path[:0] = {[str(p) for p in path]}\n{code}"
-    path_of_ours = {"PYTHONPATH": str(bundled.HOME), "JAX_PLATFORMS": "cpu"}
+    path_of_ours = {"PYTHONPATH": str(own_packages.HOME), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", script], cwd=folder, env=os.environ | path_of_ours, capture_output=True, text=True, timeout=300
     )
@@ -95,4 +95,4 @@ def test_a_config_that_there_is_not_is_named():
 def test_what_is_found_as_ours_is_imported_once():
     import methods.fedavg
 
-    assert bundled.import_bundled("methods.fedavg") is methods.fedavg is sys.modules["methods.fedavg"]
+    assert own_packages.import_bundled("methods.fedavg") is methods.fedavg is sys.modules["methods.fedavg"]

@@ -20,8 +20,8 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from fedjax_core import outside, values
-from fedjax_core.values import did_you_mean
+from fedjax_core import option_types, outside
+from fedjax_core.option_types import did_you_mean
 
 T = TypeVar("T", bound=NamedTuple)
 BUILT_IN = "built in"
@@ -64,7 +64,7 @@ def choose(what: str, name: str, allowed: Iterable[str]) -> str:
     names = list(allowed)
     if name not in names:
         hint = did_you_mean(str(name), names)
-        raise ValueError(f"unknown {what} {values.short(name)}; allowed: {', '.join(names)}.{hint}")
+        raise ValueError(f"unknown {what} {option_types.short(name)}; allowed: {', '.join(names)}.{hint}")
     return name
 
 
@@ -90,7 +90,7 @@ def parse(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
     start = f"{field}: " if field else ""
     if not isinstance(text, str) or len(text) > LONGEST:
         limit = "must be a text" if not isinstance(text, str) else f"must not be longer than {LONGEST} signs"
-        raise ValueError(f"{start}{values.short(text)} {limit}, such as 'name(option=1)'")
+        raise ValueError(f"{start}{option_types.short(text)} {limit}, such as 'name(option=1)'")
     whole = text.rstrip().endswith(")") and _CALLED.match(text)  # a file may also stand in an option
     file, colon, rest = (text, "", "") if whole else text.partition(".py:")  # a folder may have brackets in its name
     name, bracket, rest = rest.partition("(") if colon else text.partition("(")
@@ -110,9 +110,9 @@ def parse(text: str, field: str = "") -> tuple[str, dict[str, Any]]:
         options = [(str(k.arg), ast.literal_eval(k.value)) for k in call.keywords]
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         form = "is not of the form name(key=value, ...), its values Python literals"
-        raise ValueError(f"{start}{values.short(text)} {form}") from None
+        raise ValueError(f"{start}{option_types.short(text)} {form}") from None
     if twice := [key for i, (key, _) in enumerate(options) if key in dict(options[:i])]:
-        raise ValueError(f"{start}{values.short(text)} has the option {twice[0]!r} twice")
+        raise ValueError(f"{start}{option_types.short(text)} has the option {twice[0]!r} twice")
     return name, dict(options)
 
 
@@ -145,7 +145,7 @@ def find(
     """
     name, own = parse(spec, field)
     if twice := own.keys() & (options or {}).keys():
-        raise ValueError(f"{what} {values.short(spec)} has the option {min(twice)!r}, which is also given beside it")
+        raise ValueError(f"{what} {option_types.short(spec)} has the option {min(twice)!r}, which is also given beside it")
     function, origin = lookup(what, name, builtin, prefixes)
     found = Found(what, spec, name, own | dict(options or {}), function, origin)
     given = (*given, *by_place(f"{what} {name!r}", function, placed))
@@ -169,7 +169,7 @@ def lookup(what: str, name: str, builtin: Mapping[str, Callable], prefixes: Cont
     )
     others = "others are named 'package.module:name' or 'path/to/file.py:name'." if looked else ""
     raise ValueError(
-        f"unknown {what} {values.short(name)}; allowed: {', '.join(names)}.{did_you_mean(name, names)}{looked}{others}"
+        f"unknown {what} {option_types.short(name)}; allowed: {', '.join(names)}.{did_you_mean(name, names)}{looked}{others}"
     )
 
 
@@ -218,7 +218,7 @@ def check(
     settable = [name for name in named if name not in given]
     for name, value in options.items():
         if name in settable:
-            values.check(f"{what}: {name}" if prefix is None else f"{prefix}{name}", value, named[name].annotation)
+            option_types.check(f"{what}: {name}" if prefix is None else f"{prefix}{name}", value, named[name].annotation)
         elif not others or name in given:
             listed = ", ".join(settable) or "none"
             raise TypeError(f"{what} has no option {name!r}; it takes: {listed}.{did_you_mean(name, settable)}")
@@ -298,5 +298,5 @@ def options(what: str, default: T, *given: Mapping[str, Any] | None) -> T:
         for name, value in (some or {}).items():
             choose(f"option of {what}", name, default._fields)
             if value is not None:
-                found[name] = values.check(f"{what}.{name}", value, named[name].annotation)
+                found[name] = option_types.check(f"{what}.{name}", value, named[name].annotation)
     return default._replace(**found)
