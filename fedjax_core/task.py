@@ -131,7 +131,7 @@ class Task:
       public: Examples that everybody holds (FedMD's public set); `()` if none.
       shape: of one example's x; None if it is not told (few methods ask).
       round: index of the current round, from 0; a traced scalar inside a round.
-      lane: which of the runs that share a program this is, a traced scalar (`engine/lanes.py`); `()` of a run alone.
+      lane: which of the runs that share a program this is, a traced scalar (`engine/vmapped_runs.py`); `()` of a run alone.
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
       group: the place of this network's clients among them.
       scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight), or

@@ -69,7 +69,7 @@ def room(name: str) -> str:
 
 def test_the_reader_of_imports_reads():
     assert "fedjax_core.run" in imports("fedjax_core/experiment/runs.py")
-    assert "fedjax_core.algorithm" in imports("fedjax_core/engine/simulation.py")
+    assert "fedjax_core.algorithm" in imports("fedjax_core/engine/simulator.py")
     assert "fedjax_core.commands.ending" in imports("methods/main.py")
     assert imports("fedjax_core/storage/forms.py") == frozenset()
 
@@ -115,8 +115,8 @@ LEAVES = {  # what the bottom of a room may import of ours
     "fedjax_core/learning/losses.py": {"fedjax_core.algorithm", "fedjax_core.option_types"},
     "fedjax_core/learning/metrics.py": {"fedjax_core.algorithm"},
     "fedjax_core/task.py": {"fedjax_core.algorithm"},
-    "fedjax_core/engine/parallel.py": {"fedjax_core.algorithm", "fedjax_core.lazy_array"},
-    "fedjax_core/engine/cohort.py": {"fedjax_core.algorithm"},
+    "fedjax_core/engine/client_loop.py": {"fedjax_core.algorithm", "fedjax_core.lazy_array"},
+    "fedjax_core/engine/client_sampling.py": {"fedjax_core.algorithm"},
     "fedjax_core/storage/files.py": {"fedjax_core.option_types"},
     "fedjax_core/storage/forms.py": set(),
     "fedjax_core/storage/json_files.py": {"fedjax_core.storage.files", "fedjax_core.storage.forms"},

@@ -17,7 +17,7 @@ import pytest
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from fedjax_core.task import of_model
 from methods.fedavg import fedavg
@@ -120,8 +120,8 @@ def engine(small, x, y):
     data = federated.from_index(dataset, list(index), [np.zeros(0, int)] * CLIENTS)
     task = of_model(nn.build(small.model, 10, small.shape, **small.options), classes=10, population=CLIENTS)
     build = functools.partial(fedavg, optimizer=training.sgd(RATE), epochs=1, batch=small.batch)
-    sim = simulation.Simulation(
-        simulation.one_group(build, task, CLIENTS), data, cohort=COHORT, plan=parallel.Plan(1, 1), dispatch=50
+    sim = simulator.Simulation(
+        simulator.one_group(build, task, CLIENTS), data, cohort=COHORT, plan=client_loop.Plan(1, 1), dispatch=50
     )
     held = [sim.init(seed=0)]
     params = jax.tree.map(np.copy, jax.device_get(held[0].server.net.params))

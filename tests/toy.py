@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from fedjax_core.engine import simulation
+from fedjax_core.engine import simulator
 from fedjax_core.testing.case import Case, groups
 from fedjax_core.testing.federation import (
     CLASSES,
@@ -148,11 +148,11 @@ CASES = {
 }
 
 
-def simulate(name: str, **settings) -> simulation.Simulation:
+def simulate(name: str, **settings) -> simulator.Simulation:
     """A simulation of one of METHODS; settings as of `Case.simulate`."""
     return CASES[name].simulate(**settings)
 
 
-def reference(name: str) -> tuple[simulation.Simulation, Any, Any]:
+def reference(name: str) -> tuple[simulator.Simulation, Any, Any]:
     """(simulation, host copy of the state before, and after two rounds) one client after another; compiled once for all tests."""
     return CASES[name].reference

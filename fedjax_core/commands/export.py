@@ -22,7 +22,7 @@ from fedjax_core import experiment, registry
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands import ending
 from fedjax_core.commands.analyses.asked import TRUST
-from fedjax_core.engine.simulation import View
+from fedjax_core.engine.simulator import View
 from fedjax_core.reporting import report
 from fedjax_core.storage import export as files
 from fedjax_core.storage import predictor, weights

@@ -11,9 +11,9 @@ import numpy as np
 
 from fedjax_core.algorithm import TARGETS, Array, Examples, PyTree, targets_of
 from fedjax_core.data.federated import FederatedData
-from fedjax_core.engine import promises
+from fedjax_core.engine import contracts
 from fedjax_core.engine.federation import SCOPES, Evaluation, Federation, Group, Held
-from fedjax_core.engine.placement import PLACES
+from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.learning import metrics
 from fedjax_core.learning.episodes import Episodes
 from fedjax_core.task import TO_ADD, check_tokens
@@ -80,7 +80,7 @@ def targets(groups: Sequence[Group], examples: Examples) -> None:
         if kind in (may := group.build(group.task).targets):
             _gives(group, kind, examples)
             continue
-        needs = f"{promises.name_of(group.build)} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
+        needs = f"{contracts.name_of(group.build)} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
         raise ValueError(f"{needs}; fedavg, fedprox, scaffold, fedopt, fedper, ditto and others that read no class can")
 
 
@@ -141,7 +141,7 @@ def shapes(fed: Federation, held: Held) -> Shapes:
         sent = algorithm.broadcast(server, i)
         client = algorithm.client_init(key, server, i)
         out = algorithm.client_update(sent, client, fed.rows_of(held, 0, held.size[0]), key)
-        out = promises.output(out, algorithm.collect)
+        out = contracts.output(out, algorithm.collect)
         group, few = fed.groups[g], jax.tree.map(lambda rows: rows[:2], held.train)
         local = (sent, out.state) if out.local is None else out.local
         for name, predict in algorithm.predict.items():
@@ -149,7 +149,7 @@ def shapes(fed: Federation, held: Held) -> Shapes:
                 _of_no_classes(lambda predict=predict: predict(*local, few.x), name, group.name)
             else:
                 outputs, more = predict(*local, few.x), group.task.public != ()
-                promises.predicted(outputs, name, group.name, few.y, group.task.classes, more=more)
+                contracts.predicted(outputs, name, group.name, few.y, group.task.classes, more=more)
         return server, sent, client, out
 
     found = []
@@ -163,11 +163,11 @@ def shapes(fed: Federation, held: Held) -> Shapes:
                 f"group {group.name!r}: the method reads logits of plain examples, which a prototypical network does not have; "
                 "with episodes choose a method, or an option of it, that reads features"
             ) from None
-        promises.same(
+        contracts.same(
             client, out.state, f"group {group.name!r}: client_update must return the client's state as client_init made it"
         )
         if found:
-            promises.same(
+            contracts.same(
                 found[0].server,
                 server,
                 f"groups {fed.groups[0].name!r} and {group.name!r} would give the server different states; a method that "

@@ -9,9 +9,10 @@ import numpy as np
 from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.data.federated import FederatedData, pooled
 from fedjax_core.data.readers import Reader
-from fedjax_core.engine import check, parallel, placement, promises, score_check, unseen
-from fedjax_core.engine import cohort as cohorts
+from fedjax_core.engine import check, client_loop, contracts, score_checks, unseen_clients
+from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.engine.federation import Evaluation, Federation, Group, Held, acquainted, held_arrays, known_by_shape
+from fedjax_core.engine.sharding import data_placement
 from fedjax_core.learning.episodes import Episodes
 from fedjax_core.uplink import Link, wrapped
 
@@ -35,7 +36,7 @@ class Described:
     fed: Federation
     tasks: tuple[PyTree, ...]
     data: FederatedData
-    placed: placement.Placed
+    placed: data_placement.Placed
     readers: dict[str, Reader]
     host: Held
     shapes: check.Shapes
@@ -49,7 +50,7 @@ def described(
     *,
     cohort: int | float | None,
     dropout: float,
-    plan: parallel.Plan | None,
+    plan: client_loop.Plan | None,
     evaluation: Evaluation,
     hold: str,
     dispatch: int,
@@ -67,7 +68,7 @@ def described(
     """
     tasks = tuple(group.task.held for group in groups)
     groups = acquainted(known_by_shape(groups))
-    if any(promises.algorithm(group.build(group.task), group.build).pooled for group in groups):
+    if any(contracts.algorithm(group.build(group.task), group.build).pooled for group in groups):
         if len(groups) > 1:
             raise ValueError("a pooled method trains one network; it cannot have groups")
         data, cohort, dropout = pooled(data), None, 0.0
@@ -77,13 +78,13 @@ def described(
     check.settings(groups, population, dropout, hold, evaluation, dispatch, episodes)
     check.targets(groups, data.train)
     check.tokens(groups, data)
-    why, newcomers = unseen.reason(tuple(groups)), 0 if data.unseen is None else len(data.unseen.ids)
-    evaluation = unseen.scored(evaluation, why, newcomers > 0)
+    why, newcomers = unseen_clients.reason(tuple(groups)), 0 if data.unseen is None else len(data.unseen.ids)
+    evaluation = unseen_clients.scored(evaluation, why, newcomers > 0)
     size = cohorts.number(cohort, population)
     cohorts.check(sampling, size, population)
     rate = size / population if sampling == "poisson" else None
     places = size if rate is None else cohorts.places(size, population)
-    plan = parallel.choose(places, among=devices, **({} if plan is None else plan._asdict()))
+    plan = client_loop.choose(places, among=devices, **({} if plan is None else plan._asdict()))
     fed = Federation(
         tuple(groups),
         population,
@@ -94,19 +95,19 @@ def described(
         on_host=hold != "device",
         dispatch=dispatch,
         plan=plan,
-        mesh=parallel.mesh(plan, devices),
+        mesh=client_loop.mesh(plan, devices),
         center=np.asarray(data.train.y).mean(0, dtype=np.float64) if targets_of(data.train.y) == "numbers" else 0.0,
         rate=rate,
         in_turn=sampling == "cyclic",
     )
-    placed = placement.choose(data_on, data, fed.mesh)
-    data, readers = placement.opened(placed, data)
+    placed = data_placement.choose(data_on, data, fed.mesh)
+    data, readers = data_placement.opened(placed, data)
     host = held_arrays(groups, data, episodes)
     shapes = check.shapes(fed, host)
     if links or leave_out:
         fed = _linked(fed, shapes, links, leave_out)
         shapes = check.shapes(fed, host)
-    fed = dataclasses.replace(fed, score_bytes=score_check.check_scores(fed, host, shapes))
+    fed = dataclasses.replace(fed, score_bytes=score_checks.check_scores(fed, host, shapes))
     return Described(fed, tasks, data, placed, readers, host, shapes, size, why if newcomers else "")
 
 

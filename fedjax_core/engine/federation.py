@@ -12,7 +12,7 @@ from fedjax_core import lazy_array
 from fedjax_core.algorithm import Algorithm, Array, ClientData, Examples, PyTree
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.data.row_lists import RowLists
-from fedjax_core.engine import parallel
+from fedjax_core.engine import client_loop
 from fedjax_core.engine.tables import RowTable, table
 from fedjax_core.learning.episodes import Episodes
 from fedjax_core.task import Peers, Task
@@ -169,7 +169,7 @@ class Federation:
     episodes: Episodes | None
     on_host: bool
     dispatch: int
-    plan: parallel.Plan
+    plan: client_loop.Plan
     mesh: Mesh
     center: np.ndarray | float = 0.0
     rate: float | None = None
@@ -182,7 +182,7 @@ class Federation:
         """Group g's method at a round."""
         return self.groups[g].build(self.groups[g].task.bind(held.tasks[g], round, held.lane))
 
-    def plan_of(self, g: int) -> parallel.Plan:
+    def plan_of(self, g: int) -> client_loop.Plan:
         """The plan for one group: no larger a chunk than its part of the cohort can fill."""
         most = -(-min(self.cohort, len(self.groups[g].clients)) // self.plan.parts)
         return self.plan._replace(chunk=min(self.plan.chunk, most))

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, PyTree
-from fedjax_core.engine import parallel
-from fedjax_core.engine.arrays import Arrays
-from fedjax_core.engine.division import Layout
+from fedjax_core.engine import client_loop
+from fedjax_core.engine.client_state.manager import ClientStates
+from fedjax_core.engine.data_feed.device_arrays import Arrays
 from fedjax_core.engine.federation import Federation
-from fedjax_core.engine.keeping import ClientStates
 from fedjax_core.engine.programs import Programs
+from fedjax_core.engine.sharding.model_parallel import Layout
 
 BLOCK_BYTES = 2**26  # of what clients' scores are made of, of one block of clients
 LEAST_BLOCK = 64  # clients, where states or data are not on the devices
@@ -44,7 +44,7 @@ class Planned:
 
     def put(self, tree: PyTree) -> PyTree:
         """Host values on the plan's devices."""
-        return parallel.place(tree, self.fed.mesh)
+        return client_loop.place(tree, self.fed.mesh)
 
     def method(self, g: int) -> Algorithm:
         """Group g's method before round 1, for what it has and which names: no array of it is on a device."""
@@ -66,11 +66,11 @@ class Planned:
         whole = not self.fed.on_host and not self.arrays.supply.streamed
         most = len(clients) if whole else min(len(clients), max(self.cohort, LEAST_BLOCK))
         most = min(most, max(1, BLOCK_BYTES // max(1, each)))
-        size = parallel.slots(most, self.fed.plan_of(g))
+        size = client_loop.slots(most, self.fed.plan_of(g))
         ids = np.full(-(-len(clients) // size) * size, nobody, np.int32)
         ids[: len(clients)] = clients
         plan, of_clients = self.fed.plan_of(g), np.append(work, 0).astype(np.int32)
-        return [block[parallel.arrange_on_host(of_clients[block], plan)] for block in ids.reshape(-1, size)]
+        return [block[client_loop.arrange_on_host(of_clients[block], plan)] for block in ids.reshape(-1, size)]
 
     def close(self) -> None:
         """Ends what is under way for coming rounds; all that came is written."""

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_core.engine import parallel, rounds, scores, unseen, view
-from fedjax_core.engine.division import Layout
+from fedjax_core.engine import client_loop, client_view, evaluation_step, rounds, unseen_clients
 from fedjax_core.engine.federation import Federation
+from fedjax_core.engine.sharding.model_parallel import Layout
 
 
 class Programs(NamedTuple):
@@ -22,11 +22,11 @@ class Programs(NamedTuple):
       on_host: `rounds.on_host`, by whether it scores.
       begin_server, of_server: of `scores`, by the rows: "test", "validation".
       begin_batches, of_batches: of `scores`.
-      summed: `parallel.summed`.
-      of_clients: `scores.of_clients`.
-      of_unseen: `unseen.of_unseen`.
-      view: `view.holdings`.
-      predict: `view.predict`.
+      summed: `client_loop.summed`.
+      of_clients: `evaluation_step.of_clients`.
+      of_unseen: `unseen_clients.of_unseen`.
+      view: `client_view.holdings`.
+      predict: `client_view.predict`.
     """
 
     init: Any
@@ -48,7 +48,7 @@ class Programs(NamedTuple):
 
 def compiled(fed: Federation, lies: Layout) -> Programs:
     """The programs of a federation with its plan, whose results lie as `lies` says."""
-    everywhere, spread, each = parallel.replicated(fed.mesh), parallel.spread(fed.mesh), range(len(fed.groups))
+    everywhere, spread, each = client_loop.replicated(fed.mesh), client_loop.spread(fed.mesh), range(len(fed.groups))
     of_round = everywhere if fed.plan.model == 1 else (lies.state, everywhere)
     off_devices = lies.state, lies.rows, everywhere
 
@@ -64,13 +64,13 @@ def compiled(fed: Federation, lies: Layout) -> Programs:
         many=many,
         scored=scored,
         on_host={s: program(rounds.on_host, scored=s, out=off_devices) for s in (False, True)},
-        begin_server={rows: program(scores.begin_server, rows=rows, out=spread) for rows in scores.ROWS},
-        of_server={rows: program(scores.of_server, rows=rows, out=spread) for rows in scores.ROWS},
-        begin_batches=program(scores.begin_batches, out=spread),
-        of_batches=program(scores.of_batches, out=spread),
-        summed=jax.jit(functools.partial(parallel.summed, plan=fed.plan, on=fed.mesh), out_shardings=everywhere),
-        of_clients=[program(scores.of_clients, g) for g in each],
-        of_unseen=[program(unseen.of_unseen, g) for g in each],
-        view=[program(view.holdings, g, out=lies.view, static_argnums=6) for g in each],
-        predict=[program(view.predict, g, static_argnums=2) for g in each],
+        begin_server={rows: program(evaluation_step.begin_server, rows=rows, out=spread) for rows in evaluation_step.ROWS},
+        of_server={rows: program(evaluation_step.of_server, rows=rows, out=spread) for rows in evaluation_step.ROWS},
+        begin_batches=program(evaluation_step.begin_batches, out=spread),
+        of_batches=program(evaluation_step.of_batches, out=spread),
+        summed=jax.jit(functools.partial(client_loop.summed, plan=fed.plan, on=fed.mesh), out_shardings=everywhere),
+        of_clients=[program(evaluation_step.of_clients, g) for g in each],
+        of_unseen=[program(unseen_clients.of_unseen, g) for g in each],
+        view=[program(client_view.holdings, g, out=lies.view, static_argnums=6) for g in each],
+        predict=[program(client_view.predict, g, static_argnums=2) for g in each],
     )

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine import faults, scores
+from fedjax_core.engine import divergence, evaluation_step
 from fedjax_core.learning import scored
 
 
@@ -30,9 +30,9 @@ def flat(
       Diverged: something was not finite, says what, and of which clients; or everybody was left out.
     """
     ids = np.asarray(record["ids"])
-    faults.refuse(ids, record["seen"], bool(record["turned"]), round, y)
+    divergence.refuse(ids, record["seen"], bool(record["turned"]), round, y)
     if "left_out" in record["server"]:
-        faults.raise_if_all_left_out(int(record["server"]["left_out"][0]), int(record["cohort"]), round, y)
+        divergence.raise_if_all_left_out(int(record["server"]["left_out"][0]), int(record["cohort"]), round, y)
     said: dict[str, float] = {"round": round, "cohort": int(record["cohort"])}
     for part in ("train", "server"):
         for name, pair in record[part].items():
@@ -44,11 +44,11 @@ def flat(
     behind = 0
     for g, group in enumerate(record.get("post_local", ())):
         here = ids[behind : behind + len(jax.tree.leaves(group)[0])] if group else ids[:0]
-        faults.scores(group, here, "its own test rows right after training", round, y)
+        divergence.scores(group, here, "its own test rows right after training", round, y)
         behind += len(here)
         for name, score in group.items():
             joined.setdefault(name, []).append(scored.finished(targets, score, own[g]))
     after = {name: jax.tree.map(lambda *x: np.concatenate(x), *found) for name, found in joined.items()}
     for name, found in after.items():
-        said |= scores.statistics(f"test/{name}/post_local", found)
+        said |= evaluation_step.statistics(f"test/{name}/post_local", found)
     return said

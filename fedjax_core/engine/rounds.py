@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
-from fedjax_core.engine import cohort as cohorts
-from fedjax_core.engine import faults, parallel, promises, scores, slabs, states
+from fedjax_core.engine import client_loop, contracts, divergence, evaluation_step
+from fedjax_core.engine import client_sampling as cohorts
+from fedjax_core.engine.client_state import host_store
+from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.federation import Federation, Held, State, key
 from fedjax_core.uplink import coordinates
 
@@ -18,7 +20,7 @@ def init(fed: Federation, held: Held, of_run: Array) -> State:
     """The state before round 1, without `prepare`."""
     server = fed.algorithm(0, held, 0).server_init(key(of_run, "init", 0))
     groups = range(len(fed.groups))
-    clients = tuple(() if fed.on_host else states.initial(fed, g, held, server, of_run) for g in groups)
+    clients = tuple(() if fed.on_host else host_store.initial(fed, g, held, server, of_run) for g in groups)
     return State(server, clients, jnp.zeros((), jnp.int32), of_run)
 
 
@@ -34,13 +36,13 @@ def prepare(fed: Federation, g: int, held: Held, server: PyTree, of_run: Array, 
         data = fed.rows_of(held, i, jnp.where(there, held.size[i], 0))
         sent = algorithm.broadcast(server, i)
         ready = algorithm.prepare(sent, client, data, jax.random.fold_in(key(of_run, "prepare", 0), i))
-        promises.same(client, ready, "prepare must return the client's state as client_init made it")
+        contracts.same(client, ready, "prepare must return the client's state as client_init made it")
         return (), ready
 
     if fed.on_host:
-        rows = states.begun(fed, g, held, server, of_run, ids, rows, jnp.zeros(len(ids), bool))
+        rows = host_store.begun(fed, g, held, server, of_run, ids, rows, jnp.zeros(len(ids), bool))
     shared = held, server, of_run
-    return parallel.map_clients(one, shared, (ids, rows), plan=fed.plan_of(g), on=fed.mesh, lies=slabs.lies(shared))[1]
+    return client_loop.map_clients(one, shared, (ids, rows), plan=fed.plan_of(g), on=fed.mesh, lies=cohort_buffer.lies(shared))[1]
 
 
 def many(fed: Federation, held: Held, state: State, n: Array, scored: bool):
@@ -48,11 +50,11 @@ def many(fed: Federation, held: Held, state: State, n: Array, scored: bool):
 
     def one(state: State):
         drawn = draw(fed, held, state.key, state.round)
-        rows = [states.gather(store, places) for store, (_, places) in zip(state.clients, drawn, strict=True)]
+        rows = [host_store.gather(store, places) for store, (_, places) in zip(state.clients, drawn, strict=True)]
         server, rows, record = train(fed, held, state, drawn, rows, scored)
         record["turned"] = _turned(server, state.server)
         clients = tuple(
-            states.scatter(store, places, new) for store, (_, places), new in zip(state.clients, drawn, rows, strict=True)
+            host_store.scatter(store, places, new) for store, (_, places), new in zip(state.clients, drawn, rows, strict=True)
         )
         return State(server, clients, state.round + 1, state.key), record
 
@@ -79,8 +81,8 @@ def on_host(fed: Federation, held: Held, state: State, initial: PyTree, drawn: D
 
 def _turned(server: PyTree, before: PyTree) -> Array:
     """[] whether a number of the server's state, which is as `before` in all but its numbers, is not finite any more."""
-    promises.same(before, server, "server_update must return the server's state as server_init made it")
-    return faults.turned(server, before)
+    contracts.same(before, server, "server_update must return the server's state as server_init made it")
+    return divergence.turned(server, before)
 
 
 def draw(fed: Federation, held: Held, of_run: Array, round: Array) -> Drawn:  # noqa: A002
@@ -94,7 +96,7 @@ def draw(fed: Federation, held: Held, of_run: Array, round: Array) -> Drawn:  # 
         ids = cohorts.poisson(of_cohort, fed.population, fed.rate, fed.cohort)
     drawn = []
     for g, group in enumerate(fed.groups):
-        places = parallel.slots(min(fed.cohort, len(group.clients)), fed.plan_of(g))
+        places = client_loop.slots(min(fed.cohort, len(group.clients)), fed.plan_of(g))
         if len(fed.groups) > 1:
             belongs = held.places[g][ids] < len(group.clients)
             chosen = cohorts.members(ids, belongs, fed.population, places)
@@ -103,7 +105,7 @@ def draw(fed: Federation, held: Held, of_run: Array, round: Array) -> Drawn:  # 
         examples = jnp.where(chosen < fed.population, held.size[jnp.minimum(chosen, fed.population - 1)], 0)
         if fed.dropout:
             examples = jnp.where(cohorts.stays(key(of_run, "dropout", round), chosen, fed.dropout), examples, 0)
-        order = parallel.arrange(examples, fed.plan_of(g), fed.by_size)
+        order = client_loop.arrange(examples, fed.plan_of(g), fed.by_size)
         cohort = Cohort(chosen[order], examples[order])
         drawn.append((cohort, held.places[g][cohort.ids]))
     return drawn
@@ -119,15 +121,17 @@ def train(fed: Federation, held: Held, state: State, drawn: Drawn, rows, scored:
         shared = held, state.server, state.round, state.key, initial
         one = functools.partial(one_client, fed, g, scored)
         entries = cohort, mine, () if touched is None else touched[g]
-        added, stacked = parallel.map_clients(one, shared, entries, plan=fed.plan_of(g), on=fed.mesh, lies=slabs.lies(shared))
+        added, stacked = client_loop.map_clients(
+            one, shared, entries, plan=fed.plan_of(g), on=fed.mesh, lies=cohort_buffer.lies(shared)
+        )
         contributions.append((added[0], stacked[0]))
         outputs.append((added[1:], stacked[1:]))
     algorithm = fed.algorithm(0, held, state.round)
     collected = collect(algorithm.collect, contributions)
     everyone = Cohort(*(jnp.concatenate(leaves) for leaves in zip(*(cohort for cohort, _ in drawn), strict=True)))
-    with coordinates.over(fed.mesh, parallel.AXIS):
+    with coordinates.over(fed.mesh, client_loop.AXIS):
         result = algorithm.server_update(state.server, collected, everyone, key(state.key, "server", state.round))
-    server, said = promises.updated(result)
+    server, said = contracts.updated(result)
     sums = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added[0] for added, _ in outputs])
     record = {
         "train": sums,
@@ -148,7 +152,7 @@ def one_client(fed: Federation, g: int, scored: bool, shared, entry):
     there = client.examples > 0
     i = jnp.minimum(client.ids, fed.population - 1)
     if fed.on_host:
-        state = states.begun_one(algorithm, initial, of_run, i, state, touched)
+        state = host_store.begun_one(algorithm, initial, of_run, i, state, touched)
     sent = algorithm.broadcast(server, i)
     data = fed.rows_of(held, i, client.examples)
     out = algorithm.client_update(sent, state, data, jax.random.fold_in(key(of_run, "client", round), i))
@@ -161,10 +165,10 @@ def one_client(fed: Federation, g: int, scored: bool, shared, entry):
         return jax.tree.map(lambda n, o: jnp.where(there, n, o), new, old)
 
     adds, said = only_if_there((adds, out.metrics), jax.tree.map(jnp.zeros_like, (adds, out.metrics)))
-    stacked = stacks, only_if_there(out.state, state), faults.of_client(out, parts, state, there)
+    stacked = stacks, only_if_there(out.state, state), divergence.of_client(out, parts, state, there)
     if scored:
         local = (sent, out.state) if out.local is None else out.local
-        stacked += (scores.of_own_rows(fed, g, held, i, there, scores.predictors(algorithm, local, local)),)
+        stacked += (evaluation_step.of_own_rows(fed, g, held, i, there, evaluation_step.predictors(algorithm, local, local)),)
     return (adds, said), stacked
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.federation import Evaluation, Held, ScoreBatches
-from fedjax_core.engine.parallel import Plan
 
 
 class Cost(NamedTuple):

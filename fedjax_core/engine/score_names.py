@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 from fedjax_core.algorithm import targets_of
-from fedjax_core.engine import evaluating, scores
+from fedjax_core.engine import evaluation, evaluation_step
 from fedjax_core.engine.planned import Planned
 from fedjax_core.learning import scored
 
 
 def of_validation(at: Planned) -> list[str]:
     """Of the scores on validation rows; none without such rows."""
-    if not evaluating.validated(at.arrays.host):
+    if not evaluation.validated(at.arrays.host):
         return []
     models, names = _models_and_scores(at)
-    own = [f"validation/{m}/own/{name}/{s}" for m in models for name in names for s in scores.STATISTICS]
+    own = [f"validation/{m}/own/{name}/{s}" for m in models for name in names for s in evaluation_step.STATISTICS]
     return _of_server(at, "validation", names) + (own if {"own", "all"} & set(at.fed.evaluation.scopes) else [])
 
 
@@ -22,7 +22,7 @@ def of_test(at: Planned) -> list[str]:
     models, names = _models_and_scores(at)
     scopes = [scope for scope in ("own", "all", "unseen") if scope in at.fed.evaluation.scopes]
     pairs = [(m, scope) for m in models for scope in scopes if (m, scope) != ("global", "all")]  # which scope "global" has
-    each = [f"test/{m}/{scope}/{name}/{s}" for m, scope in pairs for name in names for s in scores.STATISTICS]
+    each = [f"test/{m}/{scope}/{name}/{s}" for m, scope in pairs for name in names for s in evaluation_step.STATISTICS]
     gaps = [f"test/{m}/gap/{names[0]}" for m in models] if {"own", "unseen"} <= set(scopes) else []
     return _of_server(at, "test", names) + each + gaps
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.engine.parallel import AXIS, spread
+from fedjax_core.engine.client_loop import AXIS, spread
 
 Read = Callable[[np.ndarray], tuple[PyTree, np.ndarray]]  # of a store: places [n] -> (rows [n, ...], which were touched [n])
 

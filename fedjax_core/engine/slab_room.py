@@ -8,7 +8,7 @@ Random Variables, 1983), nor than for C draws with replacement (Hoeffding, Proba
 Variables, 1963, theorem 4). There is never more room than the largest clients fill. A cohort that has more rows all the same gets a
 larger slab, and its round is compiled anew.
 
-Where clients are spread over D devices, each has the rows of its own. `parallel.arrange` deals chunks by size: a device's first
+Where clients are spread over D devices, each has the rows of its own. `client_loop.arrange` deals chunks by size: a device's first
 chunk has at most the rows of the cohort's largest clients, and its others together at most a D-th of all rows.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_core.engine import slabs
+from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.federation import Federation
 from fedjax_core.engine.tables import RowTable
 
@@ -96,4 +96,4 @@ def of_rounds(fed: Federation, sizes: np.ndarray, dealt: bool) -> int:
 
 def of_blocks(tables: Sequence[RowTable], blocks: Sequence[np.ndarray], parts: int) -> int:
     """Rows of a device's part of a slab that has room for each of these blocks of clients [C]; N for an empty place."""
-    return 1 + max(int(slabs.filled(tables, slabs.divided([ids], parts)).max()) for ids in blocks)
+    return 1 + max(int(cohort_buffer.filled(tables, cohort_buffer.divided([ids], parts)).max()) for ids in blocks)

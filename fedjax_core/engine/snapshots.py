@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
+from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine import parallel, states, together
+from fedjax_core.engine import client_loop
+from fedjax_core.engine.client_state import host_store
 from fedjax_core.engine.federation import State
 from fedjax_core.engine.planned import Planned
 
@@ -14,13 +16,13 @@ from fedjax_core.engine.planned import Planned
 def whole(at: Planned, state: State) -> PyTree:
     """Everything that a checkpoint must keep."""
     kept = at.states.kept
-    return {"state": parallel.fetched(state)} | ({} if kept is None else kept.packed())
+    return {"state": client_loop.fetched(state)} | ({} if kept is None else kept.packed())
 
 
 def without_clients(at: Planned, state: State) -> PyTree:
     """`whole` without client states that are kept off the devices."""
     kept = at.states.kept
-    return {"state": parallel.fetched(state)} | ({} if kept is None else {"initial": parallel.fetched(kept.initial)})
+    return {"state": client_loop.fetched(state)} | ({} if kept is None else {"initial": client_loop.fetched(kept.initial)})
 
 
 def like(at: Planned, touched: list[int] | None, clients: Sequence[PyTree]) -> PyTree:
@@ -35,7 +37,7 @@ def like(at: Planned, touched: list[int] | None, clients: Sequence[PyTree]) -> P
     kept = {}
     if at.fed.on_host:
         kept = {"initial": state.server}
-        kept |= {} if touched is None else states.like_packed(state.server, clients, touched)
+        kept |= {} if touched is None else host_store.like_packed(state.server, clients, touched)
     return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), {"state": state} | kept)
 
 
@@ -48,10 +50,10 @@ def restored(at: Planned, saved: PyTree, parts: Callable[..., Iterable[tuple[int
       parts: (part -> names of the arrays that will be looked at) -> numbers of parts, and what `OnHost.parts` gave.
     """
     if at.fed.on_host:
-        kept = at.states.untouched(parallel.place(saved["initial"], at.fed.mesh, at.lies.server))
+        kept = at.states.untouched(client_loop.place(saved["initial"], at.fed.mesh, at.lies.server))
         if "stores" in saved:
             kept.unpack(saved)
-        together.all_or_none("read its client states", lambda: [kept.take(*part) for part in parts(kept.wanted)])
+        distributed.all_or_none("read its client states", lambda: [kept.take(*part) for part in parts(kept.wanted)])
         kept.saved()
         at.states.keep(kept)
-    return parallel.place(saved["state"], at.fed.mesh, at.lies.state)
+    return client_loop.place(saved["state"], at.fed.mesh, at.lies.state)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
+from fedjax_core.engine.client_view import View
 from fedjax_core.engine.federation import Held, State
 from fedjax_core.engine.planned import Planned
-from fedjax_core.engine.view import View
 
 
 def of_client(now: Callable[[], Planned], state: State, client: int, trained: bool) -> View:

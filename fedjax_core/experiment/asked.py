@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_core import registry
-from fedjax_core.engine.simulation import Evaluation
+from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.experiment import between, fields, named
 from fedjax_core.experiment.methods import Config
 from fedjax_core.experiment.named import NORMALISATIONS
@@ -47,8 +47,8 @@ class Asked(NamedTuple):
       cohort: how many clients take part, or their fraction; None: all.
       dropout: probability that a sampled client does not come back.
       evaluation: what is scored.
-      chunk, devices, model, hold: how a round is spread, see `parallel.choose`.
-      data_on: where the data lie, see `placement.choose`.
+      chunk, devices, model, hold: how a round is spread, see `client_loop.choose`.
+      data_on: where the data lie, see `data_placement.choose`.
       adversary: who attacks and how, or None.
       links: what uplinks pass through beside attacks, see `uplink`.
       rule: that takes the place of the mean, behind what stands before it; among `links` it is made.

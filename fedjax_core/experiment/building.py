@@ -9,9 +9,9 @@ import numpy as np
 from fedjax_core import option_types
 from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated, poison
-from fedjax_core.engine import cohort as cohorts
-from fedjax_core.engine import parallel
-from fedjax_core.engine.simulation import Build, Group, Simulation
+from fedjax_core.engine import client_loop
+from fedjax_core.engine import client_sampling as cohorts
+from fedjax_core.engine.simulator import Build, Group, Simulation
 from fedjax_core.experiment import adversaries, cautions, given, kinds, protection
 from fedjax_core.experiment.asked import Asked, Config, algorithm, resolve
 from fedjax_core.experiment.named import OF_TARGETS, trained
@@ -162,10 +162,10 @@ def _with_scores(task: Task, scores_of_all: Mapping[str, Callable]) -> Task:
     return dataclasses.replace(task, scores={**task.scores, **scores_of_all})
 
 
-def _plan(asked: Asked, population: int, devices: Sequence[Any] | None) -> parallel.Plan | None:
+def _plan(asked: Asked, population: int, devices: Sequence[Any] | None) -> client_loop.Plan | None:
     if asked.chunk is None and asked.devices is None and asked.model == 1:
         return None
     cohort = population if asked.cohort is None else asked.cohort
     number = cohorts.number(cohort, population)
     number = cohorts.places(number, population) if asked.sampling == "poisson" else number
-    return parallel.choose(number, chunk=asked.chunk, devices=asked.devices, model=asked.model, among=devices)
+    return client_loop.choose(number, chunk=asked.chunk, devices=asked.devices, model=asked.model, among=devices)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array
-from fedjax_core.engine.simulation import Build
+from fedjax_core.engine.simulator import Build
 from fedjax_core.experiment.asked import Asked, Config, algorithm
 from fedjax_core.experiment.named import optimizer
 from fedjax_core.task import Task

@@ -10,7 +10,7 @@ import jax
 from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine.federation import Group
-from fedjax_core.engine.simulation import Simulation
+from fedjax_core.engine.simulator import Simulation
 from fedjax_core.experiment import cautions
 from fedjax_core.experiment.asked import Asked
 from fedjax_core.experiment.methods import without_none

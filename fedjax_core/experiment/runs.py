@@ -10,10 +10,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_core import code_fingerprint, nn
+from fedjax_core import code_fingerprint, distributed, nn
 from fedjax_core.data import federated
-from fedjax_core.engine import together
-from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.experiment import given, named, trusted
 from fedjax_core.experiment.adversaries import attackers
 from fedjax_core.experiment.asked import Asked, Config, resolve
@@ -121,7 +120,7 @@ def recorded_noise(config: Config, workdir: str | os.PathLike, fresh: bool = Fal
         with contextlib.suppress(OSError, ValueError):
             if not is_begun_anew(workdir, config.to_dict(), fresh):
                 found = read_json(Path(workdir) / RUN, _CHOSEN).get("privacy")
-    return together.said(found)
+    return distributed.said(found)
 
 
 def chosen_plan(config: Config) -> bool:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_core.data.federated import FederatedData
-from fedjax_core.engine import lowering
-from fedjax_core.engine.lanes import Lanes, reason
-from fedjax_core.engine.parallel import Plan
+from fedjax_core.engine import aot
+from fedjax_core.engine.client_loop import Plan
+from fedjax_core.engine.vmapped_runs import Lanes, reason
 from fedjax_core.experiment.asked import Config, check
 from fedjax_core.experiment.building import build
 from fedjax_core.experiment.kinds import dataset
@@ -30,7 +30,7 @@ class Recorded(NamedTuple):
 
     Attributes:
       noise: what run.json says of privacy, so that noise is not found anew; None: nothing.
-      plan: how clients are mapped; None: `parallel.choose`.
+      plan: how clients are mapped; None: `client_loop.choose`.
     """
 
     noise: Mapping[str, Any] | None = None
@@ -296,6 +296,6 @@ def _tried(configs: Sequence[Config], data: FederatedData | None, values: Values
     lanes = _made(configs, data, recorded, values)
     if isinstance(lanes, Lanes):
         lanes.traced()
-        for traced in lowering.programs(lanes.each[0], (lowering.START, lowering.EVALUATION)).values():
+        for traced in aot.programs(lanes.each[0], (aot.START, aot.EVALUATION)).values():
             traced()
     return lanes

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.engine.scores import ByClient
+from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.reporting.words import is_headline
 from fedjax_core.storage.files import csv_line, explained, open_text, write_blocks
 

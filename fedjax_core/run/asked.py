@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.engine.simulator import Simulation, State
 
 
 class Asked(NamedTuple):

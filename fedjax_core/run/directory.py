@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_core import distributed
 from fedjax_core.data import contents, partition
 from fedjax_core.data.federated import FederatedData
-from fedjax_core.engine import parallel, together
-from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.engine import client_loop
+from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting import label_tables, report
 from fedjax_core.storage import digests, renewal
 from fedjax_core.storage.checkpoint import Checkpoints
@@ -43,9 +44,9 @@ def opened(directory: str | Path, config: Mapping[str, Any], fresh: bool = False
     if jax.process_index() == 0:
         begin_anew = functools.partial(is_begun_anew, directory, config, fresh)
         workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_begin_anew=begin_anew)
-        together.wait("run directory")
+        distributed.wait("run directory")
         return workdir
-    together.wait("run directory")
+    distributed.wait("run directory")
     return WorkDir.open(directory, config, may_differ=MAY_DIFFER)
 
 
@@ -92,7 +93,7 @@ def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[st
         same_data(simulation, workdir, now)
         same_settings(workdir, record)
     except ValueError:
-        if not together.said(_is_free(workdir.path)):
+        if not distributed.said(_is_free(workdir.path)):
             raise
         workdir.begin_anew()
         same_data(simulation, workdir, now)
@@ -104,9 +105,9 @@ def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[st
 def same_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
     """Raises ValueError if the directory, or another process, has other data; `inputs`: what `digest_inputs` gives."""
     data = simulation.data
-    together.alike("the data", data.partition_hash)
+    distributed.alike("the data", data.partition_hash)
     for digest in filter(None, (inputs["digest"], inputs.get("public"))):
-        together.alike("the data", digest.removeprefix(contents.PREFIX))
+        distributed.alike("the data", digest.removeprefix(contents.PREFIX))
     before, recorded = _recorded(workdir, "partition"), _recorded(workdir, DATA)
     if before is not None and before["hash"] != data.partition_hash:
         found, wanted = before["hash"][:12], data.partition_hash[:12]
@@ -204,11 +205,11 @@ def _readable(value: Any, of: type = object) -> Any:
 def _recorded(workdir: WorkDir, name: str) -> Any:
     """What process 0 reads; if it cannot, all raise."""
     read = lambda: workdir.recorded(name) if workdir.writer else None
-    return together.said(together.all_or_none(f"read what {RUN} says of the {name}", read))
+    return distributed.said(distributed.all_or_none(f"read what {RUN} says of the {name}", read))
 
 
-def _plan(recorded: Mapping[str, int]) -> parallel.Plan:
-    return parallel.Plan(recorded["chunk"], recorded["devices"], recorded.get("model", 1))
+def _plan(recorded: Mapping[str, int]) -> client_loop.Plan:
+    return client_loop.Plan(recorded["chunk"], recorded["devices"], recorded.get("model", 1))
 
 
 def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporter: report.Reporter) -> None:
@@ -222,7 +223,7 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
     several = jax.process_count() > 1
     if several and not chosen and plan != simulation.plan:
         now = simulation.plan
-        now = parallel.choose(simulation.places, chunk=plan.chunk, devices=now.devices, model=now.model)
+        now = client_loop.choose(simulation.places, chunk=plan.chunk, devices=now.devices, model=now.model)
         if now != simulation.plan:
             simulation.use(now)
     if plan == simulation.plan:
@@ -235,7 +236,7 @@ def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporte
         simulation.use(plan)
 
 
-def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> parallel.Plan | None:
+def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> client_loop.Plan | None:
     """The plan that a run there would take up, unless the user has chosen one; None: there is none, or too few devices. What cannot
     be read has none: the run itself says so."""
     try:
@@ -293,7 +294,7 @@ def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: i
         checkpoints.save(done, simulation.without_clients(state), record)
         return
     read = lambda: _parts_of(checkpoints, before) if checkpoints.writer else None
-    earlier = together.said(together.all_or_none("read the checkpoint before this one", read))
+    earlier = distributed.said(distributed.all_or_none("read the checkpoint before this one", read))
     live = {} if earlier is None else kept.live()
     if earlier is None or not live.keys() <= set(earlier["numbers"]):
         again, record["paid"], at = None, 0, {}
@@ -319,7 +320,7 @@ def save_beside(simulation: Simulation, checkpoints: Checkpoints, state: State, 
         checkpoints.save(done, simulation.without_clients(state), record)
         return
     read = lambda: of.numbers_of_parts(done) is not None if of.writer else None
-    there = together.said(together.all_or_none("read the checkpoint of this round", read))
+    there = distributed.said(distributed.all_or_none("read the checkpoint of this round", read))
     parts = () if there else kept.parts(kept.pieces(None))
     checkpoints.save(done, simulation.without_clients(state), record, parts, done if there else None, of=of)
 
@@ -335,6 +336,6 @@ def same_hold(simulation: Simulation, directory: str | Path) -> None:
         chose, config = [read_json(file, form) if file.exists() else {} for file, form in files.items()]
         return chose.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
 
-    before = together.said(together.all_or_none(f"read {directory}", read))
+    before = distributed.said(distributed.all_or_none(f"read {directory}", read))
     if before is not None and (before == "device") != (simulation.hold == "device"):
         raise ValueError(f"plan.hold={simulation.hold!r}: {directory} holds a run with plan.hold={before!r}; resume it with that")

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedjax_core.engine.lanes import Lanes, Wanted
-from fedjax_core.engine.simulation import Simulation
+from fedjax_core.engine.simulator import Simulation
+from fedjax_core.engine.vmapped_runs import Lanes, Wanted
 from fedjax_core.run.asked import Asked, Done, Steps, clocked
 from fedjax_core.run.loop import Finished, Interrupted, steps
 from fedjax_core.run.stopping import lenient_console

@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_core import registry
-from fedjax_core.engine import together
+from fedjax_core import distributed, registry
 from fedjax_core.reporting.words import is_accuracy
 
 FORM = r"\s*((?:test|validation)/\S+?)\s*(>=|<=)\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
@@ -73,7 +72,7 @@ class Goal:
     def take_up(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Goes on after the records of earlier starts, which process 0 has."""
         self.see(records)
-        self.reached = together.said(self.reached)
+        self.reached = distributed.said(self.reached)
 
     def see(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Takes the records of more rounds, in order."""

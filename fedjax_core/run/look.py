@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.engine.simulation import Simulation, State
-from fedjax_core.engine.view import View
+from fedjax_core.engine.client_view import View
+from fedjax_core.engine.simulator import Simulation, State
 
 
 class Look:
@@ -38,7 +38,7 @@ class Look:
         return self._simulation.population
 
     def view(self, client: int) -> View:
-        """Returns what one client holds, and its models: `view.predict(name, view.holds[name], x)`.
+        """Returns what one client holds, and its models: `client_view.predict(name, view.holds[name], x)`.
 
         Args:
           client: its id.

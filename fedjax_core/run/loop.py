@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_core import distributed
 from fedjax_core.data import federated
-from fedjax_core.engine import together
-from fedjax_core.engine.scores import ByClient
-from fedjax_core.engine.simulation import Diverged, Simulation, State
+from fedjax_core.engine.evaluation_step import ByClient
+from fedjax_core.engine.simulator import Diverged, Simulation, State
 from fedjax_core.privacy import Spent
 from fedjax_core.reporting import clients, report
 from fedjax_core.run import directory as directories
@@ -145,7 +145,7 @@ def steps(
     goal = Goal(until, [*simulation.test_scores(), *simulation.validation_scores()])
     hooks = Callbacks(callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, keep, beside=Path(directory) / SELECTED)
-    before = None if fresh else together.said(checkpoints.latest())
+    before = None if fresh else distributed.said(checkpoints.latest())
     if before is not None and before > rounds:  # said before anything in the directory changes
         raise ValueError(f"rounds={rounds}, but {directory} holds a run of {before} rounds already")
     if before is not None:
@@ -165,7 +165,7 @@ def steps(
         directories.record_placement(simulation, workdir, reporter)
         with reporter, Stop() if stop is None else contextlib.nullcontext(stop) as asked_for:
             reporter.note(bytes_down=simulation.shapes.down, bytes_up=simulation.shapes.up)
-            latest = together.said(checkpoints.latest())
+            latest = distributed.said(checkpoints.latest())
             for line in () if opening is None else opening():
                 reporter.say(line)
             if latest is None:
@@ -181,13 +181,13 @@ def steps(
                 reporter.say(private.words(going.done))
             reporter.resume(going.done)
             before_this = read_jsonl(workdir.path / METRICS) if workdir.writer and going.done else []
-            going.unscored = together.said(going.lacking_scores(before_this, every, rounds))
+            going.unscored = distributed.said(going.lacking_scores(before_this, every, rounds))
             selection.take_up(before_this, going.done)
             goal.take_up(before_this)
-            if together.said(selection.missing):
+            if distributed.said(selection.missing):
                 if selection.best == going.done:  # it was killed between its checkpoint and this, or has gone back to here
                     selection.keep(state)
-                elif not together.said(selection.best in checkpoints.rounds()):
+                elif not distributed.said(selection.best in checkpoints.rounds()):
                     what = f"round {selection.best} is the best one so far, and its state is gone"
                     reporter.say(f"{what}: that of a later round, given up since, had taken its place")
             look = Look(simulation, lambda: (going.state, going.done))
@@ -201,7 +201,7 @@ def steps(
                 hooks.end(Ended(status, going.done, str(error), {}))
                 raise
             early = going.why_enough() if going.done < rounds else ""
-            asked = together.said(hooks.asked) if going.done < rounds and not early else ""
+            asked = distributed.said(hooks.asked) if going.done < rounds and not early else ""
             if early:
                 reporter.note(ended=early)
             reporter.note(**{report.ENDED: _peak_memory(simulation)})  # tables know by it that the run ended without an error
@@ -284,7 +284,7 @@ class _Going:
         self._stop = stop
         if self.unscored is not None:
             self._score_last_round(self.unscored)
-            if together.said(bool(self.hooks.asked)):
+            if distributed.said(bool(self.hooks.asked)):
                 return False
         stopping, most, at = False, 1, time.monotonic()  # one round first: nobody knows yet how long it takes
         while self.done < rounds and not self.why_enough():
@@ -305,7 +305,7 @@ class _Going:
             due = time.monotonic() - at >= checkpoint_seconds
             failed, enough = self.hooks.failed is not None, bool(self.hooks.asked)
             fits = min(max(int(DISPATCH_SECONDS / pace), 1), 2**30)
-            facts = together.seen(
+            facts = distributed.seen(
                 [stop.asked, failed, enough, due, fits]
             )  # signals come to any process, the rest is up to the first
             stopping = bool(facts[:, 0].any())
@@ -351,7 +351,7 @@ class _Going:
         self.reporter.add_scores(found)
         if self._take([record | found], True, by_client):
             self.selection.keep(self.state)
-        if together.said(self.hooks.failed is not None):
+        if distributed.said(self.hooks.failed is not None):
             error = self.hooks.failed or CallbackFailed("a callback failed in process 0")
             raise CallbackFailed(f"{error} ({self._left()})") from error.__cause__
 
@@ -369,7 +369,7 @@ class _Going:
             if spent >= due:
                 self.reporter.say(f"evaluation after round {number}: {done} of {of} {what}, {report.readable_time(spent)}")
                 due = 2 * spent
-            if together.anywhere(self._stop.asked and spent >= DISPATCH_SECONDS):
+            if distributed.anywhere(self._stop.asked and spent >= DISPATCH_SECONDS):
                 raise _Stopped
 
         return self.simulation.evaluated(self.state, watch)

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_core import registry
-from fedjax_core.engine import together
-from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core import distributed, registry
+from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting.report import SUMMARY
 from fedjax_core.reporting.words import merit
 from fedjax_core.run import directory as directories
@@ -64,7 +63,7 @@ class Selection:
         of a later round is deleted: nothing would replace it, and it would be taken for the best one."""
         self._kept.cut(done)
         self.see(records)
-        self.best, self._value, self.since = together.said([self.best, self._value, self.since])
+        self.best, self._value, self.since = distributed.said([self.best, self._value, self.since])
 
     def see(self, records: Sequence[Mapping[str, Any]]) -> bool:
         """Takes the records of more rounds; whether the last of their evaluations is the best one so far."""

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree
-from fedjax_core.engine import together
 from fedjax_core.storage import digests
 from fedjax_core.storage import parts as of_parts
 from fedjax_core.storage.arrays import read_arrays, write_arrays
@@ -119,7 +119,7 @@ class Checkpoints:
             raise ValueError(f"round is {round}; rounds count from 0")
         if not self.writer and (parts is None or jax.process_count() == 1):
             return 0
-        all_do = _alone if parts is None else together.all_or_none
+        all_do = _alone if parts is None else distributed.all_or_none
         begun, first = None, 0
         with explained(f"write the checkpoint of round {round} (earlier ones are intact) in", self.directory):
             try:
@@ -192,11 +192,11 @@ class Checkpoints:
     def _write_parts(self, begun: "_Begun | None", parts: Iterable[Mapping[str, np.ndarray]]) -> int:
         """The parts of every process; the number of the first."""
         told = None if begun is None else [begun.temporary.name, begun.first]
-        name, first = together.said(told)
+        name, first = distributed.said(told)
         processes = jax.process_count()
         me = None if processes == 1 else jax.process_index()
-        number = together.all_or_none("write its parts", lambda: of_parts.write(self.directory / name, parts, first, me))
-        numbers = together.seen([number])[:, 0].tolist()
+        number = distributed.all_or_none("write its parts", lambda: of_parts.write(self.directory / name, parts, first, me))
+        numbers = distributed.seen([number])[:, 0].tolist()
         if begun is not None and begun.parts is not None:
             each = [(first + at, process) for process, number in enumerate(numbers) for at in range(number)]
             begun.parts.extend(of_parts.called(at, None if processes == 1 else process) for at, process in sorted(each))
@@ -400,7 +400,7 @@ class _Begun(NamedTuple):
 
 
 def _alone(what: str, step: Callable[[], Any]) -> Any:
-    """`together.all_or_none` of one process."""
+    """`distributed.all_or_none` of one process."""
     del what
     return step()
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedjax_core import nn, registry
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.engine.simulation import View
+from fedjax_core.engine.simulator import View
 from fedjax_core.learning import training
 from fedjax_core.nn.attention import MINUS
 from fedjax_core.storage.forms import check

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
-from fedjax_core.engine.view import View
+from fedjax_core.engine.client_view import View
 from fedjax_core.learning import lora, training
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage.export import EXACT, Builders, described, described_in, fits, loaded, named, nobodys

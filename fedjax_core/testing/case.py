@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_core.algorithm import Algorithm, PyTree
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from fedjax_core.task import Task
 from fedjax_core.testing import federation
@@ -39,7 +39,7 @@ class Case:
         mixed: bool | None = None,
         statistics: bool = True,
         **settings: Any,
-    ) -> simulation.Simulation:
+    ) -> simulator.Simulation:
         """A simulation.
 
         Args:
@@ -53,10 +53,10 @@ class Case:
         made = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
         settings = {"cohort": COHORT, "dispatch": 2} | settings
         data = settings.pop("data", federation.data())
-        return simulation.Simulation(made, data, plan=parallel.Plan(*plan), **settings)
+        return simulator.Simulation(made, data, plan=client_loop.Plan(*plan), **settings)
 
     @functools.cached_property
-    def reference(self) -> tuple[simulation.Simulation, simulation.State, simulation.State]:
+    def reference(self) -> tuple[simulator.Simulation, simulator.State, simulator.State]:
         """(simulation, host copy of the state before, and after two rounds): one client after another on one device."""
         sim = self.simulate()
         state = sim.init(0)
@@ -65,7 +65,7 @@ class Case:
         return sim, before, jax.device_get(state)
 
     @functools.cached_property
-    def elsewhere(self) -> tuple[simulation.Simulation, simulation.State, list[PyTree]]:
+    def elsewhere(self) -> tuple[simulator.Simulation, simulator.State, list[PyTree]]:
         """(simulation, state after two rounds, per group the host's (client states, which were touched)) under the other plan.
 
         Data are on the host and client states on the disk, two clients are trained at once on each of two devices (of one, if
@@ -77,7 +77,7 @@ class Case:
         assert sim.kept is not None
         return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.kept.stores]
 
-    def _begun(self, sim: simulation.Simulation) -> simulation.State:
+    def _begun(self, sim: simulator.Simulation) -> simulator.State:
         """The reference's state before round 1 in a simulation whose client states are off the device; of a method that prepares
         its clients, made anew."""
         if any(sim.federation.algorithm(g, sim.host, 0).prepare is not None for g in range(len(sim.groups))):
@@ -106,7 +106,7 @@ class Case:
             jax.tree.map(lambda x, p=p: np.take(x, p, axis=0, mode="clip"), s)
             for s, (_, p) in zip(before.clients, drawn, strict=True)
         ]
-        spread = parallel.spread(sim.mesh)
+        spread = client_loop.spread(sim.mesh)
         touched = jax.device_put([np.ones(len(p), bool) for _, p in drawn], spread)
 
         def run(drawn, rows):
@@ -119,19 +119,19 @@ class Case:
 
 
 def groups(
-    build: simulation.Build, mixed: bool = False, statistics: bool = True, task: Callable[..., Task] = federation.task
-) -> list[simulation.Group]:
+    build: simulator.Build, mixed: bool = False, statistics: bool = True, task: Callable[..., Task] = federation.task
+) -> list[simulator.Group]:
     """The small federation's clients: all with one network, or every second one with a wider one."""
     clients = np.arange(federation.CLIENTS)
     if not mixed:
-        return simulation.one_group(build, task(statistics=statistics), len(clients))
+        return simulator.one_group(build, task(statistics=statistics), len(clients))
     return [
-        simulation.Group("narrow", build, task(6, statistics), clients[::2]),
-        simulation.Group("wide", build, task(7, statistics), clients[1::2]),
+        simulator.Group("narrow", build, task(6, statistics), clients[::2]),
+        simulator.Group("wide", build, task(7, statistics), clients[1::2]),
     ]
 
 
-def pad(sim: simulation.Simulation) -> None:
+def pad(sim: simulator.Simulation) -> None:
     """Gives every client three more rows that do not count."""
     index = sim.host.index
     more = dataclasses.replace(index, rows=np.pad(index.rows, (0, 3)), most=index.most + 3, filler=1)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated
-from fedjax_core.engine import simulation
+from fedjax_core.engine import simulator
 from fedjax_core.learning import training
 from fedjax_core.task import Model, of_model
 from methods.fedavg import fedavg
@@ -52,7 +52,7 @@ def batches(workload: Workload, data: federated.FederatedData) -> dict[int, np.n
             predict={}
         )
 
-    spy = simulation.Simulation(simulation.one_group(build, task, workload.population), spied, cohort=workload.cohort)
+    spy = simulator.Simulation(simulator.one_group(build, task, workload.population), spied, cohort=workload.cohort)
     state, _ = spy.rounds(spy.init(seed=0), 1)
     seen = np.rint(np.asarray(state.server.net.params["head"]["seen"]) * workload.cohort).astype(int)
     found = {}

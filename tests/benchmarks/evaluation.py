@@ -23,7 +23,8 @@ import numpy as np
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples, PyTree
 from fedjax_core.data import federated, sources
-from fedjax_core.engine import evaluating, parallel, simulation
+from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine import evaluation as evaluating
 from fedjax_core.learning import training
 from fedjax_core.task import Model, of_model
 from methods.fedavg import fedavg
@@ -85,9 +86,9 @@ def make_cases(network: str, batch: int | None, scale: float) -> tuple[list[Case
     cases = []
     for method, scopes, scored in ((fedavg, ("global", "own", "unseen"), None), (local, ("all",), SCORED)):
         build = functools.partial(method, optimizer=training.sgd(0.1))
-        evaluation = simulation.Evaluation(scopes, batch, scored)
-        sim = simulation.Simulation(
-            simulation.one_group(build, task, CLIENTS), data, plan=parallel.choose(CLIENTS), evaluation=evaluation
+        evaluation = simulator.Evaluation(scopes, batch, scored)
+        sim = simulator.Simulation(
+            simulator.one_group(build, task, CLIENTS), data, plan=client_loop.choose(CLIENTS), evaluation=evaluation
         )
         state, at = sim.init(0), sim.planned
         assert data.unseen is not None

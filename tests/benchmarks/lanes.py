@@ -10,7 +10,7 @@ from typing import Any
 
 from configs import fedavg, scaffold
 from fedjax_core import experiment
-from fedjax_core.engine.lanes import Lanes, Wanted
+from fedjax_core.engine.vmapped_runs import Lanes, Wanted
 from tests.benchmarks.turns import Contender, measure, table
 
 SEEDS, ROUNDS = 4, 10

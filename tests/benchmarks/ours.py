@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_core import experiment, nn
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from fedjax_core.task import Model, Task, of_model
 from tests.benchmarks import protocol
@@ -72,14 +72,14 @@ def build(
     dtype: str = "float32",
     conv_form: str | None = None,
     task: Task | None = None,
-) -> simulation.Simulation:
+) -> simulator.Simulation:
     """The workload as a simulation."""
     task = task_of(workload, dtype=dtype, conv_form=conv_form) if task is None else task
-    return simulation.Simulation(
-        simulation.one_group(method(workload), task, workload.population),
+    return simulator.Simulation(
+        simulator.one_group(method(workload), task, workload.population),
         federation(workload),
         cohort=workload.cohort,
-        plan=parallel.choose(workload.cohort, chunk=chunk, devices=devices),
+        plan=client_loop.choose(workload.cohort, chunk=chunk, devices=devices),
         hold=workload.hold,
     )
 

@@ -24,8 +24,8 @@ from fedjax_core import experiment, nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
 from fedjax_core.data.row_lists import RowLists
-from fedjax_core.engine import ahead, parallel, simulation
-from fedjax_core.engine.rows import Streamed
+from fedjax_core.engine import ahead, client_loop, simulator
+from fedjax_core.engine.data_feed.streaming import Streamed
 from fedjax_core.learning import training
 from fedjax_core.task import of_model
 from tests.benchmarks import lanes, ours, uplinks
@@ -40,9 +40,9 @@ def _simulated(data: federated.FederatedData, widths: tuple[int, ...], cohort: i
     model = nn.build("mlp", CLASSES, SHAPE, None, None, widths=widths)
     task = of_model(model, classes=CLASSES, population=data.clients)
     make = functools.partial(experiment.method(method), optimizer=training.sgd(0.05), batch=20, epochs=epochs)
-    groups = simulation.one_group(make, task, data.clients)
-    evaluation = simulation.Evaluation(scopes=("global",))
-    return simulation.Simulation(groups, data, cohort=cohort, plan=parallel.choose(cohort), evaluation=evaluation, **options)
+    groups = simulator.one_group(make, task, data.clients)
+    evaluation = simulator.Evaluation(scopes=("global",))
+    return simulator.Simulation(groups, data, cohort=cohort, plan=client_loop.choose(cohort), evaluation=evaluation, **options)
 
 
 def _dataset(x: np.ndarray, y: np.ndarray) -> sources.Dataset:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.engine import simulation
+from fedjax_core.engine import simulator
 from tests.benchmarks.report import number, row
 
 QUIET = 0.1  # seconds between contenders, for what a thread has begun
@@ -28,7 +28,7 @@ class Contender:
     """
 
     name: str
-    simulation: simulation.Simulation
+    simulation: simulator.Simulation
     rounds: int
     before: Callable[[], None] = lambda: None
     setting_up: float = 0.0

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from fedjax_core.engine.simulation import Simulation, one_group
+from fedjax_core.engine.simulator import Simulation, one_group
 from fedjax_core.privacy import in_turn, strategies
 from fedjax_core.uplink import Link, compression, correlated, privacy, rules
 from tests.benchmarks import ours

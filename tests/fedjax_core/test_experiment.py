@@ -16,7 +16,7 @@ from configs import base, fedavg, fedavg_regression
 from fedjax_core import experiment, registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
-from fedjax_core.engine import parallel
+from fedjax_core.engine import client_loop
 from fedjax_core.experiment import asked, building, kinds, named, normalising, runs
 from tests import toy
 
@@ -219,12 +219,12 @@ class BuildTest(chex.TestCase):
             evaluation__batch=5,
             evaluation__clients=4,
         )
-        self.assertEqual((sim.cohort, sim.dropout, sim.plan, sim.hold), (3, 0.25, parallel.Plan(2, 1), "host"))
+        self.assertEqual((sim.cohort, sim.dropout, sim.plan, sim.hold), (3, 0.25, client_loop.Plan(2, 1), "host"))
         self.assertEqual(tuple(sim.evaluation), (("own",), 5, 4, 1))
         self.assertEqual(build(cohort__fraction=0.5).cohort, 4)
         self.assertEqual(build(cohort__fraction=None).cohort, 8)
-        self.assertEqual(build(plan__devices=None).plan, parallel.choose(3))
-        self.assertEqual(build(plan__devices=None, plan__model=2).plan, parallel.Plan(1, 6, 2))
+        self.assertEqual(build(plan__devices=None).plan, client_loop.choose(3))
+        self.assertEqual(build(plan__devices=None, plan__model=2).plan, client_loop.Plan(1, 6, 2))
         with self.assertRaisesRegex(ValueError, "plan.model=3 does not divide the 4 devices"):
             build(plan__devices=4, plan__model=3)
 

@@ -16,7 +16,7 @@ from configs.tables.base import Column, Measure, Row, Table
 from fedjax_core import experiment
 from fedjax_core.commands import run as command
 from fedjax_core.commands import tables
-from fedjax_core.engine.simulation import Diverged
+from fedjax_core.engine.simulator import Diverged
 from fedjax_core.experiment import several
 from fedjax_core.experiment.numbers import Differs, Number
 from fedjax_core.learning import training

@@ -13,7 +13,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated
 from fedjax_core.data.sources import Dataset
-from fedjax_core.engine.simulation import Simulation, one_group
+from fedjax_core.engine.simulator import Simulation, one_group
 from fedjax_core.learning import training
 from fedjax_core.nn import bert, llama
 from fedjax_core.task import Peers, Task, of_model, part_of, width

@@ -6,7 +6,7 @@ import chex
 import jax
 import numpy as np
 
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from methods.centralized import centralized
 from methods.fedavg import fedavg
@@ -17,8 +17,8 @@ UNION = np.unique(np.concatenate(toy.data().train_index))
 
 
 def simulate(build, data, statistics=True):
-    groups = simulation.one_group(build, toy.task(statistics=statistics), data.clients)
-    return simulation.Simulation(groups, data, plan=parallel.Plan(1, 1), dispatch=3)
+    groups = simulator.one_group(build, toy.task(statistics=statistics), data.clients)
+    return simulator.Simulation(groups, data, plan=client_loop.Plan(1, 1), dispatch=3)
 
 
 class CentralizedTest(chex.TestCase):
@@ -57,6 +57,6 @@ class CentralizedTest(chex.TestCase):
     def test_everyone_takes_part_once(self):
         """A pooled method has one client, of whatever cohort was asked for, who holds every row and never drops out."""
         build = functools.partial(centralized, optimizer=training.sgd(0.1), batch=toy.BATCH)
-        sim = simulation.Simulation(toy.groups(build), toy.data(), cohort=3, dropout=0.9, plan=parallel.Plan(1, 1))
+        sim = simulator.Simulation(toy.groups(build), toy.data(), cohort=3, dropout=0.9, plan=client_loop.Plan(1, 1))
         self.assertEqual((sim.population, sim.cohort, sim.dropout), (1, 1, 0.0))
         np.testing.assert_array_equal(sim.host.index[0], UNION)

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData
 from fedjax_core.data import federated, sources
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from methods.fedavg import fedavg
 from tests import naive, toy
@@ -39,8 +39,8 @@ def oracle(seed, rounds, *, weights, lr, momentum, cohort=5, epochs=2, batch=toy
 
 def simulate(data, *, statistics=True, cohort=None, population=None, dropout=0.0, **arguments):
     task = toy.task(statistics=statistics)
-    groups = simulation.one_group(functools.partial(fedavg, **arguments), task, population or data.clients)
-    return simulation.Simulation(groups, data, cohort=cohort, dropout=dropout, plan=parallel.Plan(1, 1), dispatch=3)
+    groups = simulator.one_group(functools.partial(fedavg, **arguments), task, population or data.clients)
+    return simulator.Simulation(groups, data, cohort=cohort, dropout=dropout, plan=client_loop.Plan(1, 1), dispatch=3)
 
 
 def divided(*lists):

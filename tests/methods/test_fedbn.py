@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Net
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.task import Model
 from methods.fedavg import fedavg
@@ -49,8 +49,8 @@ MODEL = normalised()
 
 def simulate(wrap=lambda build: build):
     task = dataclasses.replace(toy.task(), network=lambda frozen: MODEL)
-    groups = simulation.one_group(wrap(made(fedbn, epochs=2)), task, toy.CLIENTS)
-    return simulation.Simulation(groups, toy.data(), cohort=5, dispatch=2, plan=parallel.Plan(1, 1))
+    groups = simulator.one_group(wrap(made(fedbn, epochs=2)), task, toy.CLIENTS)
+    return simulator.Simulation(groups, toy.data(), cohort=5, dispatch=2, plan=client_loop.Plan(1, 1))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Cohort
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from fedjax_core.nn.project import projected
 from fedjax_core.task import of_model
@@ -130,7 +130,7 @@ class FedGHTest(chex.TestCase):
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedgh, optimizer=training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedgh exchanges features"):
-            simulation.Simulation(toy.groups(make, mixed=True), toy.data(), plan=parallel.Plan(1, 1))
+            simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
     @parameterized.parameters(
         (dict(server_lr=-0.1), "server_lr=-0.1 must not be negative"),

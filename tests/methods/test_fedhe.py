@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, Cohort
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from methods.fedhe import Server, fedhe
 from tests import naive, toy
@@ -54,8 +54,8 @@ def oracle(seed, rounds, models, *, alpha, cohort=5, dropout=0.0):
 
 def simulate(alpha, **settings):
     build = functools.partial(fedhe, optimizer=training.sgd(0.1, momentum=0.5), alpha=alpha, epochs=2, batch=toy.BATCH)
-    return simulation.Simulation(
-        toy.groups(build, mixed=True), toy.data(), plan=parallel.Plan(1, 1), dispatch=4, cohort=5, **settings
+    return simulator.Simulation(
+        toy.groups(build, mixed=True), toy.data(), plan=client_loop.Plan(1, 1), dispatch=4, cohort=5, **settings
     )
 
 

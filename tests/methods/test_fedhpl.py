@@ -12,7 +12,7 @@ from absl.testing import parameterized
 
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Cohort, Examples, Net
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import metrics, training
 from fedjax_core.task import part_of
 from fedjax_core.uplink import bare
@@ -103,8 +103,8 @@ def build(**options):
 
 def simulate(make, groups, seed=0, rounds=2, **settings):
     """After some rounds; `groups` is (width, clients) by group."""
-    groups = [simulation.Group(f"{n}: {d}", make, toy.task_in_part(d), np.array(ids)) for n, (d, ids) in enumerate(groups)]
-    sim = simulation.Simulation(groups, toy.data(), **{"plan": parallel.Plan(1, 1), "cohort": 5, "dispatch": 4} | settings)
+    groups = [simulator.Group(f"{n}: {d}", make, toy.task_in_part(d), np.array(ids)) for n, (d, ids) in enumerate(groups)]
+    sim = simulator.Simulation(groups, toy.data(), **{"plan": client_loop.Plan(1, 1), "cohort": 5, "dispatch": 4} | settings)
     state, records = sim.rounds(sim.init(seed), rounds)
     return sim, jax.device_get(state), records
 
@@ -189,8 +189,8 @@ def updates(make=fedhpl, **options):
 
 def alone(make, groups=None, **settings):
     """A simulation of the toy federation over prompts and heads."""
-    groups = groups or simulation.one_group(make, toy.task_in_part(), N)
-    return simulation.Simulation(groups, settings.pop("data", toy.data()), plan=parallel.Plan(1, 1), **settings)
+    groups = groups or simulator.one_group(make, toy.task_in_part(), N)
+    return simulator.Simulation(groups, settings.pop("data", toy.data()), plan=client_loop.Plan(1, 1), **settings)
 
 
 def teacher(shared=(), known=(True, True, True)):
@@ -318,7 +318,7 @@ class FrozenTest(chex.TestCase):
         zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), body)
         task = part_of(whole, Net(zeros), "head", classes=K, population=N)
         make = functools.partial(local, optimizer=SGD, batch=toy.BATCH)
-        sim = simulation.Simulation(simulation.one_group(make, task, N), toy.data(), plan=parallel.Plan(4, 1))
+        sim = simulator.Simulation(simulator.one_group(make, task, N), toy.data(), plan=client_loop.Plan(4, 1))
         state = jax.eval_shape(sim.programs.init, sim.held, jax.random.key_data(jax.random.key(0)))
         found = sim.programs.many.lower(sim.held, state, jax.ShapeDtypeStruct((), jnp.int32)).compile().memory_analysis()
         backbone = metrics.nbytes(zeros)

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning.metrics import nbytes
 from methods.fedit import fedit
 from tests import naive, toy
@@ -15,8 +15,8 @@ from tests.methods.test_fedper import SGD, ended, made, simulate
 
 def adapted(data=None, **arguments):
     """Two rounds on an adapter without dropout."""
-    groups = simulation.one_group(made(fedit, **arguments), toy.task_adapted(dropout=0.0), (data or toy.data()).clients)
-    sim = simulation.Simulation(groups, data or toy.data(), plan=parallel.Plan(1, 1), dispatch=2)
+    groups = simulator.one_group(made(fedit, **arguments), toy.task_adapted(dropout=0.0), (data or toy.data()).clients)
+    sim = simulator.Simulation(groups, data or toy.data(), plan=client_loop.Plan(1, 1), dispatch=2)
     state, _ = sim.rounds(sim.init(0), 2)
     return sim, jax.device_get(state)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.task import of_model
@@ -121,7 +121,7 @@ class FedNHTest(chex.TestCase):
     def test_statistics_may_stay_with_the_client(self):
         make = functools.partial(fednh, optimizer=training.sgd(0.1), batch=toy.BATCH)
         groups = toy.groups(local_statistics(make))
-        sim = simulation.Simulation(groups, toy.data(), cohort=5, plan=parallel.Plan(1, 1), dispatch=2)
+        sim = simulator.Simulation(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
         state = sim.init(0)
         before = jax.device_get(state)
         state, _ = sim.rounds(state, 2)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from methods.fedper import fedper
 from tests import naive, toy
@@ -56,8 +56,8 @@ def one(tree, i):
 
 
 def simulate(build, statistics=True, **settings):
-    settings = {"cohort": 5, "dispatch": 2, "plan": parallel.Plan(1, 1)} | settings
-    return simulation.Simulation(toy.groups(build, statistics=statistics), toy.data(), **settings)
+    settings = {"cohort": 5, "dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
+    return simulator.Simulation(toy.groups(build, statistics=statistics), toy.data(), **settings)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Net
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from fedjax_core.task import Model, of_model
 from methods.fedavg import fedavg
@@ -164,8 +164,8 @@ def build(**options):
 
 def simulate(rounds, **options):
     make = functools.partial(fedpft, **BUILD | {"transform_rate": RATE} | options)
-    sim = simulation.Simulation(
-        simulation.one_group(make, toy.task(D), toy.CLIENTS), toy.data(), plan=parallel.Plan(1, 1), dispatch=rounds, cohort=5
+    sim = simulator.Simulation(
+        simulator.one_group(make, toy.task(D), toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=5
     )
     state, _ = sim.rounds(sim.init(0), rounds)
     return jax.device_get(state)
@@ -344,8 +344,8 @@ class FedPftTest(chex.TestCase):
         # phase 2 draws from a key of its own, so that one round of full batches is compared
         state = simulate(1, prompts=0, transform_epochs=0, transform_rate=1.0, batch=64)
         make = functools.partial(fedavg, optimizer=training.sgd(LR), epochs=1, batch=64)
-        sim = simulation.Simulation(
-            simulation.one_group(make, task, toy.CLIENTS), toy.data(), plan=parallel.Plan(1, 1), dispatch=1, cohort=5
+        sim = simulator.Simulation(
+            simulator.one_group(make, task, toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=1, cohort=5
         )
         expected = jax.device_get(sim.rounds(sim.init(0), 1)[0].server.net)
         mine = Net({**state.server.net.params, "transform": state.server.transform}, state.server.net.stats)

@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from fedjax_core.nn import count
 from fedjax_core.task import of_model
@@ -159,7 +159,7 @@ class FedTGPTest(chex.TestCase):
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedtgp, optimizer=training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedtgp exchanges features, so all must have equally many"):
-            simulation.Simulation(toy.groups(make, mixed=True), toy.data(), plan=parallel.Plan(1, 1))
+            simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
     @parameterized.parameters(
         (dict(margin=-1.0), "margin=-1.0 must not be negative"),

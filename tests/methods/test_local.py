@@ -6,7 +6,7 @@ import chex
 import jax
 import numpy as np
 
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from methods.fedavg import fedavg
 from tests import naive, toy
@@ -56,7 +56,7 @@ class LocalTest(chex.TestCase):
         seed = next(s for s in range(99) if all(0 in naive.cohort(s, r, toy.CLIENTS, 5) for r in range(2)))
         build = functools.partial(fedavg, optimizer=training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
         data = divided(toy.data().train_index[0])
-        alone = simulation.Simulation(simulation.one_group(build, toy.task(), 1), data, plan=parallel.Plan(1, 1))
+        alone = simulator.Simulation(simulator.one_group(build, toy.task(), 1), data, plan=client_loop.Plan(1, 1))
         state, _ = alone.rounds(alone.init(seed), 2)
         among = toy.reference("local")[0]
         with_others, _ = among.rounds(among.init(seed), 2)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_core import experiment
-from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.language import prepare as language
 from fedjax_core.language import text
 from fedjax_core.reporting import analysis

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_core import experiment
-from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting import analysis, plots
 from fedjax_core.storage.files import write_text
 

@@ -22,9 +22,9 @@ from fedjax_core import experiment, own_packages
 from fedjax_core.commands.plans import flops, hlo, loops, targets
 from fedjax_core.data import memory
 from fedjax_core.data.row_lists import RowLists
-from fedjax_core.engine import chips, lowering, parallel
-from fedjax_core.engine.lanes import Lanes, reason
-from fedjax_core.engine.simulation import Simulation
+from fedjax_core.engine import aot, chips, client_loop
+from fedjax_core.engine.simulator import Simulation
+from fedjax_core.engine.vmapped_runs import Lanes, reason
 from fedjax_core.experiment import building, stand_in
 from fedjax_core.experiment.runs import tuples
 from fedjax_core.nn import conv
@@ -52,7 +52,7 @@ def about(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
     if chip is not None and first not in jax.devices():
         limit = chip.memory
     else:
-        limit = parallel.memory_limit(sim.mesh) or (chip.memory if chip else int(memory.there() / sim.mesh.devices.size))
+        limit = client_loop.memory_limit(sim.mesh) or (chip.memory if chip else int(memory.there() / sim.mesh.devices.size))
     return {
         "device": first.device_kind,
         "devices": int(sim.mesh.devices.size),
@@ -75,7 +75,7 @@ def about(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
 
 def parts(sim: Simulation, lanes: int = 1) -> dict[str, float]:
     """Bytes on a device of what lies there between rounds; each lane has states of its own."""
-    held, state = lowering.between_rounds(sim)
+    held, state = aot.between_rounds(sim)
     mine = lambda leaf: float(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
     nbytes = lambda tree: sum(map(mine, jax.tree.leaves(tree)), 0.0)
     return {
@@ -87,11 +87,11 @@ def parts(sim: Simulation, lanes: int = 1) -> dict[str, float]:
 
 
 def programs(sim: Simulation, parts: tuple[str, ...], lanes: int = 1) -> dict[str, Callable[[], Any]]:
-    """As `lowering.programs`; rounds are those of so many lanes at once."""
-    found = lowering.programs(sim, parts)
+    """As `aot.programs`; rounds are those of so many lanes at once."""
+    found = aot.programs(sim, parts)
     if lanes > 1:
         of_lanes = Lanes(sim, lanes, numbered=False)
-        rounds = {lowering.ROUND: of_lanes.traced, lowering.SCORED_ROUND: functools.partial(of_lanes.traced, True)}
+        rounds = {aot.ROUND: of_lanes.traced, aot.SCORED_ROUND: functools.partial(of_lanes.traced, True)}
         found |= {name: traced for name, traced in rounds.items() if name in found}
     return found
 
@@ -110,12 +110,12 @@ def analysed(traced: Any, sim: Simulation, part: float = 1.0) -> dict[str, Any]:
       part: of its places for clients that are taken, on average.
     """
     clock = time.perf_counter()
-    lowered = lowering.lowered(traced)
+    lowered = aot.lowered(traced)
     before = time.perf_counter() - clock
     try:
         compiled, written = _compiled(lowered, sim)
     except jax.errors.JaxRuntimeError as error:
-        if not parallel.out_of_memory(error):
+        if not client_loop.out_of_memory(error):
             raise
         found = _OVER.search(str(error))
         need = float(found[1] or found[3]) * _GIB[found[2] or found[4]] if found else None
@@ -178,7 +178,7 @@ def main() -> None:
             write_json(out, done)
             for name in (name for name in found if name not in asked["done"]):
                 signal.alarm(asked["seconds"])
-                part = present(sim) if name in (lowering.ROUND, lowering.SCORED_ROUND) else 1.0
+                part = present(sim) if name in (aot.ROUND, aot.SCORED_ROUND) else 1.0
                 try:
                     done["programs"][name] = analysed(found[name](), sim, part)
                 except (ValueError, TypeError, OSError) as error:  # of this program; the others are compiled all the same

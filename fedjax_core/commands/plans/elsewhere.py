@@ -41,7 +41,7 @@ class Job(NamedTuple):
     Attributes:
       config: whole, as plain values.
       target: to compile for.
-      parts: which of `lowering.PARTS`.
+      parts: which of `aot.PARTS`.
       counts: of the data.
       seconds: that one program may take.
     """

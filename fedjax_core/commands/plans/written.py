@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_core.engine.lowering import ROUND
+from fedjax_core.engine.aot import ROUND
 from fedjax_core.reporting.console import readable_time
 
 HEAD = ("program", "fits", "arguments", "temporary", "peak", "collectives, bytes", "compiled in")

@@ -23,7 +23,7 @@ from fedjax_core.commands.tables.trials import Searches, delete_states, give_up,
 from fedjax_core.commands.tables.written import write
 from fedjax_core.data import contents
 from fedjax_core.data.federated import FederatedData
-from fedjax_core.engine.simulation import Diverged
+from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import report
 from fedjax_core.run import CallbackFailed, check_inputs
 from fedjax_core.storage.files import write_text

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core import registry
-from fedjax_core.engine.scores import ByClient
+from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.reporting import clients, resampling, words
 
 FILES = {"last": clients.LAST, "selected": clients.SELECTED}  # by a measure's statistic

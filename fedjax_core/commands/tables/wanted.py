@@ -5,7 +5,7 @@ from typing import Any
 
 from fedjax_core import registry
 from fedjax_core.commands.tables.measures import ANALYSIS
-from fedjax_core.engine.scores import STATISTICS
+from fedjax_core.engine.evaluation_step import STATISTICS
 from fedjax_core.experiment import Asked
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import scored

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_core.engine.simulation import Simulation, State
+from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting.analysis.models import longest, model_of, need_classes, output, outputs, rows_at_once, take
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import Array, ClientData, Net, PyTree
-from fedjax_core.engine.simulation import Group, Simulation
+from fedjax_core.engine.simulator import Group, Simulation
 from fedjax_core.learning import metrics
 from fedjax_core.learning.trained import watched
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import TARGETS, Net, PyTree
-from fedjax_core.engine.simulation import Simulation, State, View
+from fedjax_core.engine.simulator import Simulation, State, View
 
 BATCH = 256  # examples that a network is run on at once, unless the config says
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_core.engine.simulation import Simulation, State, View
+from fedjax_core.engine.simulator import Simulation, State, View
 from fedjax_core.reporting.analysis.models import (
     chosen,
     longest,

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.engine.simulation import Simulation, State, View
+from fedjax_core.engine.simulator import Simulation, State, View
 from fedjax_core.learning import losses
 from fedjax_core.reporting.analysis.models import longest, model_of, need_classes, output, outputs, rows_at_once, take
 from fedjax_core.task import Model

@@ -13,7 +13,7 @@ from configs import fedit
 from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated
-from fedjax_core.engine.simulation import Simulation
+from fedjax_core.engine.simulator import Simulation
 from fedjax_core.experiment import building, stand_in
 from fedjax_core.storage.json_files import write_json
 from fedjax_core.task import Task

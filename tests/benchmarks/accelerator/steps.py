@@ -20,7 +20,7 @@ import numpy as np
 from configs.tables.base import Column, Measure, Row, Table
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.engine.simulation import Simulation
+from fedjax_core.engine.simulator import Simulation
 from fedjax_core.experiment import building, stand_in
 from tests.benchmarks import ours
 from tests.benchmarks.accelerator import llama

@@ -12,7 +12,7 @@ from configs.tables.base import Column, Measure, Row
 from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import latex, spread
-from fedjax_core.engine.scores import ByClient
+from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.reporting import clients, report, resampling
 from tests.fedjax_core.commands.small_tables import definition, get_config, run
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Algorithm, ClientOutput
 from fedjax_core.data import federated, sources
-from fedjax_core.engine import parallel
-from fedjax_core.engine.simulation import Group, Simulation
+from fedjax_core.engine import client_loop
+from fedjax_core.engine.simulator import Group, Simulation
 from fedjax_core.learning import aggregators, training
 from tests import toy
 
@@ -23,7 +23,7 @@ def with_test_rows(test_index):
 
 
 def simulate(build, groups=None, data=None, **settings):
-    settings = {"cohort": 5, "dispatch": 2, "plan": parallel.Plan(1, 1)} | settings
+    settings = {"cohort": 5, "dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
     return Simulation(toy.groups(build) if groups is None else groups, toy.data() if data is None else data, **settings)
 
 

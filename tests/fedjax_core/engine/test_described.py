@@ -6,8 +6,8 @@ import chex
 import jax.numpy as jnp
 from absl.testing import parameterized
 
-from fedjax_core.engine import simulation
-from fedjax_core.engine.simulation import Evaluation
+from fedjax_core.engine import simulator
+from fedjax_core.engine.simulator import Evaluation
 from methods.fedavg import fedavg
 from tests import naive, toy
 from tests.fedjax_core.engine.tallied import SGD, N, simulate, tally, two_groups
@@ -83,5 +83,5 @@ class RefusalTest(chex.TestCase):
 
         sim = simulate(build, hold=hold, dispatch=10)
         taken = [r + 1 for r in range(12) if 3 in naive.cohort(0, r, N, 5)]
-        with self.assertRaisesRegex(simulation.Diverged, f"^round {taken[2]}: the training loss of client 3 is not finite"):
+        with self.assertRaisesRegex(simulator.Diverged, f"^round {taken[2]}: the training loss of client 3 is not finite"):
             sim.rounds(sim.init(0), 12)

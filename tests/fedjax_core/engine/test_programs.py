@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import Task
 from methods.fedavg import fedavg
 from tests import toy
@@ -21,7 +21,7 @@ class StartTest(chex.TestCase):
     def test_the_first_round_compiles_the_round_and_a_copy_of_the_state(self):
         """One program for all of it."""
         build = functools.partial(fedavg, optimizer=SGD, batch=toy.BATCH)
-        sim = simulate(None, simulation.one_group(build, toy.task(13), N), plan=parallel.Plan(1, 1))
+        sim = simulate(None, simulator.one_group(build, toy.task(13), N), plan=client_loop.Plan(1, 1))
         state = sim.init(0)
         with jax.log_compiles(), self.assertLogs("jax", "WARNING") as logs:
             sim.rounds(state, 1)
@@ -73,7 +73,7 @@ class ConstantsTest(chex.TestCase):
         ends, texts = [], []
         task = Task(network, toy.CLASSES, N, frozen=frozen, public=public)
         for build, given in [(self.build, task), (baked, dataclasses.replace(task, frozen=(), public=()))]:
-            sim = simulate(None, simulation.one_group(build, given, N))
+            sim = simulate(None, simulator.one_group(build, given, N))
             state = sim.init(0)
             texts.append(sim.programs.many.lower(sim.held, state, sim.put(np.int32(1))).as_text())
             state, _ = sim.rounds(state, 2)

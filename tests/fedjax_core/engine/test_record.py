@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.engine.faults import Seen
+from fedjax_core.engine.divergence import Seen
 from fedjax_core.engine.record import flat
 from fedjax_core.reporting.summary import summarise
 

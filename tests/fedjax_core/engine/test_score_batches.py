@@ -9,9 +9,9 @@ import pytest
 
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
-from fedjax_core.engine import evaluating, parallel
+from fedjax_core.engine import client_loop, evaluation
 from fedjax_core.engine.score_batches import COSTS, Cost, choose_batch
-from fedjax_core.engine.simulation import Evaluation, Simulation, one_group
+from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
 from fedjax_core.task import of_model
 from methods.local import local
 from tests import toy
@@ -29,7 +29,7 @@ def divided(sizes):
     return dataclasses.replace(federated.from_index(dataset, [one[:2] for one in own], own), validation_index=own)
 
 
-def simulate(sizes, build=None, plan=parallel.Plan(1, 1), **evaluation):  # noqa: B008
+def simulate(sizes, build=None, plan=client_loop.Plan(1, 1), **evaluation):  # noqa: B008
     of = divided(sizes)
     task = of_model(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
     build = functools.partial(local, optimizer=SGD) if build is None else build
@@ -94,8 +94,8 @@ def test_scores_do_not_depend_on_the_batch_and_a_given_one_is_kept():
 
 def test_devices_have_equally_many_rows_to_score():
     """By ids the first of two would have 184 rows, the other 224."""
-    sim = simulate(SIZES, plan=parallel.Plan(1, 2), scopes=("own",))
-    (block,) = evaluating.client_blocks(sim.planned, 0)
+    sim = simulate(SIZES, plan=client_loop.Plan(1, 2), scopes=("own",))
+    (block,) = evaluation.client_blocks(sim.planned, 0)
     loads = np.array(SIZES)[block].reshape(2, -1).sum(1)
     assert sorted(block.tolist()) == list(range(len(SIZES)))
     assert loads.max() / loads.mean() < 1.02
@@ -106,10 +106,10 @@ def test_devices_have_equally_many_rows_to_score():
 @pytest.mark.parametrize("devices", [1, 2])
 def test_an_evaluation_in_pieces_is_the_same_to_the_bit(monkeypatch, devices):
     """Whatever pieces it is cut into; somebody hears of each and may end it."""
-    sim, told = simulate(SIZES, plan=parallel.Plan(1, devices), scopes=("global", "own", "all")), []
+    sim, told = simulate(SIZES, plan=client_loop.Plan(1, devices), scopes=("global", "own", "all")), []
     state = sim.init(0)
     whole = [sim.evaluate(state) for _ in range(2)][-1]
-    monkeypatch.setattr(evaluating, "PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(evaluation, "PIECE_SECONDS", 0.0)
     pieces, _ = sim.evaluated(state, lambda *piece: told.append(piece))
     assert pieces == whole
     assert told == [("clients", done, 12) for done in range(devices, 13, devices)]

@@ -6,10 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.engine import division, parallel
-from fedjax_core.engine.exchange import Coming, again
+from fedjax_core.engine import client_loop
+from fedjax_core.engine.client_state.host_store import HostStore
+from fedjax_core.engine.client_state.offload import Coming, again
+from fedjax_core.engine.sharding import model_parallel
 from fedjax_core.engine.shares import Shares
-from fedjax_core.engine.states import HostStore
 
 D, N = 4, 60
 LIKE = {
@@ -23,9 +24,9 @@ LIKE = {
 def shares(request):
     """Each place is one device, or two that have a half of every "w"."""
     if request.param == 1:
-        return Shares(parallel.mesh(parallel.Plan(1, D)))
-    mesh = parallel.mesh(parallel.Plan(1, 2 * D, 2))
-    return Shares(mesh, division.shardings(LIKE, (("w", -1),), mesh, parallel.AXIS))
+        return Shares(client_loop.mesh(client_loop.Plan(1, D)))
+    mesh = client_loop.mesh(client_loop.Plan(1, 2 * D, 2))
+    return Shares(mesh, model_parallel.shardings(LIKE, (("w", -1),), mesh, client_loop.AXIS))
 
 
 def rows(numbers) -> dict:
@@ -58,7 +59,7 @@ def test_there_and_back(shares, name):
     assert arrived["w"].addressable_shards[0].data.shape == (len(places) // D, 4 * D // shares._mesh.size)
     there = jax.device_get(arrived)
     chex.assert_trees_all_equal(jax.tree.map(lambda x: x[real], there), rows(places[real]))
-    left = jax.device_put(rows(places + 100), parallel.spread(shares._mesh))
+    left = jax.device_put(rows(places + 100), client_loop.spread(shares._mesh))
     found = shares.of_here(shares.returned(left, route), route)
     assert len(found) == D
     for d, (position, mine) in enumerate(found):
@@ -72,7 +73,7 @@ def test_what_the_round_before_has_left_is_newer(shares):
     store, before, now = full(), np.array([5, 9, N, 2, 11, 30, 44, 7]), np.array([2, 5, 6, 44, N, 1, 30, 3])
     there = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)  # 44 did not come back
     routes = [shares.route(places, N) for places in (before, now)]
-    left = jax.device_put(rows(before + 100), parallel.spread(shares._mesh))
+    left = jax.device_put(rows(before + 100), client_loop.spread(shares._mesh))
     last = Coming(0, (), [before], [there], [], [])
     ((at, both),) = again(Coming(1, (), [now], [], [], []), last)
     sent = shares.sent(shares.read(store.read, routes[1]))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.engine import parallel, slab_room
+from fedjax_core.engine import client_loop, slab_room
 from fedjax_core.engine.federation import Group
 
 DRAWN = 300
@@ -46,13 +46,13 @@ def test_each_of_several_devices_has_room_for_its_part():
     rng, cohort = np.random.default_rng(2), 96
     sizes = np.minimum(1 + rng.pareto(1.5, 4000) * 20, 5000).astype(int)
     for chunk in (1, 4, 12):
-        plan = parallel.Plan(chunk, 8)
+        plan = client_loop.Plan(chunk, 8)
         nothing: Any = None
         groups = [Group("all", nothing, nothing, np.arange(4000))]
         fed: Any = types.SimpleNamespace(plan=plan, cohort=cohort, rate=None, groups=groups, plan_of=lambda g, plan=plan: plan)
         room = slab_room.of_rounds(fed, sizes, dealt=True)
         assert room <= slab_room.of_rounds(fed, sizes, dealt=False) == 1 + slab_room.Draw(sizes, cohort).largest(12)
         for of in cohorts(sizes, cohort, None):
-            parts = of[np.asarray(parallel.arrange(jnp.asarray(of), plan, True))].reshape(8, -1).sum(1)
+            parts = of[np.asarray(client_loop.arrange(jnp.asarray(of), plan, True))].reshape(8, -1).sum(1)
             assert 1 + parts.max() <= room
         assert room < slab_room.Draw(sizes, cohort).total() if chunk > 1 else slab_room.Draw(sizes, cohort).total() / 2

@@ -13,8 +13,8 @@ from fedjax_core.algorithm import PER_ROW, TARGETS, Examples
 from fedjax_core.data import federated, sources
 from fedjax_core.data.unseen import set_apart
 from fedjax_core.data.validation import hold_out
-from fedjax_core.engine import evaluating, parallel, planned
-from fedjax_core.engine.simulation import Evaluation, Simulation, one_group
+from fedjax_core.engine import client_loop, evaluation, planned
+from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
 from fedjax_core.learning import scored, training
 from fedjax_core.nn import build
 from fedjax_core.task import of_model
@@ -77,7 +77,7 @@ def simulated(kind, method=None, data_=None, **settings):
 
 
 def test_clients_are_scored_in_blocks_where_labels_make_much_of_each(monkeypatch):
-    sim = simulated("labels", evaluation=Evaluation(("own",)), plan=parallel.Plan(1, 1))
+    sim = simulated("labels", evaluation=Evaluation(("own",)), plan=client_loop.Plan(1, 1))
     state, sizes, program = sim.init(0), [], sim.programs.of_clients[0]
     whole = sim.client_scores(state)
 
@@ -86,7 +86,7 @@ def test_clients_are_scored_in_blocks_where_labels_make_much_of_each(monkeypatch
         return program(held, state, initial, ids, *rest)
 
     sim.planned = dataclasses.replace(sim.planned, programs=sim.programs._replace(of_clients=[spied]))
-    monkeypatch.setattr(evaluating, "PIECE_SECONDS", float("inf"))
+    monkeypatch.setattr(evaluation, "PIECE_SECONDS", float("inf"))
     monkeypatch.setattr(planned, "BLOCK_BYTES", 6 * 3 * 2 * scored.BINS * 4 * toy.CLASSES)  # a predictor, three scopes
     jax.tree.map(np.testing.assert_array_equal, sim.client_scores(state), whole)
     assert sizes == [6] * -(-sim.population // 6)

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_core.algorithm import Net
 from fedjax_core.data import federated
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.language import instructions, text
 from fedjax_core.learning import lora, training
 from fedjax_core.nn import bert, llama
@@ -90,7 +90,7 @@ def test_rows_of_padding_count_for_nothing():
 
 def fitted(task: Task, data: federated.FederatedData, rate: float, rounds: int):
     build = functools.partial(fedavg, optimizer=training.sgd(rate), epochs=2, batch=4)
-    sim = simulation.Simulation(simulation.one_group(build, task, data.clients), data, plan=parallel.Plan(2, 1))
+    sim = simulator.Simulation(simulator.one_group(build, task, data.clients), data, plan=client_loop.Plan(2, 1))
     state = sim.init(0)
     state, records = sim.rounds(state, rounds)
     return sim, state, [record["train/loss"] for record in records]

@@ -15,8 +15,8 @@ from configs import base
 from fedjax_core import experiment
 from fedjax_core.algorithm import ClientData, Examples
 from fedjax_core.data import federated, sources
-from fedjax_core.engine import parallel
-from fedjax_core.engine.simulation import Evaluation, Simulation, one_group
+from fedjax_core.engine import client_loop
+from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
 from fedjax_core.learning import training
 from fedjax_core.learning.episodes import Episode, Episodes, prototypical
 from fedjax_core.task import of_model
@@ -219,7 +219,7 @@ def simulate(build, *, plan=(1, 1), scopes=("global",), **settings):
     task = of_model(MODEL, classes=toy.CLASSES, population=toy.CLIENTS)
     settings = {"cohort": None, "episodes": DRAWN, "dispatch": 2} | settings
     groups = one_group(build, task, toy.CLIENTS)
-    return Simulation(groups, toy.data(), plan=parallel.Plan(*plan), evaluation=Evaluation(scopes), **settings)
+    return Simulation(groups, toy.data(), plan=client_loop.Plan(*plan), evaluation=Evaluation(scopes), **settings)
 
 
 class EngineTest(chex.TestCase):

@@ -11,7 +11,7 @@ from flax import nnx
 
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import lora, training
 from fedjax_core.learning.metrics import nbytes
 from fedjax_core.nn import bert, build, llama, outside
@@ -164,7 +164,7 @@ def test_the_base_neither_changes_nor_is_kept_nor_travels():
     assert sim.shapes.up == sim.shapes.down == adapter
 
 
-def wide(clients: int) -> simulation.Simulation:
+def wide(clients: int) -> simulator.Simulation:
     """Of clients with two rows each who adapt a kernel of 8 MiB, all at once."""
 
     def init(key):
@@ -186,7 +186,7 @@ def wide(clients: int) -> simulation.Simulation:
     dataset = sources.Dataset("wide", examples, Examples(examples.x[:2], examples.y[:2]), ("a", "b"))
     data = federated.from_index(dataset, list(np.arange(n).reshape(clients, 2)), [np.arange(2)] * clients)
     build = functools.partial(fedoa, optimizer=training.sgd(0.1, momentum=0.5), batch=2, epochs=1)
-    return simulation.Simulation(simulation.one_group(build, task, clients), data, plan=parallel.Plan(clients, 1))
+    return simulator.Simulation(simulator.one_group(build, task, clients), data, plan=client_loop.Plan(clients, 1))
 
 
 def test_a_round_of_a_method_takes_one_base_however_many_clients():

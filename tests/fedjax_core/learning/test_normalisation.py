@@ -10,7 +10,7 @@ import optax
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Net
-from fedjax_core.engine import parallel, simulation
+from fedjax_core.engine import client_loop, simulator
 from fedjax_core.learning import training
 from fedjax_core.learning.normalisation import local_statistics
 from methods.fedavg import fedavg
@@ -27,14 +27,14 @@ PARAMS, STATS = (5 * 6 + 6) + (6 * 3 + 3), 5
 
 
 def simulate(build, statistics=True, **settings):
-    settings = {"cohort": 5, "dispatch": 2, "plan": parallel.Plan(1, 1)} | settings
-    return simulation.Simulation(toy.groups(build, statistics=statistics), toy.data(), **settings)
+    settings = {"cohort": 5, "dispatch": 2, "plan": client_loop.Plan(1, 1)} | settings
+    return simulator.Simulation(toy.groups(build, statistics=statistics), toy.data(), **settings)
 
 
 @functools.cache
 def kept():
     """FedAvg with local statistics, its state before and after two rounds."""
-    sim = simulate(local_statistics(functools.partial(fedavg, **SETTINGS)), evaluation=simulation.Evaluation(("own", "post_local")))
+    sim = simulate(local_statistics(functools.partial(fedavg, **SETTINGS)), evaluation=simulator.Evaluation(("own", "post_local")))
     state = sim.init(0)
     before = jax.device_get(state)
     state, _ = sim.rounds(state, 2)

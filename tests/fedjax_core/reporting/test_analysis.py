@@ -12,8 +12,8 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from fedjax_core.algorithm import Net
-from fedjax_core.engine import parallel, simulation
-from fedjax_core.engine.simulation import Evaluation
+from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.learning import losses, trained, training
 from fedjax_core.reporting import analysis
 from fedjax_core.reporting.analysis import counts, landscapes, refits
@@ -29,7 +29,7 @@ ADAPTED = Case(  # its personal model is one network
 
 
 @functools.cache
-def drawn(case: str | Case) -> tuple[simulation.Simulation, simulation.State]:
+def drawn(case: str | Case) -> tuple[simulator.Simulation, simulator.State]:
     """A simulation and a state that no two clients share: the first one, with noise."""
     case = toy.CASES[case] if isinstance(case, str) else case
     sim = case.simulate(evaluation=Evaluation(("global", "own")))
@@ -207,7 +207,7 @@ class RefitTest(chex.TestCase):
     def test_heads_are_found_wherever_they_are(self):
         """FedPFT's in a net; FedCAC's clients hold no net; a personal classifier of FedPFT's lies beside the prompts."""
         personal = functools.partial(fedpft, optimizer=training.sgd(0.1), prompts=2, batch=toy.BATCH, classifier="personal")
-        own = simulation.Simulation(toy.groups(personal), toy.data(), plan=parallel.Plan(1, 1))
+        own = simulator.Simulation(toy.groups(personal), toy.data(), plan=client_loop.Plan(1, 1))
         for sim, state in (drawn("fedpft"), drawn("fedcac"), (own, own.init(0))):
             view = sim.view(state, 4)
             made = analysis.outputs(view, "personal", sim.data.test.x)
@@ -224,7 +224,7 @@ class RefitTest(chex.TestCase):
 
         doubled = lambda made: made | {"logits": 2 * made["logits"] + 1}
         build = functools.partial(twice, optimizer=training.sgd(0.1))
-        sim = simulation.Simulation(toy.groups(build), toy.data(), plan=parallel.Plan(1, 1))
+        sim = simulator.Simulation(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1))
         with self.assertRaisesRegex(ValueError, "none of the nets that client 0 holds has a head"):
             analysis.match(sim, sim.init(0))
 

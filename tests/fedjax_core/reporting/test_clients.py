@@ -6,15 +6,15 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fedjax_core.engine import scores
+from fedjax_core.engine import evaluation_step
 from fedjax_core.reporting import clients, report
 
 OWN = "test/personal/own/accuracy"
 
 
-def some(values, **more) -> scores.ByClient:
+def some(values, **more) -> evaluation_step.ByClient:
     values = np.asarray(values, np.float32)
-    return scores.ByClient(np.arange(len(values)), np.full(len(values), 7), {OWN: values, **more})
+    return evaluation_step.ByClient(np.arange(len(values)), np.full(len(values), 7), {OWN: values, **more})
 
 
 @pytest.mark.parametrize("block", [2, 2**16])
@@ -76,7 +76,7 @@ def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
 
 def test_names_of_clients_stand_beside_their_numbers(tmp_path):
     names = ["hospital_00", 'of "two", words', "=1+1", "unseen"]
-    found = scores.ByClient(np.array([0, 2, 3]), np.array([5, 6, 7]), {OWN: np.array([0.5, np.nan, 1.0])})
+    found = evaluation_step.ByClient(np.array([0, 2, 3]), np.array([5, 6, 7]), {OWN: np.array([0.5, np.nan, 1.0])})
     clients.write(tmp_path / "clients.csv", 5, found, names)
     with open(tmp_path / "clients.csv", newline="") as file:
         rows = list(csv.reader(file))

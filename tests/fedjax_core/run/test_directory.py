@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import pytest
 
+from fedjax_core import distributed
 from fedjax_core import run as runs
-from fedjax_core.engine import parallel, together
-from fedjax_core.engine.parallel import Plan
-from fedjax_core.engine.placement import Placed
+from fedjax_core.engine import client_loop
+from fedjax_core.engine.client_loop import Plan
+from fedjax_core.engine.sharding.data_placement import Placed
 from fedjax_core.run import directory
 from fedjax_core.storage.workdir import RUN, WorkDir
 from tests import toy
@@ -18,9 +19,9 @@ from tests import toy
 def test_several_processes_take_up_the_chunk_alone(monkeypatch, tmp_path):
     """A run of four devices goes on with eight of two processes: on the first four one process would have none."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(together, "said", lambda value: value)
-    monkeypatch.setattr(together, "all_or_none", lambda what, step: step())
-    monkeypatch.setattr(parallel, "choose", lambda places, **given: Plan(min(given["chunk"], places), given["devices"]))
+    monkeypatch.setattr(distributed, "said", lambda value: value)
+    monkeypatch.setattr(distributed, "all_or_none", lambda what, step: step())
+    monkeypatch.setattr(client_loop, "choose", lambda places, **given: Plan(min(given["chunk"], places), given["devices"]))
     took, told = [], []
     simulation: Any = SimpleNamespace(plan=Plan(1, 8), places=40)
     reporter: Any = SimpleNamespace(say=told.append)
@@ -83,7 +84,7 @@ def test_rows_that_every_round_takes_whole_are_said_to_lie_on_devices_several_ti
 def test_what_the_writer_cannot_read_is_told_to_the_others(monkeypatch, tmp_path):
     seen: list[list[bool]] = []
     simulation: Any = SimpleNamespace(hold="device")
-    monkeypatch.setattr(together, "seen", lambda numbers: seen.append(list(numbers)) or [numbers])
+    monkeypatch.setattr(distributed, "seen", lambda numbers: seen.append(list(numbers)) or [numbers])
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         (workdir.path / RUN).write_text("{")
         with pytest.raises(ValueError, match="run"):

@@ -14,7 +14,7 @@ import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
-from fedjax_core.engine.simulation import Diverged
+from fedjax_core.engine.simulator import Diverged
 from fedjax_core.run import Interrupted, loop
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 

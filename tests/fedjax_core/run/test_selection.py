@@ -12,7 +12,7 @@ import pytest
 from configs import fedavg, fedper
 from fedjax_core import experiment
 from fedjax_core.commands import export
-from fedjax_core.engine import simulation
+from fedjax_core.engine import simulator
 from fedjax_core.reporting import clients
 from fedjax_core.reporting.summary import summarise
 from fedjax_core.run.selection import Selection
@@ -100,13 +100,13 @@ def test_the_summary_the_state_and_an_export_are_of_the_selected_round(tmp_path)
 
 def written_by_hand(monkeypatch, score, values):
     """Evaluations give these values of a score, in rounds 1, 2, ..."""
-    evaluated = simulation.Simulation.evaluated
+    evaluated = simulator.Simulation.evaluated
 
     def by_hand(self, state):
         found, by_client = evaluated(self, state)
         return found | {score: values[int(state.round) - 1]}, by_client
 
-    monkeypatch.setattr(simulation.Simulation, "evaluated", by_hand)
+    monkeypatch.setattr(simulator.Simulation, "evaluated", by_hand)
 
 
 def test_early_stopping_ends_where_it_would_and_stays_ended(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Net
-from fedjax_core.engine import federation, parallel, simulation
+from fedjax_core.engine import client_loop, federation, simulator
 from fedjax_core.learning import training
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage import export
@@ -147,14 +147,14 @@ X = toy.data().test.x[:4]
 
 def simulate(build, mixed=False):
     build = functools.partial(build, optimizer=training.sgd(0.1))
-    return simulation.Simulation(toy.groups(build, mixed), toy.data(), plan=parallel.Plan(1, 1), cohort=5)
+    return simulator.Simulation(toy.groups(build, mixed), toy.data(), plan=client_loop.Plan(1, 1), cohort=5)
 
 
 def held(build):
     """A view of client 1 that predicts as `build` says: (task -> (name, holds, predict))."""
     task = toy.task()
     holds, predict = build(task.model)
-    return simulation.View(1, task, {"personal": holds}, lambda name, held, x: predict(*held, x))
+    return simulator.View(1, task, {"personal": holds}, lambda name, held, x: predict(*held, x))
 
 
 def equal(a, b):
@@ -216,7 +216,7 @@ def test_two_programs_of_one_network_may_differ_by_what_its_format_rounds():
         net = model.init(jax.random.key(0))
         second = net._replace(params=net.params | {"head": jax.tree.map(lambda w: other * w, net.params["head"])})
         predict = lambda name, holds, x: {"logits": factor * model.apply(holds[0], x)[0]["logits"]}
-        view = simulation.View(0, of_model(model, classes=3, population=1), {"personal": (net, second)}, predict)
+        view = simulator.View(0, of_model(model, classes=3, population=1), {"personal": (net, second)}, predict)
         equal(export.trained_network(view, "personal", X), net)
 
     found("float32", 1.0001, 1.1)

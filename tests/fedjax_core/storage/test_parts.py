@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.engine.states import HostStore, OnHost
+from fedjax_core.engine.client_state.host_store import HostStore, OnHost
 from fedjax_core.storage import parts
 from fedjax_core.storage.checkpoint import Checkpoints
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_core import experiment, nn
-from fedjax_core.engine.view import View
+from fedjax_core.engine.client_view import View
 from fedjax_core.learning import lora, training
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage import export, predictor

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.engine import states
-from fedjax_core.engine.states import HostStore, OnHost
+from fedjax_core.engine.client_state import host_store
+from fedjax_core.engine.client_state.host_store import HostStore, OnHost
 from fedjax_core.run import directory
 from fedjax_core.storage import parts, renewal
 from fedjax_core.storage.checkpoint import Checkpoints
@@ -59,7 +59,7 @@ def test_the_bounds_hold_however_clients_are_drawn(draw):
 
 def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     """By files: all that is needed is there and nothing else, an old one that shares nothing is kept, and states come back."""
-    monkeypatch.setattr(states, "PART", 16 * 40)  # rows of 16 bytes
+    monkeypatch.setattr(host_store, "PART", 16 * 40)  # rows of 16 bytes
     like, n, rng = {"w": jax.ShapeDtypeStruct((3,), np.float32)}, 400, np.random.default_rng(0)
     kept = OnHost((), [HostStore(n, like)])
     run: Any = types.SimpleNamespace(kept=kept, touched=kept.touched, without_clients=lambda state: state)

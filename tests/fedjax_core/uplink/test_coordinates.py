@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_core.engine import parallel
-from fedjax_core.engine.parallel import Plan
+from fedjax_core.engine import client_loop
+from fedjax_core.engine.client_loop import Plan
 from fedjax_core.uplink import bare, coordinates, rules
 from fedjax_core.uplink.link import Reduction
 from tests import toy
@@ -126,7 +126,7 @@ def test_a_run_on_several_devices_is_that_on_one(rule):
     found = []
     for number in (1, 4):
         sim = toy.simulate("scaffold", links=[rules.parse(rule)], leave_out=True, cohort=5, plan=Plan(1, number))
-        assert sim.mesh.shape[parallel.AXIS] == number
+        assert sim.mesh.shape[client_loop.AXIS] == number
         state, _ = sim.rounds(sim.init(0), 2)
         found.append(jax.device_get((bare(state.server), state.server.memory)))
     chex.assert_trees_all_close(*found, rtol=1e-5, atol=1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_core import experiment
-from fedjax_core.engine import cohort
+from fedjax_core.engine import client_sampling
 from fedjax_core.privacy import Participation, in_turn, strategies
 from fedjax_core.uplink import correlated
 from tests import toy
@@ -119,7 +119,7 @@ def test_cohorts_come_in_turn():
     assert max(map(len, rounds)) == in_turn(9, 3, toy.CLIENTS).times
     assert min(b - a for one in rounds for a, b in itertools.pairwise(one)) == toy.CLIENTS // 3
     with pytest.raises(ValueError, match=r"cohorts of 999 of 10000000 clients begin anew after .* take a cohort that divides"):
-        cohort.check("cyclic", 999, 10**7)
+        client_sampling.check("cyclic", 999, 10**7)
 
 
 @pytest.mark.parametrize(

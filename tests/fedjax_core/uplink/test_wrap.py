@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Cohort, Net
-from fedjax_core.engine import faults
+from fedjax_core.engine import divergence
 from fedjax_core.learning import aggregators
 from fedjax_core.uplink import Link, Passed, Reduction, bare, compression, order, privacy, rules, wrap
 from fedjax_core.uplink.statistics import floored
@@ -78,7 +78,7 @@ def test_who_sends_what_is_not_finite_is_left_out_and_counted():
 def test_without_leaving_out_the_run_ends_and_says_who(links):
     """Also where a vote or a clip makes a number of what is not finite."""
     gone = cohort("fedavg")[0]
-    with pytest.raises(faults.Diverged, match=f"uplink of client {gone} is not finite"):
+    with pytest.raises(divergence.Diverged, match=f"uplink of client {gone} is not finite"):
         round_of("fedavg_uniform", [sends(jnp.inf, gone), *links], statistics=False)
 
 
@@ -208,5 +208,5 @@ def test_links_have_one_order_and_one_reduction():
 def test_a_round_in_which_nobody_counts_has_diverged(links):
     """Else its server would stay as it is, or take steps of noise, in every round to come."""
     everybody = Link("attack", "all", send=lambda value, sender, kept: Passed(jax.tree.map(lambda x: x * jnp.nan, value)))
-    with pytest.raises(faults.Diverged, match=r"^round 1: all 5 clients of the cohort .* nobody is left"):
+    with pytest.raises(divergence.Diverged, match=r"^round 1: all 5 clients of the cohort .* nobody is left"):
         round_of("fedavg_uniform", [everybody, *links], statistics=False, leave_out=True)

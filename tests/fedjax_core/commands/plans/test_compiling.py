@@ -14,8 +14,8 @@ from configs import fedopt_femnist, fedpft
 from fedjax_core import experiment
 from fedjax_core.commands.plans import advice, compiling, loops, written
 from fedjax_core.commands.plans import planned as of_plans
-from fedjax_core.engine import evaluating, lowering, parallel
-from fedjax_core.engine.lowering import PARTS
+from fedjax_core.engine import aot, client_loop, evaluation
+from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment import stand_in
 from fedjax_core.experiment.stand_in import Counts
 from fedjax_core.nn.conv import compiled_for, describe
@@ -25,13 +25,13 @@ from tests.fedjax_core.commands.plans.made import ABOUT, config, sims
 
 def test_what_is_lowered_is_what_runs():
     real, planned = sims()
-    programs = lowering.programs(planned)
+    programs = aot.programs(planned)
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
     state = real.init(0)
     assert programs["round"]().lower().as_text() == real.programs.many.lower(real.held, state, real.put(np.int32(1))).as_text()
     assert programs["evaluation: server"]().lower().as_text() == of_server(real, state, "test")
     at = real.planned
-    (block,) = evaluating.client_blocks(at, 0)
+    (block,) = evaluation.client_blocks(at, 0)
     _, rows, touched, initial = at.states.read(state, 0, block)
     each = real.programs.of_clients[0].lower(real.held, state, initial, real.put(block), rows, touched, bounds(real)).as_text()
     assert programs["evaluation: clients"]().lower().as_text() == each
@@ -63,7 +63,7 @@ def test_streamed_rows_have_the_room_that_a_run_gives_them():
 def test_a_round_on_states_of_the_host_is_lowered_beside_its_evaluation():
     of = config()
     of.plan.hold = "host"
-    programs = lowering.programs(experiment.build(of, shapes_only=True))
+    programs = aot.programs(experiment.build(of, shapes_only=True))
     assert list(programs) == ["start", "round", "evaluation: server", "evaluation: clients"]
     assert "jit_on_host" in programs["round"]().lower().as_text()
 
@@ -76,7 +76,7 @@ def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
     assert planned.data.train.x.shape == real.data.train.x.shape
     rows, clean = (compiling.parts(sim)["rows of data"] for sim in (planned, sims()[0]))
     assert rows == compiling.parts(real)["rows of data"] > 1.1 * clean
-    programs = lowering.programs(planned, ("evaluation",))
+    programs = aot.programs(planned, ("evaluation",))
     state = real.init(0)
     assert programs["evaluation: server, validation rows"]().lower().as_text() == of_server(real, state, "validation")
     real.release()
@@ -91,7 +91,7 @@ def test_lanes_are_planned_together():
     alone, together = (compiling.programs(sim, PARTS, lanes) for lanes in (1, 3))
     assert list(alone) == list(together)
     shapes = [sorted(leaf.shape for leaf in jax.tree.leaves(of["round"]().lower().args_info)) for of in (alone, together)]
-    state = lowering.between_rounds(sim)[1]
+    state = aot.between_rounds(sim)[1]
     assert len(shapes[1]) - len(shapes[0]) == 2 * len(jax.tree.leaves(state))
     program = {"peak": 100}
     beside = [of_plans._judged(program, name, ABOUT | {"lanes": 3})["beside"] for name in ("round", "evaluation: server")]
@@ -163,7 +163,7 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
     sim: Any = SimpleNamespace(cohort=8, places=16, dropout=0.5)
     monkeypatch.setattr(compiling, "simulation", lambda *_: sim)
     monkeypatch.setattr(compiling, "about", lambda sim, lanes: {"lanes": lanes})
-    monkeypatch.setattr(lowering, "programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
+    monkeypatch.setattr(aot, "programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
     compiling.main()
     found = json.loads(out.read_text())
     assert "error" not in found
@@ -185,11 +185,11 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
 def test_several_processes_are_those_of_the_topology(monkeypatch):
     device = lambda process: SimpleNamespace(process_index=process, platform="tpu")
     four = [device(0), device(0), device(1), device(1)]
-    assert parallel.choose(8, model=2, among=four)[1:] == (4, 2)
+    assert client_loop.choose(8, model=2, among=four)[1:] == (4, 2)
     with pytest.raises(ValueError, match=r"plan\.devices=2 leaves 1 of 2 processes without a device"):
-        parallel.choose(8, devices=2, among=four)
-    assert parallel.choose(2, devices=3, among=four).devices == 3
-    assert parallel.choose(2, among=four).devices == 4
+        client_loop.choose(8, devices=2, among=four)
+    assert client_loop.choose(2, devices=3, among=four).devices == 3
+    assert client_loop.choose(2, among=four).devices == 4
     monkeypatch.setitem(ABOUT["bytes"], "server state", 900.0)
     assert any("plan.model" in sentence for sentence in advice.advice(config().to_dict(), ABOUT, 1))
     several = [advice.advice(config().to_dict(), ABOUT | {"processes": number}, 1) for number in (2, 4)]

@@ -12,7 +12,7 @@ from fedjax_core.commands import tables
 from fedjax_core.commands.analyses import measures as analyses
 from fedjax_core.commands.tables import running
 from fedjax_core.data import contents, federated, sources
-from fedjax_core.engine.simulation import Diverged
+from fedjax_core.engine.simulator import Diverged
 from fedjax_core.storage.json_files import write_json
 from tests.fedjax_core.commands.tables.searches import RATES, definition, get_config, line, rates, run
 

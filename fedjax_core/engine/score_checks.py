@@ -1,0 +1,178 @@
+"""Checks what is scored beside accuracy and loss, before anything is trained: by shapes, and on a few rows drawn at random."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import option_types
+from fedjax_core.algorithm import PyTree, targets_of
+from fedjax_core.engine import contracts, evaluation_step
+from fedjax_core.engine.check import Shapes
+from fedjax_core.engine.federation import Federation, Held
+from fedjax_core.learning import metrics, scored
+from fedjax_core.learning.rows import Batch, take
+
+ROWS, PADDING = 6, 2
+MOST_NUMBERS = 2**22  # of rows that are drawn
+Inputs = tuple[PyTree, PyTree, PyTree]  # outputs, x and y of rows
+
+
+def check_scores(fed: Federation, held: Held, shapes: Shapes) -> tuple[int, ...]:
+    """Checks the scores of all groups' tasks.
+
+    Args:
+      fed: the federation.
+      held: what all rounds read.
+      shapes: of the groups' states.
+
+    Returns:
+      Per group, bytes of the sums of scores with `finalize`, of one model.
+
+    Raises:
+      TypeError: a score does not return what it must (`contracts.scored`), or its `finalize` no number.
+      ValueError: a score fails, is not finite, has sums that depend on the number of rows, or counts rows outside of its mask.
+    """
+    return tuple(_check_group(fed, g, held, shapes) for g in range(len(fed.groups)))
+
+
+def _check_group(fed: Federation, g: int, held: Held, shapes: Shapes) -> int:
+    """Checks the scores of one group's task; returns the bytes of its sums."""
+    scores_of_task = fed.groups[g].task.scores
+    own = {name: score for name, score in scores_of_task.items() if scored.finalizer(score) is not None or not _is_ours(score)}
+    if not own:  # those of instructions and of backdoors are means, and no network is traced for them
+        return 0
+    sizes = dict.fromkeys(own, 0)
+    kept = jax.eval_shape(lambda h: h, held)
+    (batch, of_all), (smaller, of_fewer) = (_outputs(fed, g, kept, shapes, rows) for rows in (ROWS + PADDING, ROWS))
+    seen = []
+    for predictor, outputs in of_all.items():
+        if (shape := jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), outputs)) in seen:
+            continue  # what another model gives as well
+        seen.append(shape)
+        for name, score in own.items():
+            found = _sums(name, score, outputs, batch)
+            if scored.finalizer(score) is not None:
+                sizes[name] = max(sizes[name], metrics.nbytes(found))
+            if fed.episodes is not None or _is_ours(score):
+                continue
+            fewer = _sums(name, score, of_fewer[predictor], smaller)
+            if _shapes(found) != _shapes(fewer):
+                what = f"score {name!r} of evaluation.scores returns sums whose shapes depend on the number of rows"
+                raise ValueError(f"{what}: {_shapes(found)} of {ROWS + PADDING}, {_shapes(fewer)} of {ROWS}")
+            like = (outputs, batch.x, batch.y), (of_fewer[predictor], smaller.x, smaller.y)
+            if sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like[0])) <= MOST_NUMBERS:
+                _try(name, score, like, fed.groups[g].task.classes)
+    return sum(sizes.values())
+
+
+def _is_ours(score: Callable) -> bool:
+    """Whether a score is the library's own."""
+    return str(getattr(scored.unwrap(score), "__module__", "")).startswith("fedjax_core.")
+
+
+def _outputs(fed: Federation, g: int, held: Held, shapes: Shapes, rows: int) -> tuple[Batch, dict[str, PyTree]]:
+    """Returns a batch of so many test rows, or an episode, and what each predictor gives of it, as shapes."""
+    shape = shapes.groups[g]
+    local = (shape.sent, shape.out.state) if shape.out.local is None else shape.out.local
+
+    def batch(held: Held) -> Batch:
+        if fed.episodes is not None:
+            return evaluation_step._whole_test(fed, held)[1](jnp.int32(0))
+        of = held.test if len(jax.tree.leaves(held.test.y)[0]) else held.train
+        return take(of, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
+
+    def predicted(held: Held, local: PyTree, x: PyTree) -> dict[str, PyTree]:
+        sent, client = local
+        return {name: predict(sent, client, x) for name, predict in fed.algorithm(g, held, 0).predict.items()}
+
+    given = jax.eval_shape(batch, held)
+    return given, jax.eval_shape(predicted, held, local, given.x)
+
+
+def _sums(name: str, score: Callable, outputs: PyTree, batch: Batch) -> PyTree:
+    """Returns the shapes of what a score gives."""
+
+    def one(*rows: PyTree) -> PyTree:
+        try:
+            found = score(*rows)
+        except Exception as error:  # somebody else's code
+            raise _explain(f"score {name!r} of evaluation.scores", "raised", error) from error
+        return contracts.scored(name, score, found)
+
+    return jax.eval_shape(one, outputs, batch.x, batch.y, batch.mask)
+
+
+def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) -> None:
+    """Checks what a score gives of rows drawn at random: with some more rows, outside of the mask, it must be the same.
+
+    Args:
+      name: of the score.
+      score: it.
+      like: (outputs, x, y) of ROWS + PADDING rows and of ROWS, as shapes.
+      classes: K.
+    """
+    more, fewer = like
+    rng = np.random.default_rng(0)
+    outputs, x = jax.tree.map(functools.partial(_draw, rng), more[:2])
+    given = outputs, x, _draw_targets(rng, more[2], classes)
+    first = jax.tree.map(lambda leaf, part: leaf if leaf.shape == part.shape else leaf[:ROWS], given, fewer)
+    with_padding = jax.jit(score)(*given, np.arange(ROWS + PADDING) < ROWS)
+    found = jax.jit(score)(*first, np.ones(ROWS, bool))
+    sums = jax.device_get(contracts.scored(name, score, found))
+    as_numbers = lambda tree: [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(jax.device_get(tree))]
+    what = f"score {name!r} of evaluation.scores"
+    close = functools.partial(np.allclose, rtol=1e-2, atol=1e-3, equal_nan=True)
+    if not all(map(close, as_numbers(found), as_numbers(with_padding))):
+        raise ValueError(
+            f"{what} counts rows outside of `mask`, which pad a batch and may hold anything; take jnp.where(mask, values, 0) for a "
+            "sum, and jnp.sum(mask) for a weight"
+        )
+    is_finite = all(np.isfinite(leaf).all() for leaf in as_numbers(found))
+    if not is_finite and targets_of(more[2]) != "numbers":  # of which a network may give positive ones alone
+        raise ValueError(f"{what} is not finite for logits drawn at random: {option_types.short(as_numbers(found))}")
+    if scored.finalizer(score) is not None and is_finite:
+        _try_finalize(what, scored.unwrap(score), sums)
+
+
+def _try_finalize(what: str, score: Any, sums: PyTree) -> None:
+    """Checks that `finalize` makes a number of sums, or [E] numbers of those of several clients."""
+    several = [()] + [(2,)] * bool(getattr(score, "vectorized", False))
+    for leading in several:
+        given = jax.tree.map(lambda leaf, leading=leading: np.broadcast_to(leaf, (*leading, *np.shape(leaf))), sums)
+        try:
+            with np.errstate(all="ignore"):
+                value = score.finalize(given)
+        except Exception as error:  # somebody else's code
+            raise _explain(what, "finalize raised", error) from error
+        found = np.asarray(value)
+        if found.shape != leading or found.dtype.kind not in "fiu":
+            wants = "[E] numbers of sums [E, ...]" if leading else "a number"
+            raise TypeError(f"{what}: finalize must return {wants}, it returned {option_types.short(value)}")
+
+
+def _draw(rng: np.random.Generator, like: Any) -> np.ndarray:
+    """Returns floats from the standard normal distribution, integers and truth values of 0."""
+    drawn = rng.normal(size=like.shape) if jnp.issubdtype(like.dtype, jnp.floating) else np.zeros(like.shape)
+    return drawn.astype(like.dtype)
+
+
+def _draw_targets(rng: np.random.Generator, like: Any, classes: int) -> np.ndarray:
+    """Returns targets of the kind that these are."""
+    if jnp.issubdtype(like.dtype, jnp.floating):
+        return _draw(rng, like)
+    most = 2 if targets_of(like) == "labels" else classes
+    return rng.integers(most, size=like.shape).astype(like.dtype)
+
+
+def _shapes(tree: PyTree) -> list[list[int]]:
+    return [list(leaf.shape) for leaf in jax.tree.leaves(tree)]
+
+
+def _explain(what: str, raised: str, error: Exception) -> ValueError:
+    """Returns an error of one line for one that somebody else's code raised."""
+    return ValueError(f"{what}: {raised} {type(error).__name__}: {' '.join(str(error).split())}")

@@ -1,0 +1,51 @@
+"""Client states on the host: those that are touched, and no others."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import numpy as np
+
+from fedjax_core.data import federated, sources
+from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine.simulator import Simulation
+from methods.scaffold import scaffold
+from tests import naive, toy
+from tests.fedjax_core.engine.tallied import SGD, N, simulate, tally
+
+
+class HostTest(chex.TestCase):
+    def test_a_huge_population_costs_what_it_touches(self):
+        population, cohort = 100_000, 6
+        whole = toy.data()
+        dataset = sources.Dataset("toy", whole.train, whole.test, whole.class_names)
+        lists = [np.array([i % 30, i % 7 + 32], np.int32) for i in range(population)]
+        data = federated.from_index(dataset, lists, [np.zeros(0, np.int32)] * population)
+        build = functools.partial(scaffold, optimizer=SGD, batch=toy.BATCH)
+        task = dataclasses.replace(toy.task(200), population=population)
+        sim = Simulation(
+            simulator.one_group(build, task, population), data, cohort=cohort, plan=client_loop.Plan(1, 1), hold="host"
+        )
+        state = sim.init(0)
+        expected = set()
+        for _ in range(3):
+            ((drawn, _),) = sim.programs.draw(sim.held, state.key, state.round)
+            expected |= set(np.asarray(drawn.ids).tolist())
+            state, _ = sim.rounds(state, 1)
+        (store,) = sim.kept.stores
+        self.assertEqual(set(np.flatnonzero(store.touched).tolist()), expected)
+        self.assertBetween(len(expected), 2 * cohort, 3 * cohort)
+        kept = sum(x.nbytes for x in jax.tree.leaves(store.packed()))
+        self.assertLess(kept, 3 * cohort * 10_000)
+        self.assertEqual(sim.touched(), [len(expected)])
+        # the server's control is the mean over the whole population, of which all others' are zero
+        mean = jax.tree.map(lambda x: x[store.touched].sum(0) / population, store.rows)
+        chex.assert_trees_all_close(jax.device_get(state.server.c), mean, atol=1e-8)
+
+    def test_absent_clients_stay_untouched(self):
+        sim = simulate(tally, hold="host", dropout=0.5)
+        sim.rounds(sim.init(3), 1)
+        there = naive.cohort(3, 0, N, 5, 0.5)
+        self.assertBetween(len(there), 1, 4)
+        np.testing.assert_array_equal(np.flatnonzero(sim.kept.stores[0].touched), sorted(there))

@@ -1,0 +1,186 @@
+"""Client states that are read and written while a round trains are those that the rounds before have left."""
+
+import threading
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.algorithm import Cohort
+from fedjax_core.engine import client_loop
+from fedjax_core.engine.client_state.disk_store import DiskStore
+from fedjax_core.engine.client_state.host_store import HostStore, OnHost
+from fedjax_core.engine.client_state.multi_process import between
+from fedjax_core.engine.client_state.offload import Exchange
+from fedjax_core.engine.shares import Shares
+from fedjax_core.run import directory
+from fedjax_core.storage import parts
+from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.json_files import read_json, write_json
+from tests import toy
+
+LIKE = {
+    "w": jax.ShapeDtypeStruct((2,), jnp.float32),
+    "n": jax.ShapeDtypeStruct((), jnp.int32),
+    "none": jax.ShapeDtypeStruct((0,), jnp.int8),
+}
+KEY, N = np.zeros(2, np.uint32), 6
+COHORTS = {  # places, and which come back; 6 is an empty place
+    0: ([4, 1, 2], [1, 1, 1]),
+    1: ([1, 3, 4], [1, 1, 0]),
+    2: ([4, 6, 1], [1, 0, 1]),
+    3: ([1, 1 + 4, 0], [1, 1, 1]),
+    4: ([2, 5, 6], [1, 1, 0]),
+    5: ([2, 4, 3], [1, 1, 1]),
+}
+
+
+def draw(key, number):
+    del key
+    places, there = (np.array(x, np.int32) for x in COHORTS[number])
+    return [(Cohort(jnp.asarray(places), jnp.asarray(there)), jnp.asarray(places))]
+
+
+def workers() -> set[threading.Thread]:
+    """Threads that read and write states, also those of other tests' simulations."""
+    return {thread for thread in threading.enumerate() if "client states" in thread.name}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+@pytest.mark.parametrize("store", [HostStore, DiskStore])
+def test_rounds_see_what_the_rounds_before_have_left(store, shared):
+    before = workers()
+    kept, truth = store(N, LIKE), {}
+    mesh = client_loop.mesh(client_loop.Plan(1, 3 if shared else 1))
+    exchange = between(OnHost((), [kept], [Shares(mesh)] if shared else None), draw, client_loop.spread(mesh))
+    for number in range(5):
+        coming = exchange.take(KEY, number)
+        assert coming.places[0].tolist() == COHORTS[number][0]
+        for at, place in enumerate(COHORTS[number][0]):
+            if place < N:
+                assert bool(coming.touched[0][at]) == (place in truth)
+                if place in truth:
+                    assert int(coming.rows[0]["n"][at]) == truth[place]
+                    assert coming.rows[0]["w"][at].tolist() == [truth[place], -truth[place]]
+        exchange.begin(KEY, number + 1, exchange.drawn(KEY, number + 1))
+        new = jnp.arange(3, dtype=jnp.int32) + 10 * (number + 1)
+        left = {"w": jnp.stack([new, -new], 1).astype(jnp.float32), "n": new, "none": jnp.zeros((3, 0), jnp.int8)}
+        exchange.give(coming, [jax.device_put(left, client_loop.spread(mesh))])
+        truth |= {p: int(n) for p, n, there in zip(COHORTS[number][0], new, COHORTS[number][1], strict=True) if there}
+    exchange.settle()
+    assert {place: int(kept.rows["n"][place]) for place in np.flatnonzero(kept.touched)} == truth
+    again = store(N, LIKE)
+    again.unpack(kept.packed())
+    chex.assert_trees_all_equal(again.packed(), kept.packed())
+    exchange.close()
+    assert workers() <= before
+
+
+def test_states_that_are_patched_lie_as_those_that_were_read():
+    """Else the round that takes them is compiled a second time."""
+    mesh = client_loop.mesh(client_loop.Plan(1, 8, 2))
+    lies = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("clients", "model"))
+    exchange = between(OnHost((), [HostStore(N, LIKE)], None), draw, [{"w": lies}])
+    rows = {"w": jax.device_put(jnp.zeros((4, 2)), client_loop.replicated(mesh))}
+    assert exchange._patch[0](rows, rows, np.arange(4, dtype=np.int32), np.ones(4, bool))["w"].sharding == lies
+
+
+def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeypatch):
+    before = workers()
+    kept = DiskStore(N, LIKE)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    exchange = Exchange([kept], draw, lambda rows: rows, sharding)
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedjax_core.engine.client_state.disk_store.os.pwrite", full)
+    coming = exchange.take(KEY, 0)
+    exchange.begin(KEY, 1, exchange.drawn(KEY, 1))
+    exchange.give(coming, coming.rows)
+    assert exchange._writes[0].exception() is not None  # it is over
+    with pytest.raises(OSError, match=r"cannot keep client states in .*: No space left on device"):
+        exchange.take(KEY, 1)
+    with pytest.raises(OSError, match="No space left"):
+        exchange.close()
+    assert workers() <= before
+
+
+def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
+    """Bit for bit; five of eight clients a round, so that most are in two rounds running. Checkpoints write what changed."""
+    sim, *_ = toy.CASES["scaffold"].elsewhere
+    state, whole = sim.rounds(sim.init(0), 3)
+    wanted = sim.snapshot(state)
+    state, first = sim.rounds(sim.init(0), 1)
+    state, rest = sim.rounds(sim.restore(jax.tree.map(np.copy, sim.snapshot(state))), 2)
+    chex.assert_trees_all_equal(sim.snapshot(state), wanted)
+    assert first + rest == whole
+
+    store = Checkpoints(tmp_path, keep=1)
+    state, _ = sim.rounds(sim.init(0), 1)
+    directory.save(sim, store, state, 1, 0)
+    state, _ = sim.rounds(state, 1)
+    directory.save(sim, store, state, 2, 1)
+    number = lambda done: [len(part["0/places"]) for part in store.parts(done)]
+    assert number(2) == [sum(sim.touched())]  # what changed is more than what is left, and pays for it
+    state = directory.restored(sim, store, 2)
+    state, _ = sim.rounds(state, 1)
+    chex.assert_trees_all_equal(sim.snapshot(state), wanted)
+    directory.save(sim, store, state, 3, 2)
+    touched = sum(sim.touched())
+    state = directory.restored(sim, store, 3)
+    chex.assert_trees_all_equal(sim.snapshot(state), wanted)
+    selected = Checkpoints(tmp_path / "selected", keep=1)
+    directory.save_beside(sim, selected, state, 3, store)  # nothing is written again
+    assert parts.shares(tmp_path / "00000003", tmp_path / "selected" / "00000003")
+    chex.assert_trees_all_equal(sim.snapshot(directory.restored(sim, selected, 3)), wanted)
+    directory.save_beside(sim, selected, state, 3, Checkpoints(tmp_path / "none"))
+    assert [len(part["0/places"]) for part in selected.parts(3)] == [touched]
+    (digests,) = (tmp_path / "selected").glob("00000003*/digests.json")
+    write_json(digests, read_json(digests) | {"parts": []})  # as one that went on from a checkpoint whose part had vanished
+    with pytest.raises(
+        ValueError, match=rf"round 3 cannot be used \(its parts have states of 0 clients, {touched} were written: one"
+    ):
+        directory.restored(sim, selected, 3)
+    sim.release()
+
+
+def test_states_stay_on_or_off_the_devices(tmp_path):
+    sim, *_ = toy.CASES["scaffold"].elsewhere
+    for file, text in (("config.json", '{"plan": {"hold": "device"}}'), ("run.json", '{"placement": {"hold": "device"}}')):
+        (tmp_path / file).write_text(text)
+        with pytest.raises(
+            ValueError, match=rf"plan.hold='{sim.hold}': .* holds a run with plan.hold='device'; resume it with that"
+        ):
+            directory.same_hold(sim, tmp_path)
+    (tmp_path / "run.json").write_text('{"placement": {"hold": "host"}}')
+    directory.same_hold(sim, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("run.json", "[]", "run.json is a list, expected an object"),
+        ("run.json", '{"placement": 3}', "placement of .*run.json is a whole number .3., expected an object"),
+        ("config.json", "[]", "config.json is a list, expected an object"),
+        ("config.json", '{"plan": {"hold": []}}', "plan.hold of .*config.json is a list, expected text or null"),
+    ],
+)
+def test_what_says_where_states_were_has_another_form(tmp_path, file, text, said):
+    sim, *_ = toy.CASES["scaffold"].elsewhere
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        directory.same_hold(sim, tmp_path)
+
+
+def test_a_run_whose_last_digests_are_damaged_names_the_way_back(tmp_path):
+    sim, *_ = toy.CASES["scaffold"].elsewhere
+    store = Checkpoints(tmp_path)
+    for number in (1, 2):
+        store.save(number, {"w": np.arange(3)}, {"touched": []})
+    (tmp_path / "00000002" / "digests.json").write_text("{")
+    said = "the checkpoint of round 2 cannot be used .*digests.json is not JSON.*older: round 1; to go back to round 1 rename"
+    with pytest.raises(ValueError, match=said):
+        directory.restored(sim, store, 2)

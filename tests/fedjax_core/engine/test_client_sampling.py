@@ -1,0 +1,94 @@
+"""Who takes part."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_core.engine import client_sampling
+
+
+@pytest.mark.parametrize(
+    ("setting", "population", "expected"),
+    [(None, 20, 20), (7, 20, 7), (20, 20, 20), (1, 20, 1), (0.4, 20, 8), (1.0, 20, 20), (0.001, 20, 1), (0.26, 10, 3)],
+)
+def test_number(setting, population, expected):
+    assert client_sampling.number(setting, population) == expected
+
+
+@pytest.mark.parametrize("setting", [0, 21, -1, 0.0, 1.5, -0.5, True, "all", float("nan")])
+def test_number_refuses(setting):
+    with pytest.raises(ValueError, match=r"cohort=.* between 1 and the population's 20 nor a fraction in \(0, 1\]"):
+        client_sampling.number(setting, 20)
+
+
+class SampleTest(chex.TestCase):
+    # 3 of 40 take Floyd's algorithm, 30 of 40 a permutation
+    @parameterized.parameters((40, 3), (40, 30))
+    def test_every_client_and_every_pair_is_as_likely(self, population, size):
+        draws = 4000
+        keys = jax.random.split(jax.random.key(0), draws)
+        ids = np.asarray(jax.jit(jax.vmap(lambda k: client_sampling.sample(k, population, size)))(keys))
+        there = np.zeros((draws, population))
+        np.put_along_axis(there, ids, 1, axis=1)
+        np.testing.assert_array_equal(there.sum(1), size)  # without replacement
+        p = size / population
+        self.assertChi2(there.sum(0), draws * p, 1 - p)
+        pairs = (there.T @ there)[np.triu_indices(population, 1)]
+        q = p * (size - 1) / (population - 1)
+        self.assertChi2(pairs, draws * q, 1 - q)
+
+    def assertChi2(self, counts, expected, factor):
+        """The statistic lies within six standard deviations of its mean, the number of cells."""
+        statistic = np.sum((counts - expected) ** 2) / (expected * factor)
+        self.assertLess(abs(statistic - len(counts)), 6 * np.sqrt(2 * len(counts)))
+
+    @parameterized.parameters((1, 1), (7, 7), (30, 29), (30, 6), (30, 5), (30, 1), (10**9, 10))
+    def test_distinct_clients_of_the_population(self, population, size):
+        sample = jax.jit(lambda key: client_sampling.sample(key, population, size))
+        draws = [np.asarray(sample(jax.random.key(i))) for i in range(10)]
+        for ids in draws:
+            self.assertEqual(ids.dtype, np.int32)
+            self.assertLen(set(ids.tolist()), size)
+            self.assertTrue(np.all((ids >= 0) & (ids < population)))
+        if size < population:
+            self.assertGreater(len({frozenset(ids.tolist()) for ids in draws}), 1)  # keys matter
+
+    def test_a_small_cohort_of_a_huge_population(self):
+        """No array of the population's size is made."""
+        jaxpr = jax.make_jaxpr(lambda key: client_sampling.sample(key, 10**9, 10))(jax.random.key(0))
+        self.assertNotIn("1000000000]", str(jaxpr))
+
+
+class DropoutTest(chex.TestCase):
+    def test_frequency(self):
+        there = client_sampling.stays(jax.random.key(0), jnp.arange(10000), 0.3)
+        self.assertAlmostEqual(float(there.mean()), 0.7, delta=0.02)
+        self.assertTrue(bool(client_sampling.stays(jax.random.key(0), jnp.arange(1000), 0.0).all()))
+
+    def test_is_drawn_by_id_not_by_place(self):
+        ids = jnp.asarray([4, 90, 17, 5])
+        key = jax.random.key(1)
+        order = np.array([2, 0, 3, 1])
+        np.testing.assert_array_equal(client_sampling.stays(key, ids, 0.5)[order], client_sampling.stays(key, ids[order], 0.5))
+        everyone = client_sampling.stays(key, jnp.arange(100), 0.5)
+        np.testing.assert_array_equal(client_sampling.stays(key, ids, 0.5), everyone[ids])
+        self.assertFalse(np.array_equal(everyone, client_sampling.stays(jax.random.key(2), jnp.arange(100), 0.5)))
+
+
+class MembersTest(chex.TestCase):
+    @given(st.integers(0, 1000), st.sampled_from([1, 5, 12]), st.sampled_from([0, 3]))
+    @settings(max_examples=15, deadline=None)
+    def test_the_cohort_within_a_group(self, seed, size, more):
+        rng = np.random.default_rng(seed)
+        population = 12
+        group = np.sort(rng.permutation(population)[: rng.integers(1, population)])
+        ids = rng.permutation(population)[:size].astype(np.int32)
+        places = min(size, len(group)) + more
+        found = np.asarray(client_sampling.members(jnp.asarray(ids), jnp.isin(ids, group), population, places)).tolist()
+        expected = [int(i) for i in ids if i in group]
+        self.assertEqual(found, expected + [population] * (places - len(expected)))

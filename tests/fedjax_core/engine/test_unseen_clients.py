@@ -1,0 +1,233 @@
+"""Clients that never train: what they are scored with, that nothing of them is learnt, which methods cannot serve them."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import unseen as data_unseen
+from fedjax_core.engine import client_loop, unseen_clients
+from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
+from fedjax_core.learning import training
+from fedjax_core.learning.normalisation import local_statistics
+from fedjax_core.reporting import report
+from fedjax_core.uplink import attacks
+from methods.ditto import ditto
+from methods.fedavg import fedavg
+from methods.fedavg_ft import fedavg_ft
+from methods.fedper import fedper
+from tests import toy
+
+RATE, NUMBER = 0.3, 3
+SERVED_BY_NOTHING = {
+    "local",
+    "fedamp",
+    "fedcac",
+    "pfedpg",
+    "fedhe",
+    "fedhe_mixed",
+    "fedmd",
+    "fedproto",
+    "fedtgp",
+    "fedgh",
+    "fedgen",
+}
+
+
+@functools.cache
+def data():
+    return data_unseen.set_apart(toy.data(), NUMBER, 0)
+
+
+def newcomers():
+    found = data().unseen
+    assert found is not None
+    return found
+
+
+@functools.cache
+def beside():
+    """All eight clients as they were, and copies of some that never train."""
+    return dataclasses.replace(toy.data(), unseen=data().unseen)
+
+
+def simulate(method, **settings):
+    """Minibatches are whole clients, so that a loop need not know how they are drawn."""
+    task = dataclasses.replace(toy.task(statistics=False), population=data().clients)
+    build = functools.partial(method, optimizer=training.sgd(RATE), batch=64)
+    return Simulation(one_group(build, task, data().clients), data(), cohort=4, plan=client_loop.Plan(1, 1), dispatch=2, **settings)
+
+
+def stepped(net, rows, rate, trained=lambda params: params):
+    """Two steps of gradient descent on a client's rows, of the entries that are `trained`."""
+    x, y = data().train.x[rows], data().train.y[rows]
+
+    def risk(params):
+        logits = toy.model(statistics=False).apply(net._replace(params=params), x)[0]["logits"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    params = net.params
+    for _ in range(2):
+        gradient = trained(jax.grad(risk)(params))
+        params = jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+    return net._replace(params=params)
+
+
+def accuracies(nets):
+    """Of a network for each unseen client, on its own test rows."""
+    found = []
+    for net, rows in zip(nets, newcomers().test_index, strict=True):
+        logits = toy.model(statistics=False).apply(net, data().test.x[rows])[0]["logits"]
+        found.append(np.mean(np.argmax(logits, 1) == data().test.y[rows]))
+    return found
+
+
+def statistics(found, model):
+    return [found[f"test/{model}/unseen/accuracy/{name}"] for name in ("mean", "lowest", "highest")]
+
+
+def wanted(each):
+    return [np.mean(each), np.min(each), np.max(each)]
+
+
+def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
+    sim = simulate(functools.partial(fedavg_ft, epochs=2, finetune_epochs=2, finetune_rate=0.5))
+    state, _ = sim.rounds(sim.init(0), 2)
+    w = jax.device_get(state.server.net)
+    found, each = sim.evaluated(state)
+    assert each is not None
+    assert set(sim.test_scores()) == {name for name in found if name.startswith("test/")}
+    np.testing.assert_allclose(statistics(found, "global"), wanted(accuracies([w] * NUMBER)), atol=1e-6)
+    tuned = [stepped(w, rows, 0.5 * RATE) for rows in newcomers().train_index]
+    np.testing.assert_allclose(statistics(found, "personal"), wanted(accuracies(tuned)), atol=1e-6)
+    assert accuracies(tuned) != accuracies([w] * NUMBER)
+    assert each.ids.tolist() == list(range(sim.population + NUMBER)), "unseen clients follow the population"
+    assert each.rows[-NUMBER:].tolist() == [len(rows) for rows in newcomers().test_index]
+    np.testing.assert_allclose(each.scores["test/personal/unseen/accuracy"][-NUMBER:], accuracies(tuned), atol=1e-6)
+    for scope, others in (("unseen", slice(sim.population)), ("own", slice(sim.population, None))):
+        assert np.isnan(each.scores[f"test/global/{scope}/accuracy"][others]).all()
+    for model in ("global", "personal"):
+        gap = found[f"test/{model}/own/accuracy/mean"] - found[f"test/{model}/unseen/accuracy/mean"]
+        assert found[f"test/{model}/gap/accuracy"] == pytest.approx(gap)
+
+    summary = report.summarise([{"round": 2} | found])
+    assert "best" not in summary["metrics"]["test/global/gap/accuracy"]
+    (row,) = [line for line in report.table(summary).splitlines() if line.startswith("test/global/gap/accuracy")]
+    assert row.split()[-1] == "points"
+
+    # other rows of theirs: their fine-tuned models are others, and nothing else is
+    rows = np.concatenate(newcomers().train_index)
+    x, y = data().train.x.copy(), data().train.y.copy()
+    x[rows], y[rows] = -x[rows], (y[rows] + 1) % toy.CLASSES
+    sim.planned.arrays._held = sim.put(sim.host._replace(train=Examples(x, y)))
+    other, _ = sim.rounds(sim.init(0), 2)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(other), jax.device_get(state))
+    changed = sim.evaluate(other)
+    assert {name for name in found if found[name] != changed[name]} <= {
+        n for n in found if n.startswith("test/personal/unseen/")
+    } | {"test/personal/gap/accuracy"}
+    assert found["test/personal/unseen/loss/mean"] != changed["test/personal/unseen/loss/mean"]
+
+
+def test_scores_of_fedper_are_those_of_a_loop():
+    """A newcomer's head begins as everybody's, is trained with the body, and predicts over the body that was sent."""
+    sim = simulate(functools.partial(fedper, epochs=2), evaluation=Evaluation(updates=2))
+    begun = sim.init(0)
+    head = jax.tree.map(lambda leaf: np.asarray(leaf[0]), begun.clients[0]).params["head"]
+    state, _ = sim.rounds(begun, 2)
+    body = jax.device_get(state.server)
+    nets = []
+    for rows in newcomers().train_index:
+        net = body._replace(params=body.params | {"head": head})
+        for _ in range(2):
+            net = body._replace(params=body.params | {"head": stepped(net, rows, RATE).params["head"]})
+        nets.append(net)
+    np.testing.assert_allclose(statistics(sim.evaluate(state), "personal"), wanted(accuracies(nets)), atol=1e-6)
+
+
+def test_a_newcomer_is_no_attacker_whoever_of_the_population_is():
+    """An update of an attacker that sends NaN is left out, and would leave its head as it began."""
+    found = []
+    for who in (0, 1):
+        links = [attacks.link("not_finite", attacks.not_finite(), [who])]
+        sim = simulate(functools.partial(fedper, epochs=1), links=links, leave_out=True)
+        found.append(sim.unseen_scores(sim.init(0)))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_without_scores_of_seen_clients_there_is_no_gap_and_no_name_of_one():
+    sim = simulate(functools.partial(fedavg, epochs=1), evaluation=Evaluation(("global", "unseen")))
+    names = set(sim.evaluate(sim.init(0)))
+    assert set(sim.test_scores()) == names
+    assert "test/global/unseen/accuracy/mean" in names
+    assert not [name for name in names if "gap" in name]
+
+
+def test_two_architectures_on_two_devices_with_states_on_the_host_agree_with_one_after_another():
+    """Of three newcomers the first and the last have the first network."""
+    found = []
+    for settings in ({}, {"plan": (2, 2), "hold": "host"}):
+        sim = toy.simulate("fedhpl_mixed", data=beside(), **settings)
+        found.append(sim.unseen_scores(sim.init(0)))
+        assert [unseen_clients.members(sim.federation, g, NUMBER).tolist() for g in (0, 1)] == [[0, 2], [1]]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
+    assert found[0]["personal"]["accuracy"][1].tolist() == [len(rows) for rows in newcomers().test_index]
+
+
+@pytest.mark.parametrize("name", toy.METHODS)
+def test_every_method_has_models_for_a_newcomer_or_says_why_not(name):
+    """Programs are traced only."""
+    refused = name in SERVED_BY_NOTHING
+    build = lambda scopes: toy.simulate(name, data=beside(), evaluation=Evaluation(scopes))
+    sim = build(("global",))
+    assert bool(sim.unserved) == refused
+    assert ("unseen" in sim.evaluation.scopes) == (not refused)
+    if refused:
+        with pytest.raises(
+            ValueError, match=r"evaluation.scopes has 'unseen', but Local |evaluation.scopes has 'unseen', but \w*Fed\w+"
+        ):
+            build(("own", "unseen"))
+        return
+    traced(sim)
+
+
+def traced(sim):
+    state = jax.eval_shape(sim.programs.init, sim.host, jax.random.key_data(jax.random.key(0)))
+    of = jax.ShapeDtypeStruct((sim.plan.chunk * sim.plan.devices,), jnp.int32)
+    for program in sim.programs.of_unseen:
+        found = jax.eval_shape(program, sim.host, state.server, state.round, state.key, of, (state.round, state.round))
+        assert found
+        assert all({"accuracy", "loss"} <= set(scores) for scores in found.values())
+
+
+def test_statistics_that_stay_with_clients_are_a_newcomer_s_own():
+    build = local_statistics(functools.partial(fedavg, optimizer=training.sgd(RATE), batch=64))
+    sim = Simulation(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1))
+    state = sim.init(0)
+    for place, rows in enumerate(newcomers().train_index):
+        held = sim.held
+        algorithm = sim.federation.algorithm(0, held, state.round)
+        client = unseen_clients.ClientData(held.train, held.unseen_index[place], held.unseen_size[place])
+        _, (_, (_, stats)) = unseen_clients.holdings(
+            sim.federation, 0, algorithm, state.server, state.key, state.round, jnp.int32(place), client
+        )
+        np.testing.assert_allclose(stats["mean"], 0.1 * data().train.x[rows].mean(0), atol=1e-6)
+
+
+def test_what_a_newcomer_begins_with_has_its_own_statistics_too():
+    build = local_statistics(functools.partial(ditto, optimizer=training.sgd(RATE), batch=64))
+    traced(Simulation(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1)))
+
+
+def test_without_unseen_clients_all_is_as_it_was():
+    sim = toy.reference("fedavg")[0]
+    assert sim.host[-4:] == ((), (), (), ())
+    assert sim.evaluation == Evaluation()
+    assert not sim.unserved
+    with pytest.raises(ValueError, match=r"no client is unseen; set data.unseen_clients, such as 0.2"):
+        toy.simulate("fedavg", evaluation=Evaluation(("unseen",)))
