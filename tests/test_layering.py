@@ -68,7 +68,7 @@ def room(name: str) -> str:
 
 
 def test_the_reader_of_imports_reads():
-    assert "fedjax_core.run" in imports("fedjax_core/experiment/runs.py")
+    assert "fedjax_core.run" in imports("fedjax_core/experiment/run_experiment.py")
     assert "fedjax_core.algorithm" in imports("fedjax_core/engine/simulator.py")
     assert "fedjax_core.commands.ending" in imports("methods/main.py")
     assert imports("fedjax_core/storage/forms.py") == frozenset()

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from fedjax_core import code_fingerprint, option_types
 from fedjax_core.commands import shipped
-from fedjax_core.experiment import fields
+from fedjax_core.experiment import schema
 
 MORE = "--help tells more"
 HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
@@ -61,12 +61,12 @@ def read(arguments: Sequence[str], command: str, flags_of: Callable[[Sequence[st
         except (AttributeError, KeyError):  # a field that the config does not have
             parts = _parts(line)
             config = _parsed(flags_of, _words(part for part in parts if not part.field)).config
-            fields.check_complete(config, parted(arguments)[0])
+            schema.check_complete(config, parted(arguments)[0])
             more = [part for part in parts if part.field and not _lists(config.method, part.field)]
             if not more:
                 raise
             given, other = _parsed(flags_of, _words(part for part in parts if part not in more)), _said(more)
-    fields.check_complete(given.config, parted(arguments)[0])
+    schema.check_complete(given.config, parted(arguments)[0])
     for field in nones:
         *above, last = field.split(".")
         with given.config.unlocked(), given.config.ignore_type():
@@ -89,8 +89,8 @@ def _without_none(line: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _may_be_none(field: str) -> bool:
-    of_optimizer = field.startswith("optimizer.") and field not in fields.FIELDS  # which then has its own default
-    return of_optimizer or (field in fields.FIELDS and option_types.must_be(None, fields.FIELDS[field]) is None)
+    of_optimizer = field.startswith("optimizer.") and field not in schema.FIELDS  # which then has its own default
+    return of_optimizer or (field in schema.FIELDS and option_types.must_be(None, schema.FIELDS[field]) is None)
 
 
 @contextlib.contextmanager
@@ -246,7 +246,7 @@ def misused(error: Exception, arguments: Sequence[str]) -> Exception | str:
 
 def _of_group(flag: str, group: str, value: str) -> str:
     """Returns what to say where a group of fields is given one value."""
-    inside = [field for field in fields.FIELDS if field.startswith(f"{group}.")]
+    inside = [field for field in schema.FIELDS if field.startswith(f"{group}.")]
     number = _literal(value)
     meant = {("cohort", int): "cohort.size", ("cohort", float): "cohort.fraction"}.get((group, type(number)))
     meant = f"{group}.name" if f"{group}.name" in inside and isinstance(number, str) else meant

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core import option_types, own_packages, registry
 from fedjax_core.commands import shipped
-from fedjax_core.experiment.fields import FIELDS
+from fedjax_core.experiment.schema import FIELDS
 
 INDENT = " " * 4
 

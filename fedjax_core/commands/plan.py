@@ -23,7 +23,7 @@ from fedjax_core import experiment
 from fedjax_core.commands import config_line, ending
 from fedjax_core.commands.plans import elsewhere, planned, targets, written
 from fedjax_core.engine.aot import PARTS
-from fedjax_core.experiment.stand_in import Counts
+from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.reporting import report
 from fedjax_core.run import stopping
 from fedjax_core.storage.json_files import write_json

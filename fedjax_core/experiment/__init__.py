@@ -3,24 +3,17 @@
 `resolve` finds and checks all that a config names, `build` makes a simulation of it, `execute` runs it in a work directory.
 """
 
-from fedjax_core.experiment.asked import (
-    STATISTICS,
-    TASKS,
-    Asked,
-    Config,
-    check,
-    resolve,
-)
-from fedjax_core.experiment.building import build
-from fedjax_core.experiment.configs import load_config
-from fedjax_core.experiment.kinds import dataset, name_inputs, prepared
-from fedjax_core.experiment.methods import method, names, switch
-from fedjax_core.experiment.named import LOSSES, NORMALISATIONS, OPTIMIZERS, SCORES, builder
-from fedjax_core.experiment.networks import beginning, begun_from, scaling_of, spelled, weight_files
-from fedjax_core.experiment.networks import network_of as network
-from fedjax_core.experiment.normalising import scale, scaling
-from fedjax_core.experiment.runs import PROGRAMS, execute, keep_programs, load, use_all_cores
-from fedjax_core.experiment.several import Run, alike, execute_all, lanes_of
+from fedjax_core.experiment.build_model import beginning, begun_from, scaling_of, spelled, weight_files
+from fedjax_core.experiment.build_model import network_of as network
+from fedjax_core.experiment.build_simulator import build
+from fedjax_core.experiment.build_task import dataset, name_inputs, prepared
+from fedjax_core.experiment.builtin_configs import load_config
+from fedjax_core.experiment.input_normalization import scale, scaling
+from fedjax_core.experiment.lookup import LOSSES, NORMALISATIONS, OPTIMIZERS, SCORES, builder
+from fedjax_core.experiment.method_registry import method, names, switch
+from fedjax_core.experiment.resolve import STATISTICS, TASKS, Asked, Config, check, resolve
+from fedjax_core.experiment.run_experiment import PROGRAMS, execute, keep_programs, load, use_all_cores
+from fedjax_core.experiment.sweep import Run, alike, execute_all, lanes_of
 
 __all__ = [
     "LOSSES",

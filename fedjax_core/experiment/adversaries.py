@@ -2,7 +2,7 @@
 
 from fedjax_core import option_types
 from fedjax_core.data import poison
-from fedjax_core.experiment.asked import Asked
+from fedjax_core.experiment.resolve import Asked
 from fedjax_core.uplink import Link, attacks
 
 

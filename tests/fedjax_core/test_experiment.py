@@ -17,7 +17,8 @@ from fedjax_core import experiment, registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop
-from fedjax_core.experiment import asked, building, kinds, named, normalising, runs
+from fedjax_core.experiment import build_simulator, build_task, input_normalization, lookup, run_experiment
+from fedjax_core.experiment import resolve as asked
 from tests import toy
 
 
@@ -305,12 +306,12 @@ class ScaleTest(chex.TestCase):
             ((images * 255).astype(np.uint8), jitter),
             (images * 255, "flip"),
         ):
-            normalising.check_colours(text, Examples(x, None))
+            input_normalization.check_colours(text, Examples(x, None))
         for x in (images * 255, images - 0.5):
             with self.assertRaisesRegex(
                 ValueError, r"colour_jitter is for images of bytes, or of floats in \[0, 1\], these float32"
             ):
-                normalising.check_colours(jitter, Examples(x, None))
+                input_normalization.check_colours(jitter, Examples(x, None))
 
     def test_a_config_that_changes_colours_of_other_images_is_refused(self):
         x, y = np.random.default_rng(0).normal(size=(40, 8, 8, 3)).astype(np.float32), np.arange(40) % 2
@@ -350,7 +351,7 @@ class ExecuteTest(chex.TestCase):
             if len(made) > 1:
                 raise FloatingPointError
 
-        with mock.patch.object(runs, "run", run):
+        with mock.patch.object(run_experiment, "run", run):
             experiment.execute(config(), "unused", data=toy.data())
             with self.assertRaises(FloatingPointError):
                 experiment.execute(config(), "unused", data=toy.data())
@@ -375,7 +376,7 @@ def test_a_config_is_resolved_once_and_what_is_built_reads_no_name_again(tmp_pat
     def noted(function):
         return lambda *given, **more: ((inside if depth[0] else outside).append(given[0]), function(*given, **more))[1]
 
-    modules = (asked, building, kinds, runs)
+    modules = (asked, build_simulator, build_task, run_experiment)
     with contextlib.ExitStack() as stack:
         counted = mock.Mock(side_effect=resolve)
         for module in modules:
@@ -409,7 +410,7 @@ def test_a_finished_run_is_read_without_its_callbacks(tmp_path):
 
 @pytest.mark.parametrize("name", experiment.LOSSES)
 def test_a_config_may_name_every_loss_that_there_is(name):
-    kinds_of = named.OF_TARGETS[name]
+    kinds_of = lookup.OF_TARGETS[name]
     if "classes" in kinds_of:
         assert build(loss=name).targets == "classes"
         return

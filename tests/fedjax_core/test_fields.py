@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from configs import base
 from fedjax_core import experiment, registry
-from fedjax_core.experiment.fields import FIELDS
+from fedjax_core.experiment.schema import FIELDS
 
 INF = float("inf")
 HOSTILE = [

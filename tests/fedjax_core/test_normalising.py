@@ -11,7 +11,7 @@ from configs import fedavg, fedavg_regression
 from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
-from fedjax_core.experiment import cautions, kinds, normalising
+from fedjax_core.experiment import build_task, config_warnings, input_normalization
 from fedjax_core.storage import export
 
 RNG = np.random.default_rng(0)
@@ -142,7 +142,7 @@ def test_columns_that_are_left_large_are_warned_of(caplog):
 
 def test_pixels_in_another_range_than_those_of_a_file_are_refused(tmp_path):
     scale = experiment.scale(Examples(PIXELS.astype(np.float32), None))
-    found = normalising.Scaling(*scale)
+    found = input_normalization.Scaling(*scale)
     path = tmp_path / "m"
     sim = built(divided(PIXELS))
     model = sim.groups[0].task.model
@@ -152,10 +152,10 @@ def test_pixels_in_another_range_than_those_of_a_file_are_refused(tmp_path):
     for x, refused in ((PIXELS, False), (PIXELS * 255, True)):
         examples = Examples(x.astype(np.float32), Y)
         if not refused:
-            assert normalising.check_inputs("data", str(path), found, examples) == []
+            assert input_normalization.check_inputs("data", str(path), found, examples) == []
             continue
         with pytest.raises(ValueError, match=r"weights='.*' is for pixels in \[0, 1\], these float32"):
-            normalising.check_inputs("data", str(path), found, examples)
+            input_normalization.check_inputs("data", str(path), found, examples)
 
 
 def test_wild_rows_are_warned_of_and_robust_statistics_stand_them(caplog):
@@ -176,18 +176,18 @@ def test_wild_rows_are_warned_of_and_robust_statistics_stand_them(caplog):
     assert not caplog.messages
     np.testing.assert_allclose(logits(robust, x), logits(clean, x), atol=0.1)
     assert np.abs(logits(robust, wild)).max() < 100  # cut, so that the row does no harm
-    mean, std, limit = normalising.robust_scale(Examples(x, None))
+    mean, std, limit = input_normalization.robust_scale(Examples(x, None))
     np.testing.assert_allclose(mean, np.median(x, 0), rtol=1e-6)
     np.testing.assert_allclose(std, 2, rtol=0.2)
-    assert limit == normalising.ROBUST_LIMIT
+    assert limit == input_normalization.ROBUST_LIMIT
 
 
 def test_robust_statistics_of_bytes_are_in_units_of_255():
     x = RNG.integers(0, 256, (40, 4, 4, 3)).astype(np.uint8)
-    mean, std, _ = normalising.robust_scale(Examples(x, None))
+    mean, std, _ = input_normalization.robust_scale(Examples(x, None))
     np.testing.assert_allclose(mean, np.median(x.reshape(-1, 3), 0) / 255)
     assert 0.2 < min(std) <= max(std) < 0.6
-    assert normalising.robust_scale(Examples(np.zeros_like(x), None)).std == (1.0, 1.0, 1.0)
+    assert input_normalization.robust_scale(Examples(np.zeros_like(x), None)).std == (1.0, 1.0, 1.0)
 
 
 def test_robust_statistics_are_no_secret_either():
@@ -216,9 +216,9 @@ def test_columns_far_from_zero_keep_their_digits(caplog):
 def test_what_was_taken_off_is_not_private():
     asked = experiment.resolve(fedavg.get_config("smoke"))
     private = asked._replace(mechanism=asked.method)
-    (line,) = cautions.of_offset(private, True)
+    (line,) = config_warnings.of_offset(private, True)
     assert "found in all clients' training rows; epsilon says nothing of that" in line
-    assert cautions.of_offset(asked, True) == cautions.of_offset(private, False) == []
+    assert config_warnings.of_offset(asked, True) == config_warnings.of_offset(private, False) == []
 
 
 def test_targets_far_from_zero_keep_their_digits():
@@ -233,8 +233,8 @@ def test_what_was_taken_off_stays_with_the_data():
     """Whatever divides them anew."""
     config = fedavg.get_config("smoke")
     asked = experiment.resolve(config)
-    data = kinds.parted(asked, divided(SECONDS + 1e9))
-    again = kinds.parted(asked, federated.pooled(data))
+    data = build_task.parted(asked, divided(SECONDS + 1e9))
+    again = build_task.parted(asked, federated.pooled(data))
     assert again.x_offset is data.x_offset
     np.testing.assert_array_equal(again.train.x, data.train.x)
 
@@ -246,7 +246,7 @@ def test_the_mean_of_a_file_is_of_inputs_as_they_are(tmp_path):
     description = {"model": "mlp(widths=(4,))", "classes": 2, "class_names": ["a", "b"], "input_shape": [1]}
     description |= {"mean": [2.5], "std": [17.0], "offset": [1.7e9 + 20], "statistics": "average", "limit": 8.0}
     export.save_model(path, model.init(jax.random.key(0)), description)
-    found = normalising.of_inputs("data", Examples(SECONDS, Y), str(path), None, offset)
+    found = input_normalization.of_inputs("data", Examples(SECONDS, Y), str(path), None, offset)
     assert (tuple(found.mean), tuple(found.std), found.limit) == ((22.5,), (17.0,), 8.0)
 
 
@@ -255,11 +255,11 @@ def test_the_public_set_is_as_the_data(tmp_path, monkeypatch):
     config = fedavg.get_config("smoke")
     config.public = "digits"
     asked = experiment.resolve(config)
-    data = kinds.parted(asked, divided(SECONDS + 1e9))
-    monkeypatch.setattr(kinds, "_loaded", lambda *given: sources.from_arrays(SECONDS + 1e9 + 7, Y, SECONDS + 1e9, Y))
-    found = kinds.public(asked, data)
+    data = build_task.parted(asked, divided(SECONDS + 1e9))
+    monkeypatch.setattr(build_task, "_loaded", lambda *given: sources.from_arrays(SECONDS + 1e9 + 7, Y, SECONDS + 1e9, Y))
+    found = build_task.public(asked, data)
     assert isinstance(found, Examples)
     np.testing.assert_array_equal(found.x, data.train.x + 7)
-    monkeypatch.setattr(kinds, "_loaded", lambda *given: sources.from_arrays(PIXELS * 255, Y, PIXELS * 255, Y))
+    monkeypatch.setattr(build_task, "_loaded", lambda *given: sources.from_arrays(PIXELS * 255, Y, PIXELS * 255, Y))
     with pytest.raises(ValueError, match=r"public='digits' in .*: must be on one scale"):
-        kinds.public(asked, kinds.parted(asked, divided(PIXELS)))
+        build_task.public(asked, build_task.parted(asked, divided(PIXELS)))

@@ -6,9 +6,9 @@ import pytest
 
 from configs import fedavg, fedpft, fedproto
 from fedjax_core import experiment
-from fedjax_core.experiment import cautions
-from fedjax_core.experiment.opening import COLUMNS, noise_to_signal, opening_lines
+from fedjax_core.experiment import config_warnings
 from fedjax_core.experiment.protection import of_asked
+from fedjax_core.experiment.run_header import COLUMNS, noise_to_signal, opening_lines
 
 PRIVATE = {"mechanism": "gaussian", "clip": 1.0, "delta": 1e-3}
 
@@ -91,7 +91,9 @@ def test_batches_beyond_all_data_and_evaluations_that_never_come_are_said(caplog
     )
     assert found["scores"] == "evaluation.every=1000 is more than rounds=5: only the last round is scored"
     config.evaluation.scopes = ()
-    assert cautions.of_evaluation(experiment.resolve(config))[0].startswith("evaluation.scopes=() scores no model in any round")
+    assert config_warnings.of_evaluation(experiment.resolve(config))[0].startswith(
+        "evaluation.scopes=() scores no model in any round"
+    )
 
 
 def test_a_cohort_larger_than_the_population_is_called_by_its_field():

@@ -17,7 +17,7 @@ from fedjax_core import experiment
 from fedjax_core.commands import run as command
 from fedjax_core.commands import tables
 from fedjax_core.engine.simulator import Diverged
-from fedjax_core.experiment import several
+from fedjax_core.experiment import sweep
 from fedjax_core.experiment.numbers import Differs, Number
 from fedjax_core.learning import training
 from fedjax_core.privacy.strategies import Participation, recorded
@@ -89,7 +89,7 @@ def test_what_python_decides_by_splits_lanes(data):
     """Momentum 0 is no link of the optimiser; Adam's own rates are plain numbers, which programs of optax take as such."""
     said: list[str] = []
     configs = [made(lr=0.1, momentum=momentum) for momentum in (0.0, 0.5, 0.9)]
-    found = list(several._split(configs, data, said.append))
+    found = list(sweep._split(configs, data, said.append))
     assert [places for places, _ in found] == [[0], [1, 2]]
     assert found[0][1] is None
     assert len(found[1][1].each) == 2
@@ -103,12 +103,12 @@ def test_what_takes_plain_numbers_alone_is_found_out(monkeypatch, data):
         tried.append(sorted(values))
         if "optimizer.clip" in values:
             raise ValueError("no number")
-        return several._made(configs, data, plan, values)
+        return sweep._made(configs, data, plan, values)
 
-    monkeypatch.setattr(several, "_tried", needs_plain)
+    monkeypatch.setattr(sweep, "_tried", needs_plain)
     said: list[str] = []
     configs = [made(lr=rate, clip=clip) for rate, clip in ((0.1, 1.0), (0.2, 1.0), (0.1, 2.0))]
-    assert [places for places, _ in several._split(configs, data, said.append)] == [[0, 1], [2]]
+    assert [places for places, _ in sweep._split(configs, data, said.append)] == [[0, 1], [2]]
     assert tried == [["optimizer.clip", "optimizer.lr"], ["optimizer.clip"], ["optimizer.lr"], ["optimizer.lr"]]
     assert said == [
         "3 runs that differ in optimizer.clip, optimizer.lr are 2 groups of lanes (optimizer.clip must be plain: no number)"
@@ -116,7 +116,7 @@ def test_what_takes_plain_numbers_alone_is_found_out(monkeypatch, data):
 
 
 def test_where_lanes_are_refused_nothing_lies_on_the_devices(tmp_path, monkeypatch, data):
-    made_so_far, build = [], several.build
+    made_so_far, build = [], sweep.build
 
     def built(*given, **named):
         made_so_far.append(build(*given, **named))
@@ -127,9 +127,9 @@ def test_where_lanes_are_refused_nothing_lies_on_the_devices(tmp_path, monkeypat
         assert all(not one.planned.arrays.placed for one in made_so_far)
         return workdir
 
-    monkeypatch.setattr(several, "build", built)
-    monkeypatch.setattr(several, "execute", execute)
-    monkeypatch.setattr(several, "reason", lambda simulation: "they are elsewhere")
+    monkeypatch.setattr(sweep, "build", built)
+    monkeypatch.setattr(sweep, "execute", execute)
+    monkeypatch.setattr(sweep, "reason", lambda simulation: "they are elsewhere")
     said: list[str] = []
     runs = [experiment.Run(made(seed, lr=rate), str(seed)) for seed, rate in enumerate((0.1, 0.2, 0.3, 0.4))]
     assert experiment.execute_all(runs, False, data=data, say=said.append) == ["0", "1", "2", "3"]
@@ -155,7 +155,7 @@ def test_each_lane_is_checked_and_those_of_a_plan_go_together(tmp_path, monkeypa
         together.append(([Path(one.workdir).name for one in runs], lanes.each[0].plan))
         return [ValueError("no more")] * len(runs)
 
-    monkeypatch.setattr(several, "_in_lanes", in_lanes)
+    monkeypatch.setattr(sweep, "_in_lanes", in_lanes)
     said: list[str] = []
     runs = [experiment.Run(config, str(tmp_path / str(at))) for at, config in enumerate(configs)]
     ended = experiment.execute_all(runs, False, data=data, say=said.append)

@@ -25,8 +25,8 @@ from fedjax_core.data.row_lists import RowLists
 from fedjax_core.engine import aot, chips, client_loop
 from fedjax_core.engine.simulator import Simulation
 from fedjax_core.engine.vmapped_runs import Lanes, reason
-from fedjax_core.experiment import building, stand_in
-from fedjax_core.experiment.runs import tuples
+from fedjax_core.experiment import build_simulator, mock_data
+from fedjax_core.experiment.run_experiment import tuples
 from fedjax_core.nn import conv
 from fedjax_core.storage.json_files import write_json
 
@@ -34,13 +34,13 @@ _GIB = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _OVER = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM|Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
 
 
-def simulation(config: Any, target: targets.Target, counts: stand_in.Counts) -> Simulation:
+def simulation(config: Any, target: targets.Target, counts: mock_data.Counts) -> Simulation:
     """A config's simulation on a target's devices, without its data and weights. Of several hosts' devices all are used, as a
     run does."""
     there = targets.devices(target)
     if config.plan.devices is None and len({device.process_index for device in there}) > 1:
         config.plan.devices = len(there)
-    return building.build(config, shapes_only=True, devices=there, kind=stand_in.kind(experiment.resolve(config), counts))
+    return build_simulator.build(config, shapes_only=True, devices=there, kind=mock_data.kind(experiment.resolve(config), counts))
 
 
 def about(sim: Simulation, lanes: int = 1) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def main() -> None:
     """Reads what is to be done from standard input, and writes what is found to a file."""
     own_packages.take_ours()
     asked = json.load(sys.stdin)
-    out, counts = Path(asked["out"]), stand_in.Counts(**tuples(asked["counts"]))
+    out, counts = Path(asked["out"]), mock_data.Counts(**tuples(asked["counts"]))
     target, config = targets.Target(*asked["target"]), ConfigDict(tuples(asked["config"]))
     if asked["cores"]:
         experiment.use_all_cores()

@@ -17,7 +17,7 @@ from fedjax_core import code_fingerprint, experiment, registry
 from fedjax_core.commands import shipped
 from fedjax_core.commands.plans import targets
 from fedjax_core.data import memory
-from fedjax_core.experiment.stand_in import Counts
+from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.language import stand_in as language
 from fedjax_core.storage.json_files import plain, read_json, write_json
 
@@ -193,7 +193,7 @@ def sources(config: dict[str, Any]) -> Sequence[Path]:
     """Files with what is compiled: the library, the methods, what a config names from outside, a language model's config.json."""
     from ml_collections import ConfigDict
 
-    from fedjax_core.experiment.runs import tuples
+    from fedjax_core.experiment.run_experiment import tuples
 
     with registry.noting() as named:
         asked = experiment.resolve(ConfigDict(tuples(config)))

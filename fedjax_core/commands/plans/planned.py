@@ -7,7 +7,7 @@ from typing import Any
 from fedjax_core.commands.plans import chunks, elsewhere, targets
 from fedjax_core.commands.plans.advice import advice
 from fedjax_core.engine.aot import PARTS, ROUND, SCORED_ROUND
-from fedjax_core.experiment.stand_in import Counts
+from fedjax_core.experiment.mock_data import Counts
 
 
 def planned(

@@ -15,7 +15,7 @@ from fedjax_core.commands.tables import places, wanted
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check, targets_of
 from fedjax_core.data import partition
-from fedjax_core.experiment.fields import MAY_LACK_GROUPS
+from fedjax_core.experiment.schema import MAY_LACK_GROUPS
 from fedjax_core.reporting import report
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import plain

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fedjax_core import option_types
-from fedjax_core.experiment.fields import or_none
+from fedjax_core.experiment.schema import or_none
 from fedjax_core.option_types import Limit, Positive, Seed, one_of
 
 Label = Annotated[str, Limit("of printable characters", str.isprintable)]

@@ -14,7 +14,7 @@ from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated
 from fedjax_core.engine.simulator import Simulation
-from fedjax_core.experiment import building, stand_in
+from fedjax_core.experiment import build_simulator, mock_data
 from fedjax_core.storage.json_files import write_json
 from fedjax_core.task import Task
 
@@ -56,7 +56,9 @@ def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulati
     config.method.batch, config.plan.chunk = batch, chunk
     config.data.clients, config.plan.devices = (2, 1) if toy else (6, None)
     asked = experiment.resolve(config)
-    kind = stand_in.kind(asked, stand_in.Counts(rows=rows * config.data.clients, test_rows=config.data.clients, answer=limit // 2))
+    kind = mock_data.kind(
+        asked, mock_data.Counts(rows=rows * config.data.clients, test_rows=config.data.clients, answer=limit // 2)
+    )
 
     def texts(asked: Any) -> federated.FederatedData:
         found, rng = kind.federated(asked), np.random.default_rng(0)
@@ -70,7 +72,7 @@ def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulati
         made = kind.task(*given)
         return dataclasses.replace(made, frozen=jax.device_get(drawn(made.frozen)))
 
-    made = building.build(config, kind=kind._replace(federated=texts, task=task))
+    made = build_simulator.build(config, kind=kind._replace(federated=texts, task=task))
     tokens = config.data.clients * rows * config.method.epochs * limit
     return made, tokens, sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made.groups[0].task.frozen))
 

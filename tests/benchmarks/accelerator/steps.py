@@ -21,7 +21,7 @@ from configs.tables.base import Column, Measure, Row, Table
 from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.engine.simulator import Simulation
-from fedjax_core.experiment import building, stand_in
+from fedjax_core.experiment import build_simulator, mock_data
 from tests.benchmarks import ours
 from tests.benchmarks.accelerator import llama
 from tests.benchmarks.workloads import WORKLOADS, Workload
@@ -57,7 +57,7 @@ def config(toy: bool, config: str, repeats: int = 2) -> dict[str, Any]:
     made = experiment_config(config, "smoke" if toy else "paper")
     if toy:
         made.models, made.plan.devices, made.data.clients = ("mlp(widths=(4,))",), 1, 4
-    simulation = building.build(made, kind=stand_in.kind(experiment.resolve(made)))
+    simulation = build_simulator.build(made, kind=mock_data.kind(experiment.resolve(made)))
     return {"config": config, "published_rounds": made.rounds} | timed(simulation, 1, toy, repeats)
 
 

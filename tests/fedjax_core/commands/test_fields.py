@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 
 from configs import base
 from fedjax_core.commands import fields, listing
-from fedjax_core.experiment.fields import FIELDS
+from fedjax_core.experiment.schema import FIELDS
 
 
 def names(config, above=""):

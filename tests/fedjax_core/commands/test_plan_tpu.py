@@ -10,7 +10,7 @@ import pytest
 
 from configs import fedavg, fedproto, scaffold
 from fedjax_core.commands.plans import elsewhere, targets
-from fedjax_core.experiment.stand_in import Counts
+from fedjax_core.experiment.mock_data import Counts
 
 TARGETS = targets.parse("v5e:2x2")
 missing = targets.check(TARGETS)

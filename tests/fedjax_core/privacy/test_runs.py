@@ -8,7 +8,7 @@ import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
-from fedjax_core.experiment import runs
+from fedjax_core.experiment import run_experiment
 from fedjax_core.privacy import Participation, Release, epsilon, settings
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 from fedjax_core.uplink import correlated
@@ -73,7 +73,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
     config.cohort.sampling = "cyclic"
     told: dict[str, Any] = {}
     links: list[Any] = []
-    monkeypatch.setattr(runs, "run", lambda simulation, workdir, config, **given: told.update(given))
+    monkeypatch.setattr(run_experiment, "run", lambda simulation, workdir, config, **given: told.update(given))
     monkeypatch.setattr(correlated, "link", lambda *given, of=correlated.link: links.append(given) or of(*given))
 
     def resumed(**other: Any) -> settings.Spent:

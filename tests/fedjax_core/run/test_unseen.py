@@ -7,7 +7,7 @@ from configs import fedper, local
 from configs.tables.base import Column, Measure, Row, Table
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.experiment import normalising
+from fedjax_core.experiment import input_normalization
 from fedjax_core.storage.json_files import read_json
 
 GAP = Measure("gap", ("test/personal/gap/accuracy",))
@@ -69,7 +69,7 @@ def test_methods_that_cannot_serve_a_newcomer_are_refused_if_it_was_asked_for(tm
 def test_inputs_are_scaled_without_the_rows_of_unseen_clients(monkeypatch):
     """Other images of theirs give the same network."""
     made, seen = config(fedper), []
-    monkeypatch.setattr(normalising, "of_inputs", lambda normalise, examples, file, rows, offset: seen.append(rows))
+    monkeypatch.setattr(input_normalization, "of_inputs", lambda normalise, examples, file, rows, offset: seen.append(rows))
     sim = experiment.build(made)
     assert sim.data.unseen is not None
     (rows,) = seen

@@ -10,7 +10,7 @@ from configs import fedavg
 from fedjax_core import experiment
 from fedjax_core.commands.plans import planned, targets
 from fedjax_core.engine import chips
-from fedjax_core.experiment import stand_in
+from fedjax_core.experiment import mock_data
 
 
 def config(rounds=2, **method):
@@ -25,7 +25,7 @@ def sims(place="device"):
     """(as it runs, as it is planned)."""
     of = config()
     of.plan.data = place
-    kind = stand_in.kind(experiment.resolve(of))
+    kind = mock_data.kind(experiment.resolve(of))
     return experiment.build(of), experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:4])
 
 

@@ -16,8 +16,8 @@ from fedjax_core.commands.plans import advice, compiling, loops, written
 from fedjax_core.commands.plans import planned as of_plans
 from fedjax_core.engine import aot, client_loop, evaluation
 from fedjax_core.engine.aot import PARTS
-from fedjax_core.experiment import stand_in
-from fedjax_core.experiment.stand_in import Counts
+from fedjax_core.experiment import mock_data
+from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.nn.conv import compiled_for, describe
 from fedjax_core.storage.json_files import plain
 from tests.fedjax_core.commands.plans.made import ABOUT, config, sims
@@ -123,29 +123,29 @@ def test_networks_of_another_backend_take_its_form_of_convolutions():
 
 def test_published_sets_have_their_size_and_others_are_given_one():
     of = fedpft.get_config("paper")
-    data = stand_in.kind(experiment.resolve(of)).federated(experiment.resolve(of))
+    data = mock_data.kind(experiment.resolve(of)).federated(experiment.resolve(of))
     assert (len(data.train.y), data.train.x.shape[1:], data.classes, data.clients) == (50_000, (32, 32, 3), 10, 40)
     assert {len(rows) for rows in data.train_index} == {500}
     assert data.train.x.strides[0] == 0  # no memory
     of.data.source = "npz(path='mine.npz')"
     asked = experiment.resolve(of)
     with pytest.raises(ValueError, match=r"the files are not read.*--classes.*--rows is missing"):
-        stand_in.kind(asked).federated(asked)
-    given = stand_in.kind(asked, Counts(rows=30_000, shape=(16, 16, 3), classes=5)).federated(asked)
+        mock_data.kind(asked).federated(asked)
+    given = mock_data.kind(asked, Counts(rows=30_000, shape=(16, 16, 3), classes=5)).federated(asked)
     assert (len(given.train.y), len(given.test.y), given.train.x.shape[1:], given.classes) == (30_000, 6_000, (16, 16, 3), 5)
     users = experiment.resolve(fedopt_femnist.get_config("paper"))
-    assert stand_in.kind(users).federated(users).clients == users.data.clients
+    assert mock_data.kind(users).federated(users).clients == users.data.clients
 
 
 def test_a_language_model_is_planned_without_its_folder():
     of = fedoa_config.get_config("paper")
     of.plan.devices, of.method.batch = 1, 4
-    sim = experiment.build(of, shapes_only=True, kind=stand_in.kind(experiment.resolve(of)))
+    sim = experiment.build(of, shapes_only=True, kind=mock_data.kind(experiment.resolve(of)))
     assert sum(leaf.size for leaf in jax.tree.leaves(sim.groups[0].task.frozen)) == 6_738_415_616
     assert sim.data.train.x["tokens"].shape == (6000, 512)
     of.models = ("pretrained(folder='mine', limit=512)",)
     with pytest.raises(OSError, match=r"mine/config\.json"):
-        stand_in.kind(experiment.resolve(of)).federated(experiment.resolve(of))
+        mock_data.kind(experiment.resolve(of)).federated(experiment.resolve(of))
 
 
 def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
@@ -176,7 +176,7 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
     of = config()
     of.data.clients, of.cohort.fraction, of.cohort.sampling = 40, 0.1, "poisson"
     of.plan.chunk, of.plan.devices = 100, 1
-    kind = stand_in.kind(experiment.resolve(of))
+    kind = mock_data.kind(experiment.resolve(of))
     sim = experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:1])
     assert sim.cohort == 4 < sim.places == sim.plan.chunk
     assert compiling.about(sim)["places"] == sim.places

@@ -8,7 +8,7 @@ import pytest
 from configs import fedoa as fedoa_config
 from fedjax_core.commands.plans import advice, elsewhere, planned, targets, written
 from fedjax_core.engine.aot import PARTS
-from fedjax_core.experiment.stand_in import Counts
+from fedjax_core.experiment.mock_data import Counts
 from tests.fedjax_core.commands.plans.made import ABOUT, Compiler, config, made
 
 

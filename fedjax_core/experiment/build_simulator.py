@@ -12,9 +12,9 @@ from fedjax_core.data import federated, poison
 from fedjax_core.engine import client_loop
 from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.engine.simulator import Build, Group, Simulation
-from fedjax_core.experiment import adversaries, cautions, given, kinds, protection
-from fedjax_core.experiment.asked import Asked, Config, algorithm, resolve
-from fedjax_core.experiment.named import OF_TARGETS, trained
+from fedjax_core.experiment import adversaries, build_task, config_warnings, protection, python_overrides
+from fedjax_core.experiment.lookup import OF_TARGETS, trained
+from fedjax_core.experiment.resolve import Asked, Config, algorithm, resolve
 from fedjax_core.learning import backdoor, scored
 from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.task import Task
@@ -28,10 +28,10 @@ def build(
     method: Callable | None = None,
     model: Any = None,
     loss: Callable | None = None,
-    scores: given.Scores | None = None,
+    scores: python_overrides.Scores | None = None,
     shapes_only: bool = False,
     devices: Sequence[Any] | None = None,
-    kind: kinds.Kind | None = None,
+    kind: build_task.Kind | None = None,
     noise: Mapping[str, Any] | None = None,
     accounted: bool = True,
     by_lane: Callable[[Asked], Build] | None = None,
@@ -42,7 +42,7 @@ def build(
     Args:
       config: see `configs/base.py`.
       data: in place of the config's, such as mock data of the same shape.
-      method, model, loss, scores: in place of the config's, see `given.into`.
+      method, model, loss, scores: in place of the config's, see `python_overrides.into`.
       shapes_only: nothing will run: what is frozen is zeros that take no memory, and files of weights are not looked for.
       devices: in place of those that jax sees, such as a topology's to compile for.
       kind: in place of the way that the config's data are read (`stand_in.py`).
@@ -58,9 +58,9 @@ def build(
       ValueError, TypeError: the config asks for something that is not there or not possible; the message names it.
       FileNotFoundError: the data are not there; the message says where to get and put them.
     """
-    asked = resolve(given.into(config, method, model, loss, scores)) if asked is None else asked
-    kind = kinds.of(asked) if kind is None else kind
-    data = kinds.parted(asked, kind.federated(asked) if data is None else data)
+    asked = resolve(python_overrides.into(config, method, model, loss, scores)) if asked is None else asked
+    kind = build_task.of(asked) if kind is None else kind
+    data = build_task.parted(asked, kind.federated(asked) if data is None else data)
     _fits(asked, targets_of(data.train.y))
     updates = asked.said["evaluation.newcomer_updates"]
     if accounted and updates is not None and data.unseen is None:
@@ -101,7 +101,7 @@ def build(
     seed, evil = asked.data.seed, adversaries.attackers(asked, data.clients)
     spent = protection.of_asked(asked, data.clients, accounted and not shapes_only, noise)
     if not shapes_only:
-        cautions.say(asked, data, len(evil), fresh)
+        config_warnings.say(asked, data, len(evil), fresh)
     return Simulation(
         groups,
         poison.counted(data, poisons, evil) if shapes_only else poison.poisoned(data, poisons, evil, seed),
@@ -141,7 +141,7 @@ def _scores_fit(asked: Asked, kind: str) -> None:
     """
     if taken := [name for name in asked.scores if name in scored.NAMES[kind]]:
         raise ValueError(f"evaluation.scores has {taken[0]!r}, which is scored of {kind} already; give yours another name")
-    texts = kinds.of(asked) is kinds.TEXTS
+    texts = build_task.of(asked) is build_task.TEXTS
     for name, score in asked.scores.items():
         of = scored.unwrap(score)
         if kind not in (fits := getattr(of, "targets", (kind,))):

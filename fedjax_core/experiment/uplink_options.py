@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core import option_types, outside, registry
 from fedjax_core.data import poison
-from fedjax_core.experiment.named import NORMALISATIONS
+from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.privacy import Privacy, missing_settings
 from fedjax_core.privacy import asked as privacy_asked
 from fedjax_core.registry import Found

@@ -17,9 +17,9 @@ from fedjax_core.data.smaller import adapted, smaller
 from fedjax_core.data.sources.dataset import check_scales
 from fedjax_core.data.unseen import seen_rows, set_apart
 from fedjax_core.data.validation import hold_out
-from fedjax_core.experiment import networks, normalising
-from fedjax_core.experiment.asked import Asked, Config, resolve
-from fedjax_core.experiment.named import Network
+from fedjax_core.experiment import build_model, input_normalization
+from fedjax_core.experiment.lookup import Network
+from fedjax_core.experiment.resolve import Asked, Config, resolve
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, episodes, lora
 from fedjax_core.registry import Found
@@ -127,34 +127,34 @@ def _classified(
         return model if asked.episodes is None else episodes.prototypical(model, data.classes)
 
     if asked.augment is not None and not shapes_only:
-        normalising.check_colours(asked.said["augment"], data.train)
+        input_normalization.check_colours(asked.said["augment"], data.train)
     outputs = data.classes + (int(everybodys.y.max()) + 1 if isinstance(everybodys, Examples) else 0)
     outputs = 1 if asked.episodes is not None else outputs
-    scaled = networks.scaling_of(one, asked.normalise, data)
+    scaled = build_model.scaling_of(one, asked.normalise, data)
     if not shapes_only:
         _warn_of_inputs(asked, one, data, scaled)
-    model = networks.model(one, data, asked.statistics, outputs, scaled)
+    model = build_model.model(one, data, asked.statistics, outputs, scaled)
     shape = tuple(data.train.x.shape[1:])
     settings: dict[str, Any] = {"classes": data.classes, "population": data.clients, "shape": shape, "public": everybodys}
     if one.file is None and asked.adapter is None and asked.train == "all":
         return of_model(wrapped(model), **settings)
-    image = nn.image_size(shape, **(networks.of_file(one) | one.around))
-    arrays = networks.beginning(model, one.file, asked.train, asked.seed, image, shapes_only)
+    image = nn.image_size(shape, **(build_model.of_file(one) | one.around))
+    arrays = build_model.beginning(model, one.file, asked.train, asked.seed, image, shapes_only)
     if asked.adapter is not None:
         return lora.adapted(model, arrays, asked.adapter, PARTS[asked.train] or (), **settings).wrapped(wrapped)
     return part_of(model, arrays, asked.train, **settings).wrapped(wrapped)
 
 
-def _warn_of_inputs(asked: Asked, one: Network, data: federated.FederatedData, scaled: normalising.Scaling | None) -> None:
-    """Warns of inputs that a network does not get as one would think (`normalising.check_inputs`), once for all networks alike.
+def _warn_of_inputs(asked: Asked, one: Network, data: federated.FederatedData, scaled: input_normalization.Scaling | None) -> None:
+    """Warns of inputs that a network does not get as one would think (`input_normalization.check_inputs`), once for all networks alike.
 
     Raises:
-      ValueError: as `normalising.check_inputs`.
+      ValueError: as `input_normalization.check_inputs`.
     """
     if scaled is None:
         return
-    lines = normalising.check_inputs(asked.normalise, one.file, scaled, data.train, seen_rows(data))
-    if networks.reads_tokens(one, data) is None:
+    lines = input_normalization.check_inputs(asked.normalise, one.file, scaled, data.train, seen_rows(data))
+    if build_model.reads_tokens(one, data) is None:
         lines.append(
             f"model {one.found.name!r} is given integers as numbers, normalised; where they are token ids its class must say "
             "reads_tokens = True (False where they are none)"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from fedjax_core import registry
 from fedjax_core.engine.simulator import Evaluation
-from fedjax_core.experiment import between, fields, named
-from fedjax_core.experiment.methods import Config
-from fedjax_core.experiment.named import NORMALISATIONS
+from fedjax_core.experiment import lookup, schema, uplink_options
+from fedjax_core.experiment.lookup import NORMALISATIONS
+from fedjax_core.experiment.method_registry import Config
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, episodes, lora, training
 from fedjax_core.privacy import Privacy
@@ -62,8 +62,8 @@ class Asked(NamedTuple):
     seed: int
     method: Found
     optimizer: training.Optimizer
-    data: named.Data
-    networks: tuple[named.Network, ...]
+    data: lookup.Data
+    networks: tuple[lookup.Network, ...]
     public: tuple[Found, int | None] | None
     episodes: episodes.Episodes | None
     adapter: lora.Kind | None
@@ -81,7 +81,7 @@ class Asked(NamedTuple):
     model: int
     hold: str
     data_on: str | None
-    adversary: between.Adversary | None
+    adversary: uplink_options.Adversary | None
     links: tuple[Link, ...]
     rule: tuple[Found, ...]
     leave_out: bool
@@ -98,25 +98,25 @@ def resolve(config: Config) -> Asked:
       ValueError, TypeError: a name or an option that there is not, a value that is not allowed, or a field that is missing; the
         message names the field.
     """
-    said = fields.check(config)
-    data = named.data(said)
+    said = schema.check(config)
+    data = lookup.data(said)
     cohort = said["cohort.fraction"] if said["cohort.size"] is None else said["cohort.size"]
-    method = named.method(config)
+    method = lookup.method(config)
     asked = Asked(
         said["seed"],
         method,
-        named.optimizer(config),
+        lookup.optimizer(config),
         data,
-        named.networks(said),
-        named.public(said["public"]),
+        lookup.networks(said),
+        lookup.public(said["public"]),
         registry.find("task", said["task"], TASKS, field="task")(),
         None if said["adapter"] is None else registry.find("adapter", said["adapter"], lora.ADAPTERS, field="adapter")(),
         registry.choose("train", said["train"], PARTS),
         registry.choose("normalise", said["normalise"], NORMALISATIONS),
         registry.choose("statistics", said["statistics"], STATISTICS),
         None if said["augment"] is None else augment.of_training(said["augment"]),
-        named.scores(said["evaluation.scores"] or ()),
-        named.loss(said["loss"]),
+        lookup.scores(said["evaluation.scores"] or ()),
+        lookup.loss(said["loss"]),
         cohort,
         said["dropout"],
         Evaluation(
@@ -130,12 +130,12 @@ def resolve(config: Config) -> Asked:
         said["plan.model"] or 1,
         said["plan.hold"],
         said["plan.data"],
-        between.adversary(said),
-        between.links(said),
-        between.rule(said),
-        between.leaves_out(said),
+        uplink_options.adversary(said),
+        uplink_options.links(said),
+        uplink_options.rule(said),
+        uplink_options.leaves_out(said),
         said["cohort.sampling"] or "fixed",
-        *between.private(said, data.source.function is language.Source, _weights(method)),
+        *uplink_options.private(said, data.source.function is language.Source, _weights(method)),
         said,
     )
     _check_trains(asked.method)
@@ -145,7 +145,7 @@ def resolve(config: Config) -> Asked:
 
 def check(config: Config) -> None:
     """Raises what `resolve` does, and where a run could not find its callbacks."""
-    named.callbacks(resolve(config).said["callbacks"])
+    lookup.callbacks(resolve(config).said["callbacks"])
 
 
 def algorithm(asked: Asked) -> Callable:

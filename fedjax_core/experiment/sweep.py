@@ -13,12 +13,12 @@ from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import aot
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.vmapped_runs import Lanes, reason
-from fedjax_core.experiment.asked import Config, check
-from fedjax_core.experiment.building import build
-from fedjax_core.experiment.kinds import dataset
-from fedjax_core.experiment.networks import drawn_by_seed
+from fedjax_core.experiment.build_model import drawn_by_seed
+from fedjax_core.experiment.build_simulator import build
+from fedjax_core.experiment.build_task import dataset
 from fedjax_core.experiment.numbers import METHOD, OPTIMIZER, Differs, Values, by_lane
-from fedjax_core.experiment.runs import chosen_plan, execute, recorded_noise, settings
+from fedjax_core.experiment.resolve import Config, check
+from fedjax_core.experiment.run_experiment import chosen_plan, execute, recorded_noise, settings
 from fedjax_core.run import Finished, Interrupted, Outcome, Stop, recorded_plan, run_in_lanes, steps
 from fedjax_core.storage.json_files import plain
 

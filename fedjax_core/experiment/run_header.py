@@ -11,9 +11,9 @@ from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine.federation import Group
 from fedjax_core.engine.simulator import Simulation
-from fedjax_core.experiment import cautions
-from fedjax_core.experiment.asked import Asked
-from fedjax_core.experiment.methods import without_none
+from fedjax_core.experiment import config_warnings
+from fedjax_core.experiment.method_registry import without_none
+from fedjax_core.experiment.resolve import Asked
 from fedjax_core.privacy import Spent
 
 COLUMNS = 80
@@ -53,7 +53,7 @@ def opening_lines(
         "attack": _attack(asked),
         "uplink": _uplink(asked),
         "noise": _noise(simulation, private),
-        "scores": "; ".join(cautions.of_evaluation(asked)),
+        "scores": "; ".join(config_warnings.of_evaluation(asked)),
     }
     return [line for label, text in lines.items() if text for line in _wrapped(label, text)]
 

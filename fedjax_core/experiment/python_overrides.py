@@ -13,7 +13,7 @@ from typing import Any
 from flax import linen, nnx
 
 from fedjax_core import option_types, outside, registry
-from fedjax_core.experiment.methods import Config, switch
+from fedjax_core.experiment.method_registry import Config, switch
 from fedjax_core.task import Model
 
 log = logging.getLogger("fedjax_core")
@@ -37,7 +37,7 @@ def into(
 
     Args:
       config: see `configs/base.py`.
-      method: (task, optimizer=..., ...) -> Algorithm. Of `config.method`'s options it has those that `methods.switch` keeps, of its
+      method: (task, optimizer=..., ...) -> Algorithm. Of `config.method`'s options it has those that `method_registry.switch` keeps, of its
         own those that are bound by `functools.partial`.
       model: a network, or a sequence of them for client i mod their number: what builds a module of Flax NNX or Linen
         (`nn/outside.py`), a Linen module, or a `Model`.

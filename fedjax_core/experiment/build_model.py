@@ -11,9 +11,9 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Net, targets_of
 from fedjax_core.data import federated
 from fedjax_core.data.unseen import seen_rows
-from fedjax_core.experiment import normalising
-from fedjax_core.experiment.asked import Config
-from fedjax_core.experiment.named import Network, files, network
+from fedjax_core.experiment import input_normalization
+from fedjax_core.experiment.lookup import Network, files, network
+from fedjax_core.experiment.resolve import Config
 from fedjax_core.language import prepare as language
 from fedjax_core.registry import BUILT_IN
 from fedjax_core.storage import weights
@@ -44,7 +44,9 @@ def reads_tokens(one: Network, data: federated.FederatedData) -> bool | None:
     return nn.outside.reads_tokens(one.found.function, one.found.name, data.classes, tuple(x.shape[1:]), options)
 
 
-def model(one: Network, data: federated.FederatedData, statistics: str, classes: int, scaled: normalising.Scaling | None) -> Model:
+def model(
+    one: Network, data: federated.FederatedData, statistics: str, classes: int, scaled: input_normalization.Scaling | None
+) -> Model:
     """The network for the data, with so many outputs, whose inputs are scaled; None: they are token ids."""
     mean, std, limit = scaled or (None, None, None)
     options = of_file(one) | one.found.options | one.around
@@ -73,11 +75,11 @@ def network_of(
     return model(one, data, statistics, classes or data.classes, scaling_of(one, "data", data))
 
 
-def scaling_of(one: Network, normalise: str, data: federated.FederatedData) -> normalising.Scaling | None:
+def scaling_of(one: Network, normalise: str, data: federated.FederatedData) -> input_normalization.Scaling | None:
     """Returns by what a network's inputs are normalised; None: they are token ids, which it is given as they are."""
     if reads_tokens(one, data):
         return None
-    return normalising.of_inputs(normalise, data.train, one.file, seen_rows(data), data.x_offset)
+    return input_normalization.of_inputs(normalise, data.train, one.file, seen_rows(data), data.x_offset)
 
 
 def weight_files(config: Config) -> tuple[str | None, ...]:

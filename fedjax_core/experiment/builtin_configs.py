@@ -1,7 +1,7 @@
 """The configs that come with the package, by their bare names."""
 
 from fedjax_core import own_packages, registry
-from fedjax_core.experiment.methods import Config
+from fedjax_core.experiment.method_registry import Config
 
 NOT_NAMED = ("__init__", "base")  # files that are no experiments
 

@@ -13,9 +13,9 @@ from fedjax_core.data import federated
 from fedjax_core.data.partition import DEFAULT_CLIENTS
 from fedjax_core.data.smaller import adapted
 from fedjax_core.data.sources import known
-from fedjax_core.experiment import kinds
-from fedjax_core.experiment.asked import Asked
-from fedjax_core.experiment.named import Network
+from fedjax_core.experiment import build_task
+from fedjax_core.experiment.lookup import Network
+from fedjax_core.experiment.resolve import Asked
 from fedjax_core.language import prepare as language
 from fedjax_core.language import stand_in as texts
 from fedjax_core.registry import Found, choose
@@ -47,8 +47,8 @@ class Counts(NamedTuple):
     answer: int | None = None
 
 
-def kind(asked: Asked, counts: Counts = Counts()) -> kinds.Kind:  # noqa: B008
-    """The way from a config's source to its task that reads no file; for `building.build`."""
+def kind(asked: Asked, counts: Counts = Counts()) -> build_task.Kind:  # noqa: B008
+    """The way from a config's source to its task that reads no file; for `build_simulator.build`."""
     if asked.data.source.function is language.Source:
         made: list[language.Prepared] = []
 
@@ -63,14 +63,14 @@ def kind(asked: Asked, counts: Counts = Counts()) -> kinds.Kind:  # noqa: B008
             del one, data, everybodys, shapes_only
             return language.task(made[0], asked.adapter, shapes_only=True)
 
-        return kinds.Kind(whole, answered, lambda asked, data: ())
-    return kinds.Kind(lambda asked: _divided(asked, counts), kinds.ROWS.task, _public)
+        return build_task.Kind(whole, answered, lambda asked, data: ())
+    return build_task.Kind(lambda asked: _divided(asked, counts), build_task.ROWS.task, _public)
 
 
 def _divided(asked: Asked, counts: Counts) -> federated.FederatedData:
     data = asked.data
     if _made(data.source) and not any(value is not None for value in counts):
-        return kinds.ROWS.federated(asked)
+        return build_task.ROWS.federated(asked)
     of = known.smaller(_size(data.source, counts), data.size, data.examples)
     domains = (data.clients or DEFAULT_CLIENTS) if data.partition.name == "by_domain" else 1
     return federated.federate(known.stand_in(of, data.source.name, domains), data.partition, data.clients, data.seed, **data.tests)
@@ -108,7 +108,7 @@ def _public(asked: Asked, data: federated.FederatedData) -> Examples | tuple[()]
         return ()
     source, number = asked.public
     if _made(source):
-        return kinds.ROWS.public(asked, data)
+        return build_task.ROWS.public(asked, data)
     like = data.train
     of = known.smaller(_size(source, Counts()), None, number)
     examples = known.stand_in(of, source.name).train

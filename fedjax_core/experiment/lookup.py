@@ -10,7 +10,7 @@ import optax
 
 from fedjax_core import nn, option_types, registry
 from fedjax_core.data import partition, sources
-from fedjax_core.experiment.methods import METHODS, Config, without_none
+from fedjax_core.experiment.method_registry import METHODS, Config, without_none
 from fedjax_core.language import prepare as language
 from fedjax_core.learning import losses, training
 from fedjax_core.learning.scores import SCORES

@@ -11,8 +11,8 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data.readers import in_file
 from fedjax_core.data.sources.dataset import is_images
 from fedjax_core.data.spread import find_centre_and_spread, sample_channels
-from fedjax_core.experiment.asked import Config, resolve
-from fedjax_core.experiment.named import NORMALISATIONS, ROBUST
+from fedjax_core.experiment.lookup import NORMALISATIONS, ROBUST
+from fedjax_core.experiment.resolve import Config, resolve
 from fedjax_core.storage import weights
 
 NEARLY = 1e-3  # how far pixels may lie outside [0, 1], as after a resizing

@@ -13,14 +13,15 @@ from ml_collections import ConfigDict
 from fedjax_core import code_fingerprint, distributed, nn
 from fedjax_core.data import federated
 from fedjax_core.engine.simulator import Simulation, State
-from fedjax_core.experiment import given, named, trusted
+from fedjax_core.experiment import lookup, python_overrides
+from fedjax_core.experiment import trust as trusted
 from fedjax_core.experiment.adversaries import attackers
-from fedjax_core.experiment.asked import Asked, Config, resolve
-from fedjax_core.experiment.building import build
-from fedjax_core.experiment.fields import Incomplete
-from fedjax_core.experiment.networks import begun_from
-from fedjax_core.experiment.opening import opening_lines
+from fedjax_core.experiment.build_model import begun_from
+from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.protection import of_asked
+from fedjax_core.experiment.resolve import Asked, Config, resolve
+from fedjax_core.experiment.run_header import opening_lines
+from fedjax_core.experiment.schema import Incomplete
 from fedjax_core.privacy import Spent
 from fedjax_core.run import Finished, check_inputs, digest_inputs, is_begun_anew, restored, run
 from fedjax_core.run.selection import SELECTED, summarised
@@ -55,7 +56,7 @@ def execute(
       console: takes what is said (label table, scores at the end); None: standard error.
       callbacks: told what happens, beside those that the config names: see `fedjax_core/run/callbacks.py`.
       fresh: deletes what the directory holds of a run, whichever it is, and begins there.
-      **replaced: method, model, loss, scores in place of the config's, see `given.into`.
+      **replaced: method, model, loss, scores in place of the config's, see `python_overrides.into`.
 
     Returns:
       The final state, the summary, the plots and the history; see `fedjax_core.run.steps`, also for what it raises.
@@ -65,9 +66,9 @@ def execute(
     """
     workdir = os.path.expanduser(workdir)
     with code_fingerprint.contained():
-        config = given.into(config, **replaced)
+        config = python_overrides.into(config, **replaced)
         asked = resolve(config)
-        of_config = named.callbacks(asked.said["callbacks"])  # refused before data are read
+        of_config = lookup.callbacks(asked.said["callbacks"])  # refused before data are read
         noise = recorded_noise(config, workdir, fresh)
         simulation = build(config, data, noise=noise, asked=asked)
         told = settings(config, simulation, noise, asked, data is not None)
@@ -169,7 +170,7 @@ def _loaded(
     replaced: Mapping[str, Any],
 ) -> tuple[Config, Simulation, State]:
     """`load` of a directory whose config.json and run.json are read."""
-    config: Config = given.into(ConfigDict(tuples(said)), **replaced)
+    config: Config = python_overrides.into(ConfigDict(tuples(said)), **replaced)
     checkpoints = Checkpoints(folder / CHECKPOINTS, beside=folder / SELECTED)
     selected = Checkpoints(folder / SELECTED, beside=folder / CHECKPOINTS)
     chosen = selected.latest() if config.evaluation.get("select") else None
