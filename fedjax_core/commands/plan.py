@@ -25,7 +25,7 @@ from fedjax_core.commands.plans import elsewhere, planned, targets, written
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.reporting import report
-from fedjax_core.run import stopping
+from fedjax_core.run import signals
 from fedjax_core.storage.json_files import write_json
 
 SEARCHED = 6  # rounds that are compiled to find a chunk
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         experiment.check(given.config)
         if why := targets.check(wanted):
             raise ValueError(why)
-        with stopping.interrupted():
+        with signals.interrupted():
             plan = planned.planned(
                 given.config.to_dict(),
                 wanted,

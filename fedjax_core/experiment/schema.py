@@ -12,7 +12,7 @@ from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
 from fedjax_core.privacy import ACCOUNTANTS
 from fedjax_core.privacy.settings import ALONE
-from fedjax_core.run import goal
+from fedjax_core.run import early_stopping
 from fedjax_core.uplink import compression
 
 Below = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
@@ -62,7 +62,9 @@ FIELDS: dict[str, Any] = {
     "evaluation.select": str | None,
     "evaluation.patience": or_none(AtLeastOne),
     "evaluation.until": or_none(
-        Annotated[str, option_types.Limit("of the form 'test/global/accuracy >= 0.97'", lambda v: goal.parse(v) is not None)]
+        Annotated[
+            str, option_types.Limit("of the form 'test/global/accuracy >= 0.97'", lambda v: early_stopping.parse(v) is not None)
+        ]
     ),
     "evaluation.targets": Sequence[Fraction],
     "evaluation.scores": Sequence[str] | None,

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core import code_fingerprint, registry
 from fedjax_core.reporting import loggers
-from fedjax_core.run.look import Look
+from fedjax_core.run.state_reader import Look
 
 METHODS = ("start", "round", "evaluation", "end")
 

@@ -9,7 +9,7 @@ from fedjax_core.engine.simulator import Simulation
 from fedjax_core.engine.vmapped_runs import Lanes, Wanted
 from fedjax_core.run.asked import Asked, Done, Steps, clocked
 from fedjax_core.run.loop import Finished, Interrupted, steps
-from fedjax_core.run.stopping import lenient_console
+from fedjax_core.run.signals import lenient_console
 
 Outcome = Finished | Exception | Interrupted  # of one of several runs: what it returned or raised
 

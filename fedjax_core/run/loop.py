@@ -19,13 +19,13 @@ from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.engine.simulator import Diverged, Simulation, State
 from fedjax_core.privacy import Spent
 from fedjax_core.reporting import clients, report
-from fedjax_core.run import directory as directories
+from fedjax_core.run import checkpointing as directories
 from fedjax_core.run.asked import Asked, Steps
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
-from fedjax_core.run.goal import Goal
-from fedjax_core.run.look import Look
+from fedjax_core.run.early_stopping import Goal
 from fedjax_core.run.selection import SELECTED, Selection
-from fedjax_core.run.stopping import Stop
+from fedjax_core.run.signals import Stop
+from fedjax_core.run.state_reader import Look
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from fedjax_core.storage.origin import sign_config
@@ -109,7 +109,7 @@ def steps(
       last_k: the summary's means are over so many last evaluations.
       select: the score on validation rows by which the best round is chosen (`fedjax_core/run/selection.py`).
       patience: the run ends after so many evaluations without a better one; None: it never does.
-      until: the run ends when a score is there, "test/global/accuracy >= 0.97" (`fedjax_core/run/goal.py`); None: it never does.
+      until: the run ends when a score is there, "test/global/accuracy >= 0.97" (`fedjax_core/run/early_stopping.py`); None: it never does.
       checkpoint_seconds: least time between checkpoints; there is always one at the end.
       keep: checkpoints to keep.
       record: more to write into run.json, such as convolution forms; must be the same on resume.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core.reporting.report import SUMMARY
-from fedjax_core.run import stopping
+from fedjax_core.run import signals
 from fedjax_core.storage.files import write_text
 from fedjax_core.storage.json_files import JsonLines, read_json, read_jsonl
 from fedjax_core.storage.workdir import CHECKPOINTS
@@ -153,7 +153,7 @@ def _apart(step: Step, seconds: float, log: Path, folder: Path) -> tuple[int, st
     """
     goes_on, process = step.directory is not None, None
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    with open(log, "w") as errors, stopping.interrupted():
+    with open(log, "w") as errors, signals.interrupted():
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", step.module, *step.arguments],

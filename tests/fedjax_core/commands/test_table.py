@@ -10,7 +10,7 @@ from configs.tables import first
 from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands import analyse, tables
-from fedjax_core.run import directory
+from fedjax_core.run import checkpointing
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
@@ -108,18 +108,18 @@ def test_a_run_that_an_error_ends_after_its_last_round_is_resumed(tmp_path, monk
     """The disk is full when its last checkpoint is written: all rounds are recorded, and the state after them is lost."""
     changes = {"evaluation.every": 1, "checkpoint.seconds": 0.0, "plan.devices": 1}
     table = definition(seeds=(0,), changes=changes)
-    save = directory.save
+    save = checkpointing.save
 
     def full(simulation, checkpoints, state, done, before):
         if done == 3:
             raise OSError(28, "No space left on device")
         return save(simulation, checkpoints, state, done, before)
 
-    monkeypatch.setattr(directory, "save", full)
+    monkeypatch.setattr(checkpointing, "save", full)
     outcome, _ = run(tmp_path, table, only=["fedavg/iid"])
     assert (outcome.results, list(outcome.failures.values())) == ({}, ["No space left on device"])
     assert len(list((tmp_path / "runs").glob("*.error.txt"))) == 1
-    monkeypatch.setattr(directory, "save", save)
+    monkeypatch.setattr(checkpointing, "save", save)
     outcome, said = run(tmp_path, table, only=["fedavg/iid"])
     assert said[0] == "0 of 1 runs are finished, 1 to do"
     assert (len(outcome.results), outcome.failures) == (1, {})

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_core import run as runs
 from fedjax_core.run.callbacks import Callbacks, Ended, Started
-from fedjax_core.run.look import Look
+from fedjax_core.run.state_reader import Look
 from fedjax_core.storage.checkpoint import Checkpoints
 from tests import toy
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_core.engine.client_state import host_store
 from fedjax_core.engine.client_state.host_store import HostStore, OnHost
-from fedjax_core.run import directory
+from fedjax_core.run import checkpointing
 from fedjax_core.storage import parts, renewal
 from fedjax_core.storage.checkpoint import Checkpoints
 
@@ -70,7 +70,7 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
         ids = rng.choice(n, 20, replace=False)
         kept.stores[0].write(ids, {"w": np.full((20, 3), done, np.float32)}, np.ones(20, bool))
         before = {path.name for path in tmp_path.glob(f"{done - 1:08d}/parts/*")}
-        directory.save(run, store, state, done, done - 1)
+        checkpointing.save(run, store, state, done, done - 1)
         place = tmp_path / f"{done:08d}" / "parts"
         assert sorted(os.listdir(place)) == [parts.called(number, None) for number in store.numbers_of_parts(done) or ()]
         new = [path for path in place.iterdir() if path.name not in before]

@@ -15,7 +15,7 @@ from fedjax_core.engine.client_state.host_store import HostStore, OnHost
 from fedjax_core.engine.client_state.multi_process import between
 from fedjax_core.engine.client_state.offload import Exchange
 from fedjax_core.engine.shares import Shares
-from fedjax_core.run import directory
+from fedjax_core.run import checkpointing
 from fedjax_core.storage import parts
 from fedjax_core.storage.checkpoint import Checkpoints
 from fedjax_core.storage.json_files import read_json, write_json
@@ -120,30 +120,30 @@ def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
 
     store = Checkpoints(tmp_path, keep=1)
     state, _ = sim.rounds(sim.init(0), 1)
-    directory.save(sim, store, state, 1, 0)
+    checkpointing.save(sim, store, state, 1, 0)
     state, _ = sim.rounds(state, 1)
-    directory.save(sim, store, state, 2, 1)
+    checkpointing.save(sim, store, state, 2, 1)
     number = lambda done: [len(part["0/places"]) for part in store.parts(done)]
     assert number(2) == [sum(sim.touched())]  # what changed is more than what is left, and pays for it
-    state = directory.restored(sim, store, 2)
+    state = checkpointing.restored(sim, store, 2)
     state, _ = sim.rounds(state, 1)
     chex.assert_trees_all_equal(sim.snapshot(state), wanted)
-    directory.save(sim, store, state, 3, 2)
+    checkpointing.save(sim, store, state, 3, 2)
     touched = sum(sim.touched())
-    state = directory.restored(sim, store, 3)
+    state = checkpointing.restored(sim, store, 3)
     chex.assert_trees_all_equal(sim.snapshot(state), wanted)
     selected = Checkpoints(tmp_path / "selected", keep=1)
-    directory.save_beside(sim, selected, state, 3, store)  # nothing is written again
+    checkpointing.save_beside(sim, selected, state, 3, store)  # nothing is written again
     assert parts.shares(tmp_path / "00000003", tmp_path / "selected" / "00000003")
-    chex.assert_trees_all_equal(sim.snapshot(directory.restored(sim, selected, 3)), wanted)
-    directory.save_beside(sim, selected, state, 3, Checkpoints(tmp_path / "none"))
+    chex.assert_trees_all_equal(sim.snapshot(checkpointing.restored(sim, selected, 3)), wanted)
+    checkpointing.save_beside(sim, selected, state, 3, Checkpoints(tmp_path / "none"))
     assert [len(part["0/places"]) for part in selected.parts(3)] == [touched]
     (digests,) = (tmp_path / "selected").glob("00000003*/digests.json")
     write_json(digests, read_json(digests) | {"parts": []})  # as one that went on from a checkpoint whose part had vanished
     with pytest.raises(
         ValueError, match=rf"round 3 cannot be used \(its parts have states of 0 clients, {touched} were written: one"
     ):
-        directory.restored(sim, selected, 3)
+        checkpointing.restored(sim, selected, 3)
     sim.release()
 
 
@@ -154,9 +154,9 @@ def test_states_stay_on_or_off_the_devices(tmp_path):
         with pytest.raises(
             ValueError, match=rf"plan.hold='{sim.hold}': .* holds a run with plan.hold='device'; resume it with that"
         ):
-            directory.same_hold(sim, tmp_path)
+            checkpointing.same_hold(sim, tmp_path)
     (tmp_path / "run.json").write_text('{"placement": {"hold": "host"}}')
-    directory.same_hold(sim, tmp_path)
+    checkpointing.same_hold(sim, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_what_says_where_states_were_has_another_form(tmp_path, file, text, said
     sim, *_ = toy.CASES["scaffold"].elsewhere
     (tmp_path / file).write_text(text)
     with pytest.raises(ValueError, match=said):
-        directory.same_hold(sim, tmp_path)
+        checkpointing.same_hold(sim, tmp_path)
 
 
 def test_a_run_whose_last_digests_are_damaged_names_the_way_back(tmp_path):
@@ -183,4 +183,4 @@ def test_a_run_whose_last_digests_are_damaged_names_the_way_back(tmp_path):
     (tmp_path / "00000002" / "digests.json").write_text("{")
     said = "the checkpoint of round 2 cannot be used .*digests.json is not JSON.*older: round 1; to go back to round 1 rename"
     with pytest.raises(ValueError, match=said):
-        directory.restored(sim, store, 2)
+        checkpointing.restored(sim, store, 2)

@@ -11,7 +11,7 @@ from fedjax_core import run as runs
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.sharding.data_placement import Placed
-from fedjax_core.run import directory
+from fedjax_core.run import checkpointing
 from fedjax_core.storage.workdir import RUN, WorkDir
 from tests import toy
 
@@ -33,7 +33,7 @@ def test_several_processes_take_up_the_chunk_alone(monkeypatch, tmp_path):
     simulation.use = use
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         workdir.record("plan", Plan(3, 4)._asdict())
-        directory.take_up_plan(simulation, workdir, False, reporter)
+        checkpointing.take_up_plan(simulation, workdir, False, reporter)
     assert took == [Plan(3, 8)]
     assert "of 2 processes" in told[0]
 
@@ -43,32 +43,32 @@ def test_many_attackers_are_a_number_and_a_digest(tmp_path):
     few, many = ({"adversary": {"attack": "alie", "clients": list(range(number))}} for number in (50, 51))
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         workdir.record("adversary", many["adversary"])
-        directory.same_settings(workdir, many)
+        checkpointing.same_settings(workdir, many)
         with pytest.raises(ValueError, match=r"other adversary \(adversary\.clients: .*; adversary\.clients\.number: 51 in"):
-            directory.same_settings(workdir, few)
+            checkpointing.same_settings(workdir, few)
     for record in (few, many):
         with WorkDir.open(tmp_path / str(len(record["adversary"]["clients"])), {}) as workdir:
             for _ in range(2):
-                directory.same_settings(workdir, record)
+                checkpointing.same_settings(workdir, record)
             found = workdir.recorded("adversary")
         assert found == few["adversary"] or found["clients"].keys() == {"number", "digest"}
         assert len(str(found)) < 300
     with WorkDir.open(tmp_path / "51", {}) as workdir, pytest.raises(ValueError, match="run with other adversary"):
-        directory.same_settings(workdir, {"adversary": {"attack": "alie", "clients": list(range(1, 52))}})
+        checkpointing.same_settings(workdir, {"adversary": {"attack": "alie", "clients": list(range(1, 52))}})
 
 
 def test_long_lists_of_numbers_stay(tmp_path):
     """A run takes up its matrix of noise from them. A directory that has a digest goes on."""
     record = {"privacy": {"clip": 0.5, "coefficients": [1 / (1 + i) for i in range(60)]}}
     with WorkDir.open(tmp_path / "run", {}) as workdir:
-        directory.same_settings(workdir, record)
+        checkpointing.same_settings(workdir, record)
         assert workdir.recorded("privacy") == record["privacy"]
-        workdir.record("privacy", directory._readable(record["privacy"]))
-        directory.same_settings(workdir, record)
-        directory.same_settings(workdir, {"privacy": {**record["privacy"], "clip": 0.5 * (1 + 1e-15)}})  # of another machine
+        workdir.record("privacy", checkpointing._readable(record["privacy"]))
+        checkpointing.same_settings(workdir, record)
+        checkpointing.same_settings(workdir, {"privacy": {**record["privacy"], "clip": 0.5 * (1 + 1e-15)}})  # of another machine
         other = {"privacy": {**record["privacy"], "clip": 0.25}}
         with pytest.raises(ValueError, match=r"other privacy \(privacy\.clip: 0\.5 in the directory, 0\.25 asked\); take another"):
-            directory.same_settings(workdir, other)
+            checkpointing.same_settings(workdir, other)
 
 
 def test_rows_that_every_round_takes_whole_are_said_to_lie_on_devices_several_times(tmp_path):
@@ -77,7 +77,7 @@ def test_rows_that_every_round_takes_whole_are_said_to_lie_on_devices_several_ti
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         for population in (1, 2):
             simulation: Any = SimpleNamespace(placed=Placed("host", ""), hold="device", population=population)
-            directory.record_placement(simulation, workdir, reporter)
+            checkpointing.record_placement(simulation, workdir, reporter)
     assert ["several times" in line for line in told] == [True, False]
 
 
@@ -88,10 +88,10 @@ def test_what_the_writer_cannot_read_is_told_to_the_others(monkeypatch, tmp_path
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         (workdir.path / RUN).write_text("{")
         with pytest.raises(ValueError, match="run"):
-            directory.same_settings(workdir, {"convolutions": {}})
+            checkpointing.same_settings(workdir, {"convolutions": {}})
         assert seen == [[True]]
         with pytest.raises(ValueError, match="run"):
-            directory.same_hold(simulation, workdir.path)
+            checkpointing.same_hold(simulation, workdir.path)
     assert seen == [[True], [True]]
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedjax_core.reporting.report import say
-from fedjax_core.run.stopping import SIGNALS, Stop, interrupted, lenient_console
+from fedjax_core.run.signals import SIGNALS, Stop, interrupted, lenient_console
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -3,7 +3,7 @@
 import pytest
 
 from fedjax_core import experiment
-from fedjax_core.run.goal import Bound, Goal, parse
+from fedjax_core.run.early_stopping import Bound, Goal, parse
 from fedjax_core.storage.json_files import read_jsonl
 from tests.fedjax_core.run.test_selection import config, run, written_by_hand
 
