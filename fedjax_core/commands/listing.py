@@ -24,7 +24,7 @@ from fedjax_core.language import prepare as language
 from fedjax_core.learning import augment, lora
 from fedjax_core.nn.model import FIXED
 from fedjax_core.reporting import loggers, report
-from fedjax_core.uplink import attacks, compression, privacy, rules
+from fedjax_core.uplink import attacks, compression, dp_mechanisms, robust_aggregation
 
 OF_A_MODEL = {"resize": None, "frame": 0}  # options that every network of images has
 SAID_OF_THEM = """Of any network of images:
@@ -70,10 +70,10 @@ KINDS = {
     "augmentations": Kind("augmentation", "augment", lambda: augment.OPS),
     "adapters": Kind("adapter", "adapter", lambda: lora.ADAPTERS),
     "losses": Kind("loss", "loss", lambda: experiment.LOSSES, ("logits", "y", "mask")),
-    "rules": Kind("rule", "aggregation.rule", lambda: rules.RULES),
+    "rules": Kind("rule", "aggregation.rule", lambda: robust_aggregation.RULES),
     "attacks": Kind("attack", "adversary.attack", lambda: attacks.SENT | attacks.CRAFTED | poison.POISONS),
     "compressors": Kind("compressor", "compression.uplink", lambda: compression.COMPRESSORS),
-    "mechanisms": Kind("mechanism", "privacy.mechanism", lambda: privacy.MECHANISMS, privacy.GIVEN),
+    "mechanisms": Kind("mechanism", "privacy.mechanism", lambda: dp_mechanisms.MECHANISMS, dp_mechanisms.GIVEN),
     "tasks": Kind("task", "task", lambda: experiment.TASKS),
     "scores": Kind("score", "evaluation.scores", lambda: experiment.SCORES, ("outputs", "x", "y", "mask")),
     "callbacks": Kind("callback", "callbacks", lambda: loggers.CALLBACKS),

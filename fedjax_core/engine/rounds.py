@@ -11,7 +11,7 @@ from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.engine.client_state import host_store
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.federation import Federation, Held, State, key
-from fedjax_core.uplink import coordinates
+from fedjax_core.uplink import sharded_aggregation
 
 Drawn = list[tuple[Cohort, Array]]  # per group: the cohort in the order of the plan, and its clients' places in the group's store
 
@@ -129,7 +129,7 @@ def train(fed: Federation, held: Held, state: State, drawn: Drawn, rows, scored:
     algorithm = fed.algorithm(0, held, state.round)
     collected = collect(algorithm.collect, contributions)
     everyone = Cohort(*(jnp.concatenate(leaves) for leaves in zip(*(cohort for cohort, _ in drawn), strict=True)))
-    with coordinates.over(fed.mesh, client_loop.AXIS):
+    with sharded_aggregation.over(fed.mesh, client_loop.AXIS):
         result = algorithm.server_update(state.server, collected, everyone, key(state.key, "server", state.round))
     server, said = contracts.updated(result)
     sums = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added[0] for added, _ in outputs])

@@ -14,7 +14,7 @@ from fedjax_core.data.row_lists import RowLists
 from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.experiment.resolve import Asked
 from fedjax_core.task import Model
-from fedjax_core.uplink import attacks, rules
+from fedjax_core.uplink import attacks, robust_aggregation
 
 SCALED = ("diabetes",)  # sources that divide targets by what all training rows say
 log = logging.getLogger("fedjax_core")
@@ -96,7 +96,7 @@ def of_rule(rule: Sequence[registry.Found], there: int) -> list[str]:
         if found.origin != registry.BUILT_IN or "attackers" not in takes:
             continue
         share = found.options.get("attackers", takes["attackers"].default)
-        if share > 0 and int(rules.counts(jnp.ones(there, bool), share)[1]) == 0:
+        if share > 0 and int(robust_aggregation.counts(jnp.ones(there, bool), share)[1]) == 0:
             what = f"attackers={share:g} of the {there} clients of a round is less than one, so {found.name} withstands none"
             said.append(f"aggregation.rule={option_types.short(' | '.join(one.spec for one in rule))}: {what}")
     return said

@@ -6,7 +6,7 @@ from typing import Any
 from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.experiment.resolve import Asked
 from fedjax_core.privacy import Spent
-from fedjax_core.uplink import Link, correlated
+from fedjax_core.uplink import Link, dp_matrix_mechanism
 
 
 def of_asked(asked: Asked, population: int, calibrate: bool = True, known: Mapping[str, Any] | None = None) -> Spent | None:
@@ -32,5 +32,5 @@ def links(asked: Asked, spent: Spent | None, population: int) -> list[Link]:
     real = spent.release.cohort if spent.release.sampling != "local" else size
     size, real = size * (1 - asked.dropout), real * (1 - asked.dropout)
     if spent.strategy is not None:
-        return [correlated.link(spent.clip, spent.noise, size, real, spent.strategy)]
+        return [dp_matrix_mechanism.link(spent.clip, spent.noise, size, real, spent.strategy)]
     return [found.function(spent.clip, spent.noise, size, real, **found.options)]

@@ -9,7 +9,7 @@ from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.privacy import Privacy, missing_settings
 from fedjax_core.privacy import asked as privacy_asked
 from fedjax_core.registry import Found
-from fedjax_core.uplink import Link, attacks, compression, order, privacy, rules
+from fedjax_core.uplink import Link, attacks, compression, dp_mechanisms, order, robust_aggregation
 
 
 class Adversary(NamedTuple):
@@ -29,7 +29,7 @@ def links(said: Mapping[str, Any]) -> tuple[Link, ...]:
     parsers = {
         "compression.uplink": compression.parse,
         "compression.downlink": compression.down,
-        "aggregation.rule": rules.parse,
+        "aggregation.rule": robust_aggregation.parse,
     }
     return order([parse(said[field]) for field, parse in parsers.items() if said[field] is not None])
 
@@ -58,7 +58,7 @@ def adversary(said: Mapping[str, Any]) -> Adversary | None:
 
 def rule(said: Mapping[str, Any]) -> tuple[Found, ...]:
     """The rule that takes the place of the mean, behind what stands before it; () for none."""
-    return () if said["aggregation.rule"] is None else tuple(rules.found(said["aggregation.rule"]))
+    return () if said["aggregation.rule"] is None else tuple(robust_aggregation.found(said["aggregation.rule"]))
 
 
 def private(said: Mapping[str, Any], texts: bool, weights: str | None = None) -> tuple[Found | None, Privacy | None]:
@@ -76,9 +76,9 @@ def private(said: Mapping[str, Any], texts: bool, weights: str | None = None) ->
     if spec is None:
         return None, privacy_asked(said, None)
     if outside.PLACE.fullmatch(registry.parse(spec, "privacy.mechanism")[0]):
-        names = ", ".join(privacy.MECHANISMS)
+        names = ", ".join(dp_mechanisms.MECHANISMS)
         raise ValueError(f"privacy.mechanism={spec!r}: only those whose privacy can be accounted for are allowed: {names}")
-    found = registry.find("mechanism", spec, privacy.MECHANISMS, given=privacy.GIVEN, field="privacy.mechanism")
+    found = registry.find("mechanism", spec, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN, field="privacy.mechanism")
     if said["aggregation.rule"] not in (None, "mean") and not found.name.startswith("local"):
         raise ValueError(
             f"privacy.mechanism={spec!r} and aggregation.rule={said['aggregation.rule']!r} each say how uplinks become one, and of "

@@ -16,7 +16,7 @@ What an uplink carries is said by the `Reduce` of each of its parts, made by `ag
   neither         the server takes clients singly (`aggregators.stack`), or computes something of its own. Such a method is refused
                   by name: nobody but the method knows what of it may be changed.
 
-A link is a `Link` made by a function with options, such as `rules.krum(attackers=0.2)`:
+A link is a `Link` made by a function with options, such as `robust_aggregation.krum(attackers=0.2)`:
 
   send     changes what one client sends, inside the client loop: an attack, a compression with its decoding, a clipping with
            noise. It knows the client's id, number of examples, a key of its own, what the link's memory shows to clients, and what
@@ -39,7 +39,7 @@ inside the reduction's `lift`, so that nothing that a client sends escapes it. A
 says how uplinks become one, and a rule's result has no known sensitivity.
 """
 
-from fedjax_core.uplink.link import ORDER, Carried, Link, Passed, Reduction, Sender, order
-from fedjax_core.uplink.wrap import bare, wrap, wrapped
+from fedjax_core.uplink.apply_transforms import bare, wrap, wrapped
+from fedjax_core.uplink.transform import ORDER, Carried, Link, Passed, Reduction, Sender, order
 
 __all__ = ["ORDER", "Carried", "Link", "Passed", "Reduction", "Sender", "bare", "order", "wrap", "wrapped"]

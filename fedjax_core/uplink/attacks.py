@@ -23,8 +23,8 @@ from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import Positive, one_of
 from fedjax_core.registry import Found
-from fedjax_core.uplink.link import Carried, Link, Passed
-from fedjax_core.uplink.vectors import checked, mean_of
+from fedjax_core.uplink.flatten import checked, mean_of
+from fedjax_core.uplink.transform import Carried, Link, Passed
 
 Attack = Callable[[Array, Array], Array]
 _NUMBER = option_types.Limit("a number", lambda v: abs(v) < option_types.LARGEST)

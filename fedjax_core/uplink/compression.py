@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.option_types import AtLeastOne, Positive, PositiveFraction
-from fedjax_core.uplink.link import Carried, Link, Passed, Reduction
+from fedjax_core.uplink.flatten import checked, of_vector, vector
 from fedjax_core.uplink.packing import packed, unpacked
-from fedjax_core.uplink.vectors import checked, of_vector, vector
+from fedjax_core.uplink.transform import Carried, Link, Passed, Reduction
 
 Bits = Annotated[int, option_types.Limit("in [2, 8]", lambda v: 2 <= v <= 8)]
 _START = 0x7067  # of PowerSGD's first factors

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array
-from fedjax_core.uplink.coordinates import lengths, total
+from fedjax_core.uplink.sharded_aggregation import lengths, total
 
 
 def squared(rows: Array, there: Array) -> Array:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from fedjax_core.engine.simulator import Simulation, one_group
 from fedjax_core.privacy import in_turn, strategies
-from fedjax_core.uplink import Link, compression, correlated, privacy, rules
+from fedjax_core.uplink import Link, compression, dp_matrix_mechanism, dp_mechanisms, robust_aggregation
 from tests.benchmarks import ours
 from tests.benchmarks.turns import Contender, measure, table
 from tests.benchmarks.workloads import WORKLOADS, Workload
@@ -30,10 +30,10 @@ def links() -> dict[str, Link | None]:
     """What is compared with plain FedAvg, the first."""
     cohort = WORKLOADS["a"].cohort
     turns = in_turn(1000, cohort, WORKLOADS["a"].population)
-    noise = {"gaussian": privacy.gaussian(1.0, 1.0, cohort, cohort)}
+    noise = {"gaussian": dp_mechanisms.gaussian(1.0, 1.0, cohort, cohort)}
     for strategy in (strategies.tree(turns), strategies.banded(turns, bands=8), strategies.blt(turns, buffers=3)):
-        noise[strategy.name] = correlated.link(1.0, 1.0, cohort, cohort, strategy)
-    parsed = {text: rules.parse(text) for text in RULES} | {text: compression.parse(text) for text in COMPRESSORS}
+        noise[strategy.name] = dp_matrix_mechanism.link(1.0, 1.0, cohort, cohort, strategy)
+    parsed = {text: robust_aggregation.parse(text) for text in RULES} | {text: compression.parse(text) for text in COMPRESSORS}
     return {"FedAvg": None, **parsed, **noise}
 
 
@@ -58,7 +58,7 @@ def costs_resnet8(repeats: int) -> str:
     """As `costs`, of rules on a ResNet-8: 100 of 100 clients, one batch of 50 each."""
     title = "ResNet-8 (3x3 stem), 32x32x3, 100 of 100 clients x 50, batch 50"
     workload = dataclasses.replace(WORKLOADS["b4"], population=100, cohort=100, examples=50, batch=50, title=title)
-    return _costs(workload, {"FedAvg": None} | {rule: rules.parse(rule) for rule in OF_RESNET8}, 1, repeats)
+    return _costs(workload, {"FedAvg": None} | {rule: robust_aggregation.parse(rule) for rule in OF_RESNET8}, 1, repeats)
 
 
 def _costs(workload: Workload, compared: Mapping[str, Link | None], rounds: int, repeats: int) -> str:

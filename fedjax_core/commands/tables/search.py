@@ -14,7 +14,7 @@ from fedjax_core.commands.tables import measures, spaces, wanted
 from fedjax_core.commands.tables.cells import Cell, cell
 from fedjax_core.commands.tables.definition import Definition, check
 from fedjax_core.reporting.words import is_loss, merit
-from fedjax_core.uplink.privacy import STRATEGIES
+from fedjax_core.uplink.dp_mechanisms import STRATEGIES
 
 SAMPLERS = ("random", "grid")
 Scores = Mapping[tuple[str, int], float]  # by (name of a run, rounds); NaN of a run that diverged

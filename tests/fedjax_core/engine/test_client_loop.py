@@ -18,7 +18,7 @@ from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.learning import aggregators, training
-from fedjax_core.uplink import privacy, rules
+from fedjax_core.uplink import dp_mechanisms, robust_aggregation
 from methods.fedavg import fedavg
 from tests import toy
 
@@ -202,7 +202,7 @@ def temporary(cohort, chunk, links=()):
 
 class MemoryTest(chex.TestCase):
     def test_of_a_private_sum_does_not_grow_with_the_cohort_and_of_a_rule_by_a_delta_a_client(self):
-        noise, rule = privacy.gaussian(1.0, 1.0, 8, 8), rules.parse("median")
+        noise, rule = dp_mechanisms.gaussian(1.0, 1.0, 8, 8), robust_aggregation.parse("median")
         (few, model), (many, _) = (temporary(cohort, 1, [noise]) for cohort in (8, 64))
         self.assertLess(many - few, model)
         (few, model), (many, _) = (temporary(cohort, 1, [rule]) for cohort in (8, 64))

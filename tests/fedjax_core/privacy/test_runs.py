@@ -11,7 +11,7 @@ from fedjax_core import experiment
 from fedjax_core.experiment import run_experiment
 from fedjax_core.privacy import Participation, Release, epsilon, settings
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
-from fedjax_core.uplink import correlated
+from fedjax_core.uplink import dp_matrix_mechanism
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
 
@@ -74,7 +74,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
     told: dict[str, Any] = {}
     links: list[Any] = []
     monkeypatch.setattr(run_experiment, "run", lambda simulation, workdir, config, **given: told.update(given))
-    monkeypatch.setattr(correlated, "link", lambda *given, of=correlated.link: links.append(given) or of(*given))
+    monkeypatch.setattr(dp_matrix_mechanism, "link", lambda *given, of=dp_matrix_mechanism.link: links.append(given) or of(*given))
 
     def resumed(**other: Any) -> settings.Spent:
         there = Participation(2, 5, 1)

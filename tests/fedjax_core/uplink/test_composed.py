@@ -12,7 +12,7 @@ from fedjax_core.data import poison
 from fedjax_core.experiment import config_warnings
 from fedjax_core.testing import contract
 from fedjax_core.testing.case import Case
-from fedjax_core.uplink import Link, attacks, compression, rules
+from fedjax_core.uplink import Link, attacks, compression, robust_aggregation
 from tests import toy
 
 
@@ -117,7 +117,7 @@ def test_settings_that_do_nothing_are_said():
     assert said(50, 24) == []
     settings.adversary.attack = "alie(z=1.0)"
     assert said(10, 2) == []
-    of_rule = lambda text, there: config_warnings.of_rule(rules.found(text), there)
+    of_rule = lambda text, there: config_warnings.of_rule(robust_aggregation.found(text), there)
     (line,) = of_rule("mixing(attackers=0.3) | krum", 4)
     assert line.startswith("aggregation.rule='mixing(attackers=0.3) | krum': ")
     assert line.endswith("attackers=0.2 of the 4 clients of a round is less than one, so krum withstands none")
@@ -167,13 +167,15 @@ CHECKS = (
 
 def test_a_sample_keeps_the_contract_of_methods():
     """Crafted in the stack, behind a compression that keeps something with clients, before mixing and a rule."""
-    case = Composed("fedavg", "alie(z=1.0)", compression.parse("power_sgd(rank=1)"), rules.parse("mixing | trimmed_mean"))
+    case = Composed(
+        "fedavg", "alie(z=1.0)", compression.parse("power_sgd(rank=1)"), robust_aggregation.parse("mixing | trimmed_mean")
+    )
     for check in CHECKS:
         check(case)
 
 
 def test_class_means_keep_it_too():
     """Those of attackers with their sign turned, in few bits, behind a rule."""
-    case = Composed("fedproto", "sign_flip", compression.parse("quantise(bits=8)"), rules.parse("median"))
+    case = Composed("fedproto", "sign_flip", compression.parse("quantise(bits=8)"), robust_aggregation.parse("median"))
     for check in CHECKS[:2]:
         check(case)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.uplink import bare, rules
+from fedjax_core.uplink import bare, robust_aggregation
 from fedjax_core.uplink.distances import squared
 from tests import toy
 
@@ -86,7 +86,7 @@ def cohort(seed, absent):
 
 def applied(text, rows, there, memory=()):
     """What a rule of a config makes of a cohort."""
-    reduction = rules.parse(text).reduction
+    reduction = robust_aggregation.parse(text).reduction
     weights = there.astype(np.float32)
     contributions = jax.vmap(lambda row, w: reduction.lift(row, w, None))(rows, weights)
     if reduction.join == "add":
@@ -139,7 +139,7 @@ def test_nobody_gives_zero():
     rows, there = np.zeros((C, D), np.float32), np.zeros(C, bool)
     for name in ("median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound", "mixing | median"):
         np.testing.assert_array_equal(applied(name, rows, there), np.zeros(D), name)
-    clipping, centre = rules.parse("centred_clipping").reduction, jnp.arange(D, dtype=jnp.float32)
+    clipping, centre = robust_aggregation.parse("centred_clipping").reduction, jnp.arange(D, dtype=jnp.float32)
     found, memory, _ = clipping.combine((rows, there.astype(np.float32)), centre, None)
     np.testing.assert_array_equal(found, np.zeros(D), "the last round's step is not taken again")
     np.testing.assert_array_equal(memory, centre)
@@ -159,7 +159,7 @@ def test_who_is_there_is_chosen_where_all_distances_overflow(name):
 
 def test_the_geometric_median_multiplies_in_full_precision():
     with jax.default_matmul_precision(None):
-        text = str(jax.make_jaxpr(rules.geometric_median())(jnp.zeros((C, D)), jnp.ones(C, bool)))
+        text = str(jax.make_jaxpr(robust_aggregation.geometric_median())(jnp.zeros((C, D)), jnp.ones(C, bool)))
     assert text.count("dot_general") == text.count("Precision.HIGHEST, Precision.HIGHEST") == 1
 
 
@@ -175,7 +175,7 @@ def test_the_geometric_median_multiplies_in_full_precision():
 )
 def test_a_senseless_rule_is_refused_in_a_line(text, says):
     with pytest.raises(ValueError, match=says):
-        rules.parse(text)
+        robust_aggregation.parse(text)
 
 
 @pytest.mark.parametrize(("text", "clients"), [("bulyan(attackers=0.2)", 7), ("krum(attackers=0.0)", 3)])
@@ -183,7 +183,7 @@ def test_of_vectors_that_are_as_good_the_lowest_id_is_taken_whatever_the_plan(te
     """With so few clients a score of Krum is one distance, and the two nearest have the same."""
     nets = []
     for plan in ((1, 1), (2, 1)):
-        links = [rules.parse(text)]
+        links = [robust_aggregation.parse(text)]
         sim = toy.simulate("fedavg", links=links, leave_out=True, statistics=False, cohort=clients, plan=plan)
         nets.append([jax.device_get(bare(sim.rounds(sim.init(seed), 1)[0].server).net.params) for seed in range(3)])
     chex.assert_trees_all_close(*nets, atol=1e-5)
@@ -210,12 +210,12 @@ def test_an_own_rule_with_another_shape_is_refused_in_a_line(tmp_path, text, say
 def test_an_own_reduction_with_another_shape_is_refused_in_a_line(tmp_path, body, says):
     file = tmp_path / "own.py"
     file.write_text(
-        "import jax.numpy as jnp\nfrom fedjax_core.uplink.link import Link, Reduction\n\n"
+        "import jax.numpy as jnp\nfrom fedjax_core.uplink.transform import Link, Reduction\n\n"
         "def combine(joined, memory, key):\n"
         f"    total, weight = joined\n    return {body}, memory, {{}}\n\n"
         "def mine():\n    return Link('rule', 'mine', reduction=Reduction(combine=combine))\n"
     )
-    sim = toy.simulate("fedavg", links=[rules.parse(f"{file}:mine")])
+    sim = toy.simulate("fedavg", links=[robust_aggregation.parse(f"{file}:mine")])
     with pytest.raises(ValueError, match=rf"rule 'mine', combining, returned an array {says}; an array \["):
         sim.rounds(sim.init(0), 1)
 
@@ -226,7 +226,7 @@ def test_an_own_rule_from_a_file_and_a_rule_over_classes(tmp_path):
     file.write_text("import jax.numpy as jnp\n\ndef third(scale: float = 1.0):\n    return lambda rows, there: scale * rows[2]\n")
     rows, there = cohort(3, ())
     np.testing.assert_allclose(applied(f"{file}:third(scale=2.0)", rows, there), 2 * rows[2], rtol=1e-6)
-    sim = toy.simulate("fedproto", links=[rules.parse("median")], leave_out=True, cohort=8)
+    sim = toy.simulate("fedproto", links=[robust_aggregation.parse("median")], leave_out=True, cohort=8)
     plain = toy.simulate("fedproto", cohort=8)
     found, wanted = (jax.device_get(s.rounds(s.init(0), 1)[0].server) for s in (sim, plain))
     np.testing.assert_array_equal(found.inner.known, wanted.known)
@@ -266,10 +266,10 @@ def test_a_rule_is_that_of_byzfl(text, theirs, monkeypatch):
 def test_bulyan_averages_the_nearest_values_where_values_tie():
     """Values worked by hand, then many small integers, as copies of one vector make them."""
     column, everyone = np.array([[6, 2, 3, 2, 3, -1, 7]], np.float32).T, np.ones(7, bool)
-    np.testing.assert_allclose(rules.bulyan(attackers=0.2)(column, everyone), [8 / 3], rtol=1e-6)
+    np.testing.assert_allclose(robust_aggregation.bulyan(attackers=0.2)(column, everyone), [8 / 3], rtol=1e-6)
     column = np.array([[-3, -3, -1, 0, 9, 9, 9]], np.float32).T
-    np.testing.assert_allclose(rules._nearest_mean(column, everyone, 3), [-4 / 3], rtol=1e-6)
-    rng, nearest_mean = np.random.default_rng(0), jax.jit(rules._nearest_mean)
+    np.testing.assert_allclose(robust_aggregation._nearest_mean(column, everyone, 3), [-4 / 3], rtol=1e-6)
+    rng, nearest_mean = np.random.default_rng(0), jax.jit(robust_aggregation._nearest_mean)
     for n in range(1, 14):
         rows, there = rng.integers(-4, 5, (13, 300)).astype(np.float32), rng.permutation(13) < n
         for number in range(1, n + 1):
@@ -282,6 +282,6 @@ def test_of_values_equally_far_from_the_median_bulyan_favours_no_side():
     """Such values are usual where uplinks lie on a grid."""
     rows = np.random.default_rng(0).integers(-2, 3, (20, 400)).astype(np.float32)
     there = np.ones(20, bool)
-    rule = jax.jit(rules.bulyan(attackers=0.2))
+    rule = jax.jit(robust_aggregation.bulyan(attackers=0.2))
     np.testing.assert_allclose(rule(-rows, there), -rule(rows, there), atol=1e-6)
     assert np.any(rule(rows, there))

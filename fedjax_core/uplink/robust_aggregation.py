@@ -24,11 +24,11 @@ import jax.numpy as jnp
 from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import AtLeastOne, Positive
-from fedjax_core.uplink.coordinates import lengths
 from fedjax_core.uplink.distances import nearest, squared
-from fedjax_core.uplink.link import Link, Reduction
+from fedjax_core.uplink.flatten import checked, length, mean_of
 from fedjax_core.uplink.ordering import columns
-from fedjax_core.uplink.vectors import checked, length, mean_of
+from fedjax_core.uplink.sharded_aggregation import lengths
+from fedjax_core.uplink.transform import Link, Reduction
 
 Rule = Callable[[Array, Array], Array]
 Attackers = Annotated[float, option_types.Limit("a fraction in [0, 0.5)", lambda v: 0 <= v < 0.5)]

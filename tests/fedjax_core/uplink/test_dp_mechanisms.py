@@ -16,14 +16,14 @@ from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Net
 from fedjax_core.experiment import protection
 from fedjax_core.learning import aggregators
 from fedjax_core.privacy import Release
-from fedjax_core.uplink import Carried, Sender, attacks, bare, privacy
-from fedjax_core.uplink.privacy import adaptive, gaussian, local_gaussian, local_laplace
-from fedjax_core.uplink.wrap import wrap
+from fedjax_core.uplink import Carried, Sender, attacks, bare, dp_mechanisms
+from fedjax_core.uplink.apply_transforms import wrap
+from fedjax_core.uplink.dp_mechanisms import adaptive, gaussian, local_gaussian, local_laplace
 from tests import toy
 
 anything = arrays.arrays(np.float32, 7, elements=strategies.floats(width=32, allow_nan=True, allow_infinity=True))
 norms = strategies.floats(1e-3, 1e3)
-clip_jit = jax.jit(privacy.clipped, static_argnums=2)
+clip_jit = jax.jit(dp_mechanisms.clipped, static_argnums=2)
 
 
 @hypothesis.given(anything, norms)
@@ -39,7 +39,7 @@ def test_no_vector_moves_the_sum_by_more_than_the_clip(row, clip):
 
 def test_what_is_clipped_keeps_its_direction():
     row = np.array([3e38, -1.5e38, 0.0], np.float32)  # whose norm is beyond float32
-    found, long = privacy.clipped(jnp.asarray(row), 2.0)
+    found, long = dp_mechanisms.clipped(jnp.asarray(row), 2.0)
     assert long
     np.testing.assert_allclose(found, 2 * np.array([2, -1, 0]) / 5**0.5, rtol=1e-4)
 
@@ -56,7 +56,7 @@ def summed(link, rows, memory=(), weights=None):
 def test_noise_has_the_stated_deviation(name):
     """20000 draws: their deviation is within 1.5 % of the stated one by three standard errors, so one that is 5 % off fails."""
     clip, noise, cohort, real = 0.4, 1.3, 50, 200
-    link = getattr(privacy, name)(clip, noise, cohort, real)
+    link = getattr(dp_mechanisms, name)(clip, noise, cohort, real)
     memory = link.memory(None)
     rows = jnp.zeros((3, 20000)).at[0, 0].set(7.0)
     made, _, said = link.reduction.combine(summed(link, rows, memory), memory, jax.random.key(1))
@@ -96,7 +96,9 @@ def test_the_clip_follows_the_quantile():
 def test_the_clip_follows_its_quantile_among_those_that_are_expected_to_come_back():
     """Of 100 clients 40 drop out every round: who is absent is neither within the clip nor above it."""
     asked = types.SimpleNamespace(privacy=True, cohort=100, dropout=0.4)
-    asked.mechanism = registry.find("mechanism", "adaptive(quantile=0.9, rate=0.5)", privacy.MECHANISMS, given=privacy.GIVEN)
+    asked.mechanism = registry.find(
+        "mechanism", "adaptive(quantile=0.9, rate=0.5)", dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN
+    )
     spent = types.SimpleNamespace(release=Release("gaussian", "poisson", 100, 1000), strategy=None, clip=0.1, noise=1e-3)
     (link,) = protection.links(cast(Any, asked), cast(Any, spent), 1000)
     rows = jnp.linspace(0.05, 9.95, 100)[:, None] * jnp.array([[0.6, 0.8]])

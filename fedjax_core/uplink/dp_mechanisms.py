@@ -26,9 +26,9 @@ from fedjax_core import option_types
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import Positive
 from fedjax_core.privacy.strategies import STRATEGIES
-from fedjax_core.uplink.link import Carried, Link, Passed, Reduction
+from fedjax_core.uplink.flatten import of_vector, vector
 from fedjax_core.uplink.statistics import has_statistics
-from fedjax_core.uplink.vectors import of_vector, vector
+from fedjax_core.uplink.transform import Carried, Link, Passed, Reduction
 
 GIVEN = ("clip", "noise", "cohort", "real", "participation")  # what mechanisms take beside the options in their specs
 Quantile = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]

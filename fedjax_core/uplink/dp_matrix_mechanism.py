@@ -19,9 +19,9 @@ import numpy as np
 
 from fedjax_core.algorithm import Array
 from fedjax_core.privacy.strategies import Strategy, honaker, levels
-from fedjax_core.uplink.link import Link, Reduction
-from fedjax_core.uplink.privacy import central, lifted
-from fedjax_core.uplink.vectors import length
+from fedjax_core.uplink.dp_mechanisms import central, lifted
+from fedjax_core.uplink.flatten import length
+from fedjax_core.uplink.transform import Link, Reduction
 
 
 class Noise(NamedTuple):
@@ -88,7 +88,7 @@ def _tree(rounds: int) -> Stream:
 
 
 def link(clip: float, noise: float, cohort: float, real: float, strategy: Strategy) -> Link:
-    """The mechanism: as `privacy.gaussian`, with other noise.
+    """The mechanism: as `dp_mechanisms.gaussian`, with other noise.
 
     Args:
       clip: norm.

@@ -10,7 +10,7 @@ import pytest
 from fedjax_core import experiment
 from fedjax_core.engine import client_sampling
 from fedjax_core.privacy import Participation, in_turn, strategies
-from fedjax_core.uplink import correlated
+from fedjax_core.uplink import dp_matrix_mechanism
 from tests import toy
 from tests.fedjax_core.privacy.test_runs import private
 from tests.fedjax_core.privacy.test_strategies import dense, most
@@ -27,8 +27,8 @@ MADE = {
 
 def rows_of(strategy, keys, size):
     """[n, size] of the stream."""
-    rows = correlated.stream(strategy)
-    begin = correlated.Noise(jnp.int32(0), jnp.zeros((rows.vectors, size)))
+    rows = dp_matrix_mechanism.stream(strategy)
+    begin = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.vectors, size)))
     return jax.jit(lambda keys: jax.lax.scan(lambda noise, key: rows.step(noise, key)[::-1], begin, keys)[1])(keys)
 
 
@@ -71,10 +71,10 @@ def test_noise_covers_what_a_client_can_move_in_the_deployment_s_mean(name):
     """Means of 50 simulated clients have the noise that those of 200 would have: multiplier, clip and the largest move of C x by
     any pattern of participation, over 200. Within 2 %, so one that is 5 % off fails."""
     strategy, noise, clip, size = MADE[name], 1.3, 0.5, 20000
-    link = correlated.link(clip, noise, 50, 200, strategy)
+    link = dp_matrix_mechanism.link(clip, noise, 50, 200, strategy)
     assert link.reduction is not None
-    rows = correlated.stream(strategy)
-    memory, means = correlated.Noise(jnp.int32(0), jnp.zeros((rows.vectors, size))), []
+    rows = dp_matrix_mechanism.stream(strategy)
+    memory, means = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.vectors, size))), []
     for key in jax.random.split(jax.random.key(2), ROUNDS):
         nothing = jnp.zeros(size), jnp.float32(0), jnp.float32(1)
         mean, memory, _ = link.reduction.combine(nothing, memory, key)
@@ -87,7 +87,7 @@ def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
     """With a clip of almost nothing the server's model moves by the noise alone: after r rounds by their sum, whose deviation the
     record tells; a checkpoint after two rounds goes on bit for bit."""
     turns = in_turn(6, 4, toy.CLIENTS)
-    link = correlated.link(1e-6, 1e6, 4, 4, strategies.blt(turns, buffers=2))
+    link = dp_matrix_mechanism.link(1e-6, 1e6, 4, 4, strategies.blt(turns, buffers=2))
     sim = toy.simulate("fedavg_uniform", links=[link], cohort=4, sampling="cyclic", statistics=False, leave_out=True)
     state = sim.init(0)
     begin = flat(state)

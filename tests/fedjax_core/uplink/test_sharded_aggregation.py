@@ -11,10 +11,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.client_loop import Plan
-from fedjax_core.uplink import bare, coordinates, rules
-from fedjax_core.uplink.link import Reduction
+from fedjax_core.uplink import bare, robust_aggregation, sharded_aggregation
+from fedjax_core.uplink.transform import Reduction
 from tests import toy
-from tests.fedjax_core.uplink.test_rules import naive_bulyan
+from tests.fedjax_core.uplink.test_robust_aggregation import naive_bulyan
 
 C, D = 12, 101  # clients, a multiple of the devices; coordinates, none
 RULES = (
@@ -51,9 +51,9 @@ def of(reduction, mesh=None):
     def run(rows, weights, memory):
         key = jax.random.key(0)
         if mesh is None:
-            return coordinates.combine(reduction, (rows, weights), memory, key)
-        with coordinates.over(mesh, "clients"):
-            return coordinates.combine(reduction, (rows, weights), memory, key)
+            return sharded_aggregation.combine(reduction, (rows, weights), memory, key)
+        with sharded_aggregation.over(mesh, "clients"):
+            return sharded_aggregation.combine(reduction, (rows, weights), memory, key)
 
     if mesh is None:
         return jax.jit(run)
@@ -62,14 +62,16 @@ def of(reduction, mesh=None):
 
 
 def test_those_are_all_rules_that_want_rows():
-    reductions = {name: rules.parse(name).reduction for name in rules.RULES if name not in rules.BEFORE}
+    reductions = {
+        name: robust_aggregation.parse(name).reduction for name in robust_aggregation.RULES if name not in robust_aggregation.BEFORE
+    }
     stacked = {name for name, reduction in reductions.items() if reduction is not None and reduction.join == "stack"}
-    assert {text.partition("(")[0] for text in RULES} == {*stacked, *rules.BEFORE}
+    assert {text.partition("(")[0] for text in RULES} == {*stacked, *robust_aggregation.BEFORE}
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_divided_rule_gives_what_it_gives_whole(rule):
-    link, (rows, weights) = rules.parse(rule), cohort()
+    link, (rows, weights) = robust_aggregation.parse(rule), cohort()
     assert link.reduction.divides
     memory = np.full(D, 4.0, np.float32) if rule.startswith("centred") else ()
     wanted = of(link.reduction)(rows, weights, memory)
@@ -82,17 +84,17 @@ def test_a_divided_bulyan_averages_the_nearest_values_where_values_tie():
     rows, weights = rng.integers(-3, 4, (C, D)).astype(np.float32), np.ones(C, np.float32)
     rows[1:3] = rows[0]
     wanted = naive_bulyan(rows.astype(np.float64), 2)
-    reduction = rules.parse("bulyan(attackers=0.2)").reduction
+    reduction = robust_aggregation.parse("bulyan(attackers=0.2)").reduction
     for mesh in (None, devices()):
         np.testing.assert_allclose(of(reduction, mesh)(rows, weights, ())[0], wanted, atol=2e-6)
 
 
 def test_beside_an_axis_of_networks_and_in_lanes():
-    reduction, (rows, weights) = rules.parse("krum(attackers=0.25)").reduction, cohort()
+    reduction, (rows, weights) = robust_aggregation.parse("krum(attackers=0.25)").reduction, cohort()
     wanted, _, _ = of(reduction)(rows, weights, ())
     np.testing.assert_array_equal(of(reduction, devices(axes=2))(rows, weights, ())[0], wanted)
-    with coordinates.over(devices(), "clients"):
-        lanes = jax.jit(jax.vmap(lambda rows: coordinates.combine(reduction, (rows, weights), (), jax.random.key(0))[0]))
+    with sharded_aggregation.over(devices(), "clients"):
+        lanes = jax.jit(jax.vmap(lambda rows: sharded_aggregation.combine(reduction, (rows, weights), (), jax.random.key(0))[0]))
         np.testing.assert_array_equal(lanes(np.stack([rows, 2 * rows])), np.stack([wanted, 2 * wanted]))
 
 
@@ -102,7 +104,7 @@ def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_pat
     file.write_text("def size():\n    return lambda rows, there: rows[0] * rows.shape[1]\n")
     rows, weights = cohort()
     for text in (f"{file}:size", f"mixing | {file}:size"):
-        link = rules.parse(text)
+        link = robust_aggregation.parse(text)
         assert not link.reduction.divides
         wanted = of(link.reduction)(rows, weights, ())
         chex.assert_trees_all_close(of(link.reduction, devices())(rows, weights, ()), wanted, rtol=1e-6)
@@ -113,7 +115,7 @@ def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_pat
 def test_each_device_has_its_part_alone():
     """Of 64 clients and 4,096 coordinates 1 MB: on one device all of it, on four a quarter, as it comes and as it goes."""
     rows, weights = jnp.zeros((64, 4096)), jnp.ones(64)
-    reduction = rules.parse("krum").reduction
+    reduction = robust_aggregation.parse("krum").reduction
     text = of(reduction, devices()).lower(rows, weights, ()).compile().as_text()
     assert "all-to-all" in text
     assert "f32[64,1024]" in text
@@ -125,7 +127,7 @@ def test_a_run_on_several_devices_is_that_on_one(rule):
     """Where not all clients take part, and vectors do not divide evenly."""
     found = []
     for number in (1, 4):
-        sim = toy.simulate("scaffold", links=[rules.parse(rule)], leave_out=True, cohort=5, plan=Plan(1, number))
+        sim = toy.simulate("scaffold", links=[robust_aggregation.parse(rule)], leave_out=True, cohort=5, plan=Plan(1, number))
         assert sim.mesh.shape[client_loop.AXIS] == number
         state, _ = sim.rounds(sim.init(0), 2)
         found.append(jax.device_get((bare(state.server), state.server.memory)))

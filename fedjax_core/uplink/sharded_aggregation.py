@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.uplink.link import Reduction
+from fedjax_core.uplink.transform import Reduction
 
 TILE = 1024  # a device's coordinates are a multiple: XLA compiles for TPUs some fifty times as long for other numbers
 _devices: contextvars.ContextVar[tuple[Mesh, str] | None] = contextvars.ContextVar("devices", default=None)

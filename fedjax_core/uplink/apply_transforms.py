@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, PyTree, Reduce
 from fedjax_core.learning import aggregators
 from fedjax_core.task import Task
-from fedjax_core.uplink import coordinates
-from fedjax_core.uplink.link import Carried, Link, Reduction, Sender, order
+from fedjax_core.uplink import sharded_aggregation
+from fedjax_core.uplink.flatten import checked, joined, length, of_vector, vector
 from fedjax_core.uplink.statistics import floored
-from fedjax_core.uplink.vectors import checked, joined, length, of_vector, vector
+from fedjax_core.uplink.transform import Carried, Link, Reduction, Sender, order
 
 HIDING = ("local privacy", "compression", "privacy")  # kinds of links that can make a number of what is not finite
 _STREAM = 0x6C696E6B  # keeps the links' draws apart from the method's own, which come from the same key
@@ -209,13 +209,13 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
             # by ids: where several are as good, Krum takes the first, and the cohort's own order is the plan's
             order = jnp.argsort(seen.ids) if reduction.join == "stack" else None
             if parts.like.deltas:
-                made, new, said = coordinates.combine(reduction, deltas, memory_of(server.memory), draw, order)
+                made, new, said = sharded_aggregation.combine(reduction, deltas, memory_of(server.memory), draw, order)
                 made = checked(made, (length(parts.like),), who)
                 record |= said
                 if at is not None:
                     memory[at] = new
             for n, contributions in enumerate(classes):
-                contributions = coordinates.placed(contributions, order)
+                contributions = sharded_aggregation.placed(contributions, order)
                 keys = jax.random.split(jax.random.fold_in(draw, n + 1), parts.classes(n))
                 row, _, said = jax.vmap(lambda c, k: reduction.combine(c, (), k), (0 if reduction.join == "add" else 1, 0))(
                     contributions, keys
