@@ -11,7 +11,7 @@ from fedjax_core.engine.federation import SCOPES
 from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
 from fedjax_core.privacy import ACCOUNTANTS
-from fedjax_core.privacy.settings import ALONE
+from fedjax_core.privacy.budget import ALONE
 from fedjax_core.run import early_stopping
 from fedjax_core.uplink import compression
 

@@ -6,9 +6,9 @@ what epsilon is told of. That is the sequence of server states.
 """
 
 from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrated, epsilon
+from fedjax_core.privacy.budget import Privacy, Spent, asked, missing_settings
+from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy
 from fedjax_core.privacy.participation import Participation, in_turn
-from fedjax_core.privacy.settings import Privacy, Spent, asked, missing_settings
-from fedjax_core.privacy.strategies import STRATEGIES, Strategy
 
 __all__ = [
     "ACCOUNTANTS",

@@ -1,6 +1,6 @@
 """Central privacy by noise that is correlated over rounds, drawn as a stream: row t of C^-1 z from what earlier rounds have left.
 
-`privacy/strategies.py` has the matrices C and their papers. What is kept from round to round lies in the server's state, so a
+`privacy/matrix_factorization.py` has the matrices C and their papers. What is kept from round to round lies in the server's state, so a
 resumed run goes on with the noise that it had: as many vectors [D] as a tree has levels, as there are bands less one, or buffers.
 
   z_t   independent Gaussian noise of the round, from the server's stream of keys
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array
-from fedjax_core.privacy.strategies import Strategy, honaker, levels
+from fedjax_core.privacy.matrix_factorization import Strategy, honaker, levels
 from fedjax_core.uplink.dp_mechanisms import central, lifted
 from fedjax_core.uplink.flatten import length
 from fedjax_core.uplink.transform import Link, Reduction

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from fedjax_core import option_types
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import Positive
-from fedjax_core.privacy.strategies import STRATEGIES
+from fedjax_core.privacy.matrix_factorization import STRATEGIES
 from fedjax_core.uplink.flatten import of_vector, vector
 from fedjax_core.uplink.statistics import has_statistics
 from fedjax_core.uplink.transform import Carried, Link, Passed, Reduction

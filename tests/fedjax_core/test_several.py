@@ -20,7 +20,7 @@ from fedjax_core.engine.simulator import Diverged
 from fedjax_core.experiment import sweep
 from fedjax_core.experiment.numbers import Differs, Number
 from fedjax_core.learning import training
-from fedjax_core.privacy.strategies import Participation, recorded
+from fedjax_core.privacy.matrix_factorization import Participation, recorded
 from fedjax_core.run import Finished
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 

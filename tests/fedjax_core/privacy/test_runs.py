@@ -9,7 +9,7 @@ import pytest
 from configs import fedavg
 from fedjax_core import experiment
 from fedjax_core.experiment import run_experiment
-from fedjax_core.privacy import Participation, Release, epsilon, settings
+from fedjax_core.privacy import Participation, Release, budget, epsilon
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 from fedjax_core.uplink import dp_matrix_mechanism
 
@@ -42,9 +42,9 @@ def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
     with pytest.raises(ValueError, match="privacy"):
         experiment.execute(private(3, noise=1.2), str(tmp_path / "run"), progress=False)
     for name in ("epsilon", "calibrated"):
-        monkeypatch.setattr(settings, name, lambda *given: pytest.fail("a run is read without an accountant"))
+        monkeypatch.setattr(budget, name, lambda *given: pytest.fail("a run is read without an accountant"))
     assert experiment.load(str(tmp_path / "run"))[1].cohort == 4
-    calibrated = settings.Privacy("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", None, None, 3)
+    calibrated = budget.Privacy("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", None, None, 3)
     assert calibrated.spent(4, 20, "poisson", False, {"noise_multiplier": 1.25}).noise == 1.25
 
 
@@ -76,7 +76,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
     monkeypatch.setattr(run_experiment, "run", lambda simulation, workdir, config, **given: told.update(given))
     monkeypatch.setattr(dp_matrix_mechanism, "link", lambda *given, of=dp_matrix_mechanism.link: links.append(given) or of(*given))
 
-    def resumed(**other: Any) -> settings.Spent:
+    def resumed(**other: Any) -> budget.Spent:
         there = Participation(2, 5, 1)
         of_noise = {"rounds": 2, "min_separation": 5, "participations": 1, "noise_multiplier": first.noise} | other
         write_json(tmp_path / "run.json", {"partition": {"hash": ""}, "privacy": of_noise})
@@ -97,7 +97,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
 
 def test_what_is_recorded_of_independent_noise_does_not_change_with_the_rounds():
     """Else a run in turn could not be gone on with."""
-    of = lambda rounds: settings.Privacy("gaussian", 0.5, 1.1, None, 1e-5, None, None, "rdp", None, None, rounds)
+    of = lambda rounds: budget.Privacy("gaussian", 0.5, 1.1, None, 1e-5, None, None, "rdp", None, None, rounds)
     first, more = (of(rounds).spent(5, 20, "cyclic").facts() for rounds in (12, 20))
     assert first == more
     assert first["min_separation"] == 4

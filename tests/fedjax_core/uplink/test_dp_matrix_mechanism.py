@@ -9,19 +9,19 @@ import pytest
 
 from fedjax_core import experiment
 from fedjax_core.engine import client_sampling
-from fedjax_core.privacy import Participation, in_turn, strategies
+from fedjax_core.privacy import Participation, in_turn, matrix_factorization
 from fedjax_core.uplink import dp_matrix_mechanism
 from tests import toy
+from tests.fedjax_core.privacy.test_matrix_factorization import dense, most
 from tests.fedjax_core.privacy.test_runs import private
-from tests.fedjax_core.privacy.test_strategies import dense, most
 
 ROUNDS, SIZE = 11, 3
 TURNS = Participation(ROUNDS, 4, 3)
 MADE = {
-    "tree": strategies.tree(TURNS),
-    "banded": strategies.banded(TURNS, bands=3),
-    "one band": strategies.banded(TURNS, bands=1),
-    "blt": strategies.blt(TURNS, buffers=2),
+    "tree": matrix_factorization.tree(TURNS),
+    "banded": matrix_factorization.banded(TURNS, bands=3),
+    "one band": matrix_factorization.banded(TURNS, bands=1),
+    "blt": matrix_factorization.blt(TURNS, buffers=2),
 }
 
 
@@ -87,7 +87,7 @@ def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
     """With a clip of almost nothing the server's model moves by the noise alone: after r rounds by their sum, whose deviation the
     record tells; a checkpoint after two rounds goes on bit for bit."""
     turns = in_turn(6, 4, toy.CLIENTS)
-    link = dp_matrix_mechanism.link(1e-6, 1e6, 4, 4, strategies.blt(turns, buffers=2))
+    link = dp_matrix_mechanism.link(1e-6, 1e6, 4, 4, matrix_factorization.blt(turns, buffers=2))
     sim = toy.simulate("fedavg_uniform", links=[link], cohort=4, sampling="cyclic", statistics=False, leave_out=True)
     state = sim.init(0)
     begin = flat(state)

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fedjax_core.privacy import Participation, Privacy, Release, epsilon, in_turn, strategies
+from fedjax_core.privacy import Participation, Privacy, Release, epsilon, in_turn, matrix_factorization
 from fedjax_core.privacy.participation import promised
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
@@ -42,12 +42,12 @@ def most(matrix, participation, done):
 )
 @pytest.mark.parametrize("name", ["banded", "blt", "tree"])
 def test_sensitivity_is_that_of_all_participations(name, participation):
-    made = {"banded": lambda p: strategies.banded(p, bands=3), "blt": lambda p: strategies.blt(p, buffers=2)}
-    strategy = made.get(name, strategies.tree)(participation)
+    made = {"banded": lambda p: matrix_factorization.banded(p, bands=3), "blt": lambda p: matrix_factorization.blt(p, buffers=2)}
+    strategy = made.get(name, matrix_factorization.tree)(participation)
     matrix = dense(strategy)
     assert np.min(matrix.T @ matrix) >= 0
     for done in (1, 3, participation.rounds):
-        before = dense(strategies.tree(participation._replace(rounds=done))) if name == "tree" else matrix[:done]
+        before = dense(matrix_factorization.tree(participation._replace(rounds=done))) if name == "tree" else matrix[:done]
         wanted, found = most(before, participation, done), strategy.sensitivity(done)
         if name == "tree":
             assert wanted <= found + 1e-9 <= 1.3 * wanted + 1e-8
@@ -61,7 +61,7 @@ def test_sensitivity_is_that_of_all_participations(name, participation):
 
 def test_noise_of_a_tree_is_honakers():
     """Of four rounds, the best unbiased estimate of the third sum from the nodes that are complete by then, and of the fourth."""
-    tree = strategies.tree(Participation(4, 4, 1))
+    tree = matrix_factorization.tree(Participation(4, 4, 1))
     nodes = dense(tree)
     for t in (1, 2, 3, 4):
         mine = nodes[[not row[t:].any() for row in nodes.astype(bool)]][:, :t]
@@ -69,12 +69,14 @@ def test_noise_of_a_tree_is_honakers():
         assert tree.of_sums()[t - 1] == pytest.approx(np.sqrt(best.sum()), rel=1e-9)
 
 
-@pytest.mark.parametrize("make", [lambda p: strategies.banded(p, bands=4), lambda p: strategies.blt(p, buffers=2)])
+@pytest.mark.parametrize(
+    "make", [lambda p: matrix_factorization.banded(p, bands=4), lambda p: matrix_factorization.blt(p, buffers=2)]
+)
 def test_noise_is_optimised_for_the_participation(make):
     """Less noise on sums than by independent noise or a tree, and than by what is best for another participation."""
     participation, other = Participation(32, 2, 16), Participation(32, 32, 1)
     noise = lambda strategy: np.sqrt(np.mean(strategy.of_sums() ** 2)) * strategy.sensitivity()
-    for worse in (strategies.banded(participation, bands=1), strategies.tree(participation)):
+    for worse in (matrix_factorization.banded(participation, bands=1), matrix_factorization.tree(participation)):
         assert noise(make(participation)) < 0.9 * noise(worse)
     assert noise(make(participation)) < noise(make(other)._replace(participation=participation))
     inverse = np.linalg.inv(dense(make(participation)))
@@ -86,9 +88,9 @@ def test_noise_is_optimised_for_the_participation(make):
 @pytest.mark.parametrize("participation", [Participation(30, 1, 30), Participation(24, 8, 3), Participation(40, 40, 1)])
 def test_what_is_optimised_falls_and_is_better_than_its_start(monkeypatch, make, participation):
     noise = lambda strategy: np.mean(strategy.of_sums() ** 2) * strategy.sensitivity() ** 2
-    best = make(lambda name: getattr(strategies, name), participation)
-    monkeypatch.setattr(strategies, "_least", lambda loss, begin, gradient: begin)
-    start = make(lambda name: getattr(strategies, name).__wrapped__, participation)
+    best = make(lambda name: getattr(matrix_factorization, name), participation)
+    monkeypatch.setattr(matrix_factorization, "_least", lambda loss, begin, gradient: begin)
+    start = make(lambda name: getattr(matrix_factorization, name).__wrapped__, participation)
     assert noise(best) < 0.999 * noise(start)
     for strategy in (best, start):
         assert strategy.column[0] == 1
@@ -99,7 +101,7 @@ def test_what_is_optimised_falls_and_is_better_than_its_start(monkeypatch, make,
 def test_noise_of_many_rounds_takes_memory_of_its_buffers():
     """C^-1 of 4,000 rounds as a matrix has 128 MB; by its definition it is a recurrence."""
     participation = Participation(4_000, 400, 10)
-    many = strategies.Strategy("blt", participation, decays=(0.9995, 0.98, 0.7), scales=(0.001, 0.02, 0.2))
+    many = matrix_factorization.Strategy("blt", participation, decays=(0.9995, 0.98, 0.7), scales=(0.001, 0.02, 0.2))
     tracemalloc.start()
     sums, rounds = many.of_sums(), many.of_rounds()
     peak = tracemalloc.get_traced_memory()[1]
@@ -111,15 +113,20 @@ def test_noise_of_many_rounds_takes_memory_of_its_buffers():
     np.testing.assert_allclose(sums[:50], np.linalg.norm(np.cumsum(inverse, 0), axis=1), rtol=1e-9)
 
 
-@pytest.mark.parametrize("made", [strategies.banded(Participation(9, 3, 3), bands=4), strategies.blt(Participation(9, 3, 3))])
+@pytest.mark.parametrize(
+    "made", [matrix_factorization.banded(Participation(9, 3, 3), bands=4), matrix_factorization.blt(Participation(9, 3, 3))]
+)
 def test_a_recorded_matrix_is_taken_as_it_is(made):
     facts = {"rounds": 9, "min_separation": 3, "participations": 3} | made.facts()
-    assert strategies.recorded(made.name, made.participation, facts) == made
-    assert strategies.recorded(made.name, made.participation, facts | {"rounds": 10}) is None
-    assert strategies.recorded("tree", made.participation, facts | {"coefficients": None, "decays": None, "scales": None}) is None
+    assert matrix_factorization.recorded(made.name, made.participation, facts) == made
+    assert matrix_factorization.recorded(made.name, made.participation, facts | {"rounds": 10}) is None
+    assert (
+        matrix_factorization.recorded("tree", made.participation, facts | {"coefficients": None, "decays": None, "scales": None})
+        is None
+    )
     first = next(iter(made.facts()))
     with pytest.raises(ValueError, match=rf"run\.json: {first}.* must give a column that begins with 1 and falls"):
-        strategies.recorded(made.name, made.participation, facts | {first: [1.0, *(1.5 for _ in facts[first][1:])]})
+        matrix_factorization.recorded(made.name, made.participation, facts | {first: [1.0, *(1.5 for _ in facts[first][1:])]})
 
 
 @needs_peer
@@ -130,7 +137,7 @@ def test_strategies_are_as_good_as_those_of_jax_privacy():
 
     participation = Participation(32, 8, 4)
     with jax.enable_x64(), jax.numpy_rank_promotion("allow"):
-        for ours in (strategies.banded(participation, bands=4), strategies.blt(participation, buffers=2)):
+        for ours in (matrix_factorization.banded(participation, bands=4), matrix_factorization.blt(participation, buffers=2)):
             if ours.decays:
                 loss = buffered_toeplitz.LossFn.build_min_sep(n=32, error="mean", min_sep=8, max_participations=4)
                 theirs = buffered_toeplitz.optimize_loss(loss_fn=loss, num_buffers=2, max_optimizer_steps=200)[0].toeplitz_coefs(32)

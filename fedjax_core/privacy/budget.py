@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_core.privacy.accounting import Release, calibrated, choose, epsilon
+from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy, recorded
 from fedjax_core.privacy.participation import Participation, in_turn, promised
-from fedjax_core.privacy.strategies import STRATEGIES, Strategy, recorded
 
 OF_TURNS = ("min_separation", "participations")  # fields of config.privacy that say how clients take turns
 ALONE = ("clip", "noise", "epsilon", "delta", "cohort", "population", "accountant", *OF_TURNS)  # all beside the mechanism
