@@ -99,7 +99,7 @@ def get_config(variant: str = "small") -> Any:
     config.data.validation = placeholder(object)  # of each client's training rows, a fraction or a number, held back to choose by
     config.data.unseen_clients = placeholder(object)  # a fraction or a number of the clients: they never train, and are scored
 
-    config.task = "classification"  # or "episodes(way=5, shot=5, query=15)": fedjax_core/learning/episodes.py
+    config.task = "classification"  # or "episodes(way=5, shot=5, query=15)": fedjax_core/training/few_shot.py
 
     config.cohort = ConfigDict()
     config.cohort.fraction = 0.4  # of the clients, which take part in a round
@@ -117,7 +117,7 @@ def get_config(variant: str = "small") -> Any:
     config.normalise = "data"
     config.public = placeholder(str)  # a labelled set that all hold, such as "svhn(examples=5000)"; networks get outputs for it
     config.statistics = "average"  # of batch normalisation: "average", "local", "freeze"
-    config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/learning/augment.py
+    config.augment = placeholder(str)  # of training images: "crop(padding=4) | flip"; fedjax_core/training/augment/pipeline.py
     # Of targets; None: the one that fits, of classes cross-entropy; "smoothed", "focal", "sigmoid_cross_entropy", "squared_error",
     # "absolute_error", or yours, "my_file.py:name": (logits, y, mask) -> the mean.
     config.loss = placeholder(str)
@@ -139,7 +139,7 @@ def get_config(variant: str = "small") -> Any:
     config.evaluation.newcomer_updates = placeholder(int)  # local updates that make an unseen client's models; None: one
     config.evaluation.last_k = 10  # mean over the last k evaluations
     # Scores beside accuracy and loss: "macro_f1", "balanced_accuracy", "auroc", "expected_calibration_error", or yours, such as
-    # ("my_file.py:top5",): (outputs, x, y, mask [B]) -> (sum, weight), or an object with `finalize`: fedjax_core/learning/scores.py
+    # ("my_file.py:top5",): (outputs, x, y, mask [B]) -> (sum, weight), or an object with `finalize`: fedjax_core/training/scores.py
     config.evaluation.scores = placeholder(tuple)
     config.evaluation.select = placeholder(str)  # the best round by a score on validation rows, "validation/global/accuracy"
     config.evaluation.patience = placeholder(int)  # stop after so many evaluations without a better one

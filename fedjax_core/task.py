@@ -32,7 +32,7 @@ class Model(NamedTuple):
       model_axes: which axis of which array is divided where several devices hold a network together (`plan.model`); `axis_of`.
       behind: of a network that is augmented: (the network without, (inputs, key, train) -> inputs), for a method that changes
         inputs behind the augmentation; else None.
-      episodic: whether logits are of the classes of an episode (`learning/episodes.py`), not of all K.
+      episodic: whether logits are of the classes of an episode (`training/few_shot.py`), not of all K.
       vocabulary: V, where x is token ids that the network embeds, of which it has V; None: it embeds none, or
         does not say so. `check_tokens` refuses others.
     """
@@ -135,9 +135,9 @@ class Task:
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
       group: the place of this network's clients among them.
       scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight), or
-        an object with `finalize` (`learning/scores.py`).
+        an object with `finalize` (`training/scores.py`).
       loss: of targets, in place of the one that fits them in every method's loss: (logits [B, K], y [B], mask [B]) -> the mean over
-        the rows in `mask`; None: of classes cross-entropy (`training.of_labels`). The score named "loss" is the fitting one always.
+        the rows in `mask`; None: of classes cross-entropy (`local_training.of_labels`). The score named "loss" is the fitting one always.
 
     `frozen` and `public` travel as arguments of the jitted round and are bound again inside it (`bind`): closed over, a large
     backbone would be printed into the compiled program as a constant.

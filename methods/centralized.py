@@ -12,13 +12,13 @@ Departures: none; there is no paper.
 """
 
 from fedjax_core.algorithm import Algorithm
-from fedjax_core.learning import training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 
 
-def centralized(task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64) -> Algorithm:
+def centralized(task: Task, *, optimizer: local_training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64) -> Algorithm:
     """Builds centralised training.
 
     Args:

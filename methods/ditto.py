@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
-from fedjax_core.learning import training
-from fedjax_core.learning.metrics import Pair
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
+from fedjax_core.training.metrics import Pair
 from methods.fedavg import fedavg
 
 _FRESH = 0x6672  # of personal models that do not begin from the common initialisation
@@ -83,7 +83,7 @@ def beside(
 def ditto(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     lam: NonNegative = 1.0,
     epochs: AtLeastZero = 1,
     personal_epochs: AtLeastZero | None = None,
@@ -109,11 +109,11 @@ def ditto(
     """
     check_each(ditto, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
     own = epochs if personal_epochs is None else personal_epochs
-    loss = training.supervised(task)
+    loss = local_training.supervised(task)
 
     def train(w, v_k, data, key):
-        chain = optax.chain(training.proximal(lam, w.params), optimizer(task.round))
-        return training.fit(loss, chain, epochs=own, batch=batch)(v_k, data, key).net, {}
+        chain = optax.chain(local_training.proximal(lam, w.params), optimizer(task.round))
+        return local_training.fit(loss, chain, epochs=own, batch=batch)(v_k, data, key).net, {}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     return beside(task, base, train)._replace(targets=base.targets)

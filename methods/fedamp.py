@@ -35,9 +35,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, PyTree
-from fedjax_core.learning import aggregators, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, NonNegative, Positive, check_each
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
 
 ATTENTION = ("distance", "cosine")
 
@@ -45,7 +45,7 @@ ATTENTION = ("distance", "cosine")
 def fedamp(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     alpha: NonNegative = 1.0,
     sigma: Positive = 10.0,
     rho: NonNegative = 1.0,
@@ -77,14 +77,14 @@ def fedamp(
     if attention not in ATTENTION:
         raise ValueError(f"attention={attention!r} is not one of {', '.join(map(repr, ATTENTION))}")
     model = task.model
-    loss = training.supervised(task)
+    loss = local_training.supervised(task)
 
     def server_init(key):
         return jax.tree.map(lambda p: jnp.broadcast_to(p, (task.population, *p.shape)), model.init(key).params)
 
     def client_update(u_i, w_i, data, key):
-        chain = optax.chain(training.proximal(rho, u_i), optimizer(task.round))
-        trained = training.fit(loss, chain, epochs=epochs, batch=batch)(w_i, data, key)
+        chain = optax.chain(local_training.proximal(rho, u_i), optimizer(task.round))
+        trained = local_training.fit(loss, chain, epochs=epochs, batch=batch)(w_i, data, key)
         return ClientOutput(trained.net, trained.net.params, trained.sums)
 
     def server_update(clouds, w, cohort, key):

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput, Net, PyTree
-from fedjax_core.learning import aggregators, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
@@ -41,11 +41,11 @@ class Server(NamedTuple):
 def fedavg(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
-    loss: training.Loss | None = None,
+    loss: local_training.Loss | None = None,
     review: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """Builds FedAvg (Algorithm 1), and what differs from it by a loss or by a server-side review alone.
@@ -66,8 +66,8 @@ def fedavg(
       ValueError: an argument is out of range.
     """
     model = task.model
-    plain, loss = loss is None, training.supervised(task) if loss is None else loss
-    train = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
+    plain, loss = loss is None, local_training.supervised(task) if loss is None else loss
+    train = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
     aggregator = aggregators.aggregate(
         aggregators.mean(aggregators.weights(weights)), review=optax.identity() if review is None else review
     )

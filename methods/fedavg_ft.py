@@ -13,16 +13,16 @@ Departures: none; there is no one paper. finetune_epochs=0 scores FedAvg's model
 import jax
 
 from fedjax_core.algorithm import Algorithm
-from fedjax_core.learning import training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 
 
 def fedavg_ft(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -50,13 +50,13 @@ def fedavg_ft(
     """
     params = None if finetune_part == "all" else jax.eval_shape(task.model.init, jax.random.key(0)).params
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
-    finetune = training.finetune(
-        training.supervised(task),
+    finetune = local_training.finetune(
+        local_training.supervised(task),
         optimizer(task.round),
         epochs=finetune_epochs,
         batch=batch,
         rate=finetune_rate,
-        trainable=training.part(finetune_part, params),
+        trainable=local_training.part(finetune_part, params),
     )
 
     def personalise(w, client, data, key):

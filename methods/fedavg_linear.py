@@ -23,16 +23,16 @@ import dataclasses
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Net
-from fedjax_core.learning import training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Model, Task, width
+from fedjax_core.training import local_training
 from methods.fedper import fedper
 
 LAYER = "linear"
 
 
 def fedavg_linear(
-    task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64, weights: str = "samples"
+    task: Task, *, optimizer: local_training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64, weights: str = "samples"
 ) -> Algorithm:
     """Builds FedAvg+Linear.
 

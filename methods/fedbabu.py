@@ -20,16 +20,16 @@ Departures: the mean is weighed by samples unless asked otherwise. The model bef
 """
 
 from fedjax_core.algorithm import TARGETS, Algorithm
-from fedjax_core.learning import training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
 from methods.fedper import fedper
 
 
 def fedbabu(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -55,9 +55,9 @@ def fedbabu(
     Raises:
       ValueError: an argument is out of range.
     """
-    loss, local = training.supervised(task), optimizer(task.round)
-    train = training.fit(loss, local, epochs=epochs, batch=batch, trainable=training.part("body"))
-    part = training.part(finetune_part)
-    finetune = training.finetune(loss, local, epochs=finetune_epochs, batch=batch, rate=finetune_rate, trainable=part)
+    loss, local = local_training.supervised(task), optimizer(task.round)
+    train = local_training.fit(loss, local, epochs=epochs, batch=batch, trainable=local_training.part("body"))
+    part = local_training.part(finetune_part)
+    finetune = local_training.finetune(loss, local, epochs=finetune_epochs, batch=batch, rate=finetune_rate, trainable=part)
     made = fedper(task, optimizer=optimizer, weights=weights, train=train, finetune=finetune)
     return made._replace(targets=tuple(TARGETS))

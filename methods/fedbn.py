@@ -21,16 +21,16 @@ Departures: the mean is weighed by samples unless asked otherwise. `config.stati
 """
 
 from fedjax_core.algorithm import Algorithm
-from fedjax_core.learning import personal, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import local_training, personal
 from methods.fedper import fedper
 
 
 def fedbn(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     others: bool = False,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,

@@ -35,9 +35,9 @@ import numpy as np
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.learning import aggregators, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
@@ -55,7 +55,7 @@ class Server(NamedTuple):
 def fedcac(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     tau: Fraction = 0.5,
     beta: Positive = 100,
     epochs: AtLeastZero = 1,
@@ -81,7 +81,7 @@ def fedcac(
     """
     check_each(fedcac, tau=tau, beta=beta)
     model, weigh = task.model, jax.vmap(aggregators.weights(weights))
-    train = training.fit(training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
+    train = local_training.fit(local_training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
 
     def server_init(key):
         params = model.init(key).params

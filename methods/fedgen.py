@@ -42,10 +42,10 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import layer, linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, common_width
+from fedjax_core.training import aggregators, local_training, losses
 
 _STREAM = 0x67656E  # of the generator's initialisation, and of what clients draw for it
 MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalisation
@@ -134,7 +134,7 @@ def unlike(noise: Array, z: Array) -> Array:
 def fedgen(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     variant: str = "mixed",
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
@@ -222,7 +222,7 @@ def fedgen(
 
         def loss(net, rows, key):
             outputs, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
-            value = ce = training.of_labels(task)(outputs["logits"], rows.y, rows.mask)
+            value = ce = local_training.of_labels(task)(outputs["logits"], rows.y, rows.mask)
             first, second = jax.random.split(jax.random.fold_in(key, _STREAM))
             if recipe.alpha:
                 y, _, z, _ = invented(sent.generator, sent.labels, first, batch, mixed)
@@ -231,12 +231,12 @@ def fedgen(
                 eps = jax.random.uniform(second, (batch, noise))[: len(rows.y)]
                 z, _ = generate(sent.generator, eps, rows.y, classes, False)
                 value += strength * recipe.beta * losses.distillation(outputs["logits"], model.head(net, z), rows.mask)
-            return value, training.Aux(stats, training.classified(ce, outputs["logits"], rows))
+            return value, local_training.Aux(stats, local_training.classified(ce, outputs["logits"], rows))
 
-        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(whole(body, sent.head), data, key)
+        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(whole(body, sent.head), data, key)
         new_body, new_head = parts(trained.net)
         count = lambda rows: jnp.sum(jax.nn.one_hot(rows.y, classes) * rows.mask[:, None], 0)
-        counts = training.accumulate(count, data, batch=batch)
+        counts = local_training.accumulate(count, data, batch=batch)
         delta = () if mixed else optax.tree.sub(new_body, body)
         uplink = delta, optax.tree.sub(new_head, sent.head), counts
         state, moved = (new_body, ()) if mixed else ((), new_body)

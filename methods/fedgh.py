@@ -28,17 +28,17 @@ never moves; here it does. `projection` puts a linear layer between a body and t
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import projected
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, common_width
+from fedjax_core.training import aggregators, local_training, losses
 from methods.fedproto import own
 
 
 def fedgh(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     projection: int | None = None,
@@ -72,7 +72,9 @@ def fedgh(
         raise ValueError(f"projection={projection} must be at least 1")
     classes = task.classes
     model = task.model if projection is None else projected(task.model, classes, projection, hidden=False)
-    train = training.fit(training.cross_entropy(model, training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch)
+    train = local_training.fit(
+        local_training.cross_entropy(model, local_training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch
+    )
 
     def under(head, w_i):
         return w_i._replace(params=w_i.params | {"head": head})
@@ -85,11 +87,11 @@ def fedgh(
     def loss(net, batch, key):
         logits = model.head(net, batch.x)
         value = losses.cross_entropy(logits, batch.y, batch.mask)
-        return value, training.Aux(net.stats, training.classified(value, logits, batch))
+        return value, local_training.Aux(net.stats, local_training.classified(value, logits, batch))
 
     def server_update(head, collected, cohort, key):
-        learn = training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
-        learnt = learn(Net({"head": head}), training.received(cohort, *collected), key)
+        learn = local_training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
+        learnt = learn(Net({"head": head}), local_training.received(cohort, *collected), key)
         return learnt.net.params["head"], learnt.sums
 
     return Algorithm(

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, needs_logits
+from fedjax_core.training import aggregators, local_training, losses
 
 
 class Server(NamedTuple):
@@ -43,7 +43,7 @@ class Server(NamedTuple):
 
 
 def fedhe(
-    task: Task, *, optimizer: training.Optimizer, alpha: float = 0.5, epochs: AtLeastZero = 1, batch: AtLeastOne = 64
+    task: Task, *, optimizer: local_training.Optimizer, alpha: float = 0.5, epochs: AtLeastZero = 1, batch: AtLeastOne = 64
 ) -> Algorithm:
     """Builds FedHe.
 
@@ -69,13 +69,13 @@ def fedhe(
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             logits = outputs["logits"]
-            ce = training.of_labels(task)(logits, batch.y, batch.mask)
+            ce = local_training.of_labels(task)(logits, batch.y, batch.mask)
             taught = batch.mask & sent.known[batch.y]
             value = ce + alpha * losses.squared_error(logits, sent.logits[batch.y], taught)
-            produced = training.class_sums(logits, batch.y, batch.mask, classes)
-            return value, training.Aux(stats, (training.classified(ce, logits, batch), produced))
+            produced = local_training.class_sums(logits, batch.y, batch.mask, classes)
+            return value, local_training.Aux(stats, (local_training.classified(ce, logits, batch), produced))
 
-        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(w_i, data, key)
+        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(w_i, data, key)
         sums, (total, count) = trained.sums
         return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)
 

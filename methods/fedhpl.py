@@ -35,9 +35,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, PyTree
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Peers, Task
+from fedjax_core.training import aggregators, local_training, losses
 
 CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "denominator": ("uploaded", "local")}
 
@@ -69,7 +69,7 @@ class Sent(NamedTuple):
 def fedhpl(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     gamma: NonNegative = 1.0,
     temperature: Positive = 4.5,
     weighting: str = "dims",
@@ -128,14 +128,14 @@ def fedhpl(
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             p = outputs["logits"]
-            ce = training.of_labels(task)(p, batch.y, batch.mask)
+            ce = local_training.of_labels(task)(p, batch.y, batch.mask)
             apart = losses.distillation_rows(p, sent.teacher[batch.y], temperature)
             kl = losses.masked_mean(jnp.where(sent.known[batch.y], apart, 0), batch.mask)  # Eq. 9
             examples = jnp.sum(batch.mask, dtype=jnp.float32)
-            sums = training.classified(ce, p, batch) | {"distillation": (kl * examples, examples)}
-            return ce + gamma * kl, training.Aux(stats, sums)  # Eq. 2
+            sums = local_training.classified(ce, p, batch) | {"distillation": (kl * examples, examples)}
+            return ce + gamma * kl, local_training.Aux(stats, sums)  # Eq. 2
 
-        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(begun(sent, w_k), data, key)
+        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(begun(sent, w_k), data, key)
 
         def produced(batch):
             p = model.apply(trained.net, batch.x, mask=batch.mask)[0]["logits"]
@@ -143,14 +143,14 @@ def fedhpl(
 
         def by_class(batch):
             p, chosen = produced(batch)
-            sums = lambda rows: training.class_sums(p, batch.y, rows, classes)
+            sums = lambda rows: local_training.class_sums(p, batch.y, rows, classes)
             return *sums(batch.mask & chosen), sums(batch.mask)[1]
 
         if compress:
-            total, n, examples = training.accumulate(by_class, data, batch=batch)
+            total, n, examples = local_training.accumulate(by_class, data, batch=batch)
             knowledge = (total / jnp.maximum(n, 1)[:, None], n)  # Eq. 10
         else:
-            p, chosen, y = training.each(lambda batch: (*produced(batch), batch.y), data, batch=batch)
+            p, chosen, y = local_training.each(lambda batch: (*produced(batch), batch.y), data, batch=batch)
             there = jnp.arange(len(y)) < data.size
             n, examples = (jnp.sum(jax.nn.one_hot(y, classes) * rows[:, None], 0) for rows in (there & chosen, there))
             knowledge = (p, jnp.where(there & chosen, y, classes))
@@ -164,7 +164,7 @@ def fedhpl(
 
     def lift(part, client):
         if not compress:  # [M, K] and [M] labels, of which K stands for none
-            total, n = training.class_sums(part[0], part[1], part[1] < classes, classes)
+            total, n = local_training.class_sums(part[0], part[1], part[1] < classes, classes)
             part = (total / jnp.maximum(n, 1)[:, None], n, *part[2:])
         return taught.lift(part, client)
 

@@ -6,7 +6,7 @@ Sent to clients: adapter.
 Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen. Towards Building the Federated GPT: Federated Instruction Tuning. 2023.
 https://arxiv.org/abs/2305.05644
 
-It is FedAvg of what a network trains (methods/fedavg.py), here an adapter: `lora.adapted`, with the loss on the answers' tokens.
+It is FedAvg of what a network trains (methods/fedavg.py), here an adapter: `adapters.adapted`, with the loss on the answers' tokens.
 
 A newcomer gets the server's model as it is.
 
@@ -15,16 +15,16 @@ averaged each for themselves.
 """
 
 from fedjax_core.algorithm import Algorithm
-from fedjax_core.learning import training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 
 
 def fedit(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     epochs: AtLeastZero = 2,
     batch: AtLeastOne = 32,
     weights: str = "uniform",

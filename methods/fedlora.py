@@ -8,7 +8,7 @@ https://arxiv.org/abs/2310.13283
 Yang et al. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025, appendix C.2.
 https://arxiv.org/abs/2505.01075
 
-It is FedAvg with fine-tuning (methods/fedavg_ft.py) of what a network trains, here an adapter: `lora.adapted`.
+It is FedAvg with fine-tuning (methods/fedavg_ft.py) of what a network trains, here an adapter: `adapters.adapted`.
 
 A newcomer gets the averaged adapter, tuned further on its own rows as everybody's is.
 
@@ -17,16 +17,16 @@ of several architectures share one small adapter that is trained in turn with ea
 """
 
 from fedjax_core.algorithm import Algorithm
-from fedjax_core.learning import training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
 from methods.fedavg_ft import fedavg_ft
 
 
 def fedlora(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     epochs: AtLeastZero = 2,
     finetune_epochs: AtLeastZero = 2,
     batch: AtLeastOne = 32,

@@ -30,9 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training, losses
 
 DIGEST, REVISIT = 0x646967, 0x726576  # draws of the digest; and, before the rounds, of the private training
 
@@ -63,7 +63,7 @@ def stratified(key: Array, y: Array, number: int) -> Array:
 def fedmd(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     align: int | None = None,
     digest_epochs: AtLeastZero = 1,
     digest_batch: AtLeastOne = 256,
@@ -109,13 +109,13 @@ def fedmd(
             raise ValueError(f"{name}={found} must not be negative")
 
     def fit(loss, epochs, batch=batch, round=task.round):  # noqa: A002
-        return training.fit(loss, optimizer(round), epochs=epochs, batch=batch)
+        return local_training.fit(loss, optimizer(round), epochs=epochs, batch=batch)
 
     def towards(net, rows, key):
         out, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
-        return losses.absolute_error(out["logits"], rows.y, rows.mask), training.Aux(stats, ())
+        return losses.absolute_error(out["logits"], rows.y, rows.mask), local_training.Aux(stats, ())
 
-    ce = training.supervised(task)
+    ce = local_training.supervised(task)
 
     def prepare(sent, w_k, data, key):
         labelled = ClientData(Examples(public.x, public.y + task.classes), jnp.arange(total), jnp.int32(total))
@@ -129,7 +129,7 @@ def fedmd(
         revisited = fit(ce, epochs)(digested.net, data, key)
         asked = ClientData(public, sent.asked, jnp.int32(number))
         logits = lambda rows: model.apply(revisited.net, rows.x, mask=rows.mask)[0]["logits"]
-        uplink = training.each(logits, asked, batch=digest_batch), jnp.ones(number)
+        uplink = local_training.each(logits, asked, batch=digest_batch), jnp.ones(number)
         return ClientOutput(revisited.net, uplink, revisited.sums)
 
     def asking(key):

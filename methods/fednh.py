@@ -30,9 +30,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, width
+from fedjax_core.training import aggregators, local_training, losses
 
 
 class Server(NamedTuple):
@@ -48,7 +48,7 @@ class Server(NamedTuple):
 def fednh(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     rho: float = 0.9,
     scale: float = 20.0,
     epochs: AtLeastZero = 1,
@@ -93,15 +93,15 @@ def fednh(
     def client_update(sent, client, data, key):
         def loss(net, batch, key):
             outputs, stats = apply(net, sent.prototypes, batch.x, key, train=True, mask=batch.mask)
-            value = training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
-            return value, training.Aux(stats, training.classified(value, outputs["logits"], batch))
+            value = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
+            return value, local_training.Aux(stats, local_training.classified(value, outputs["logits"], batch))
 
-        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent.net, data, key)
+        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent.net, data, key)
 
         def features(rows):
             return apply(trained.net, sent.prototypes, rows.x, mask=rows.mask)[0]["features"]
 
-        means, counts = training.class_means(features, data, classes=classes, batch=batch)
+        means, counts = local_training.class_means(features, data, classes=classes, batch=batch)
         uplink = optax.tree.sub(trained.net, sent.net), (losses.unit(means), counts)
         return ClientOutput(client, uplink, trained.sums, local=(sent._replace(net=trained.net), client))
 

@@ -28,7 +28,7 @@ FedIT. `variant` presets a reading, whose options can also be set:
                                                     which is added up over minibatches
   shared       0           .           0.5          part of phi_g in what a personal model predicts with
 
-The parameters that a network trains are the adapter: `lora.adapted`, `task.part_of`, or all of it. `server` averages by FedAdam and
+The parameters that a network trains are the adapter: `adapters.adapted`, `task.part_of`, or all of it. `server` averages by FedAdam and
 the like (methods/fedopt.py).
 
 The paper deploys phi_e. The released evaluation adds half of the update of phi_g and half of that of phi_e to the base (`shared`;
@@ -52,10 +52,10 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net, PyTree
-from fedjax_core.learning import lora, losses, training
-from fedjax_core.learning.metrics import Pair, mean_of
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, NonNegative, check_each
 from fedjax_core.task import Model, Task
+from fedjax_core.training import adapters, local_training, losses
+from fedjax_core.training.metrics import Pair, mean_of
 from methods.ditto import beside
 from methods.fedavg import fedavg
 from methods.fedopt import fedopt
@@ -129,7 +129,7 @@ def reader(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, 
 def seen(model: Model, net: Net, data: ClientData, batch: int, features: str = "features") -> Array:
     """Phi(net; x) [M, D'] of one client's rows, in evaluation mode; the rows past `data.size` hold anything."""
     read = reader(model, features)
-    return training.each(lambda b: read(net, b.x, mask=b.mask)[0], data, batch=batch)
+    return local_training.each(lambda b: read(net, b.x, mask=b.mask)[0], data, batch=batch)
 
 
 def apart(f: Array, g: Array, data: ClientData) -> Pair:
@@ -140,7 +140,7 @@ def apart(f: Array, g: Array, data: ClientData) -> Pair:
 def fedoa(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     lam: NonNegative = 0.5,
     distance: str = "l2",
     features: str = "features",
@@ -196,18 +196,18 @@ def fedoa(
 
     def loss(net, batch, key):
         e, outputs, stats = phi(net, batch.x, key, train=True, mask=batch.mask)
-        risk, sums = training.risk(outputs, batch, training.of_labels(task))
+        risk, sums = local_training.risk(outputs, batch, local_training.of_labels(task))
         d = penalty(e, batch.beside, batch.mask, losses.rounding(task.frozen, net, outputs))
         rows = jnp.sum(batch.mask, dtype=d.dtype)
-        return risk + lam * d, training.Aux(stats, {"personal_loss": sums["loss"], "distance": (d * rows, rows)})  # Eq. 3
+        return risk + lam * d, local_training.Aux(stats, {"personal_loss": sums["loss"], "distance": (d * rows, rows)})  # Eq. 3
 
     def train(w, v_e, data, key):
         g = seen(model, w, data, batch, features)  # Phi(phi_g; x), constant in this phase
-        trained = training.fit(loss, optimizer(task.round), epochs=own, batch=batch)(v_e, data, key, g)
+        trained = local_training.fit(loss, optimizer(task.round), epochs=own, batch=batch)(v_e, data, key, g)
         more = {"feature_distance": apart(seen(model, trained.net, data, batch, features), g, data)} if measure else {}
         return trained.net, trained.sums | more
 
-    step = training.full_step(training.supervised(task), optimizer(task.round), batch=batch)
+    step = local_training.full_step(local_training.supervised(task), optimizer(task.round), batch=batch)
 
     def stepped(w, client, data, key):
         w_e = step(w, data, key)
@@ -226,6 +226,6 @@ def fedoa(
 def both(w: Net, v_e: Net, share: float) -> Net:
     """The update of `share` of the global adapter and 1 - `share` of a personal one; of all other entries the mean so weighed."""
     mean = lambda one, other: jax.tree.map(lambda a, b: share * a + (1 - share) * b, one, other)
-    mix = lambda name: lora.mixed if name == lora.ENTRY else lambda one, other, _: mean(one, other)
+    mix = lambda name: adapters.mixed if name == adapters.ENTRY else lambda one, other, _: mean(one, other)
     params = {name: mix(name)(entry, v_e.params[name], share) for name, entry in w.params.items()}
     return Net(params, mean(w.stats, v_e.stats))

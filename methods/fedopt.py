@@ -37,9 +37,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
-from fedjax_core.learning import training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 
 SERVERS = {"adagrad": (0.1, 0.0), "adam": (0.01, 0.9), "yogi": (0.01, 0.9), "momentum": (1.0, 0.9)}  # server_lr, b1
@@ -73,7 +73,7 @@ def adaptive(second: Callable[[Array, Array], Array], lr: float, b1: float, tau:
 def fedopt(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     server: str = "adam",
     server_lr: float | None = None,
     b1: float | None = None,

@@ -22,18 +22,18 @@ from collections.abc import Callable, Sequence
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientData, ClientOutput, Net
-from fedjax_core.learning import aggregators, training
-from fedjax_core.learning import personal as parts
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
+from fedjax_core.training import personal as parts
 
-Train = Callable[[Net, ClientData, Array], training.Fitted]
+Train = Callable[[Net, ClientData, Array], local_training.Fitted]
 
 
 def fedper(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     personal: Sequence[str] | parts.Selection = ("head",),
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
@@ -64,24 +64,24 @@ def fedper(
     own = personal if callable(personal) else parts.entries(*personal)
     plain = train is None and finetune is None
     if train is None:
-        train = training.fit(training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
+        train = local_training.fit(local_training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
 
     def client_update(w_b, w_p, data, key):
-        net = training.join(w_p, w_b)
+        net = local_training.join(w_p, w_b)
         trained = train(net, data, key)
         (old_b, _), (new_b, new_p) = parts.divide(net, own), parts.divide(trained.net, own)
         return ClientOutput(new_p, optax.tree.sub(new_b, old_b), trained.sums, local=(new_b, new_p))
 
     def personalise(w_b, w_p, data, key):
         assert finetune is not None
-        return parts.divide(finetune(training.join(w_p, w_b), data, key).net, own)
+        return parts.divide(finetune(local_training.join(w_p, w_b), data, key).net, own)
 
     return Algorithm(
         server_init=lambda key: parts.divide(model.init(key), own)[0],
         client_update=client_update,
         server_update=lambda w_b, delta, cohort, key: (optax.apply_updates(w_b, delta), {}),
         collect=aggregators.mean(aggregators.weights(weights)),
-        predict={"personal": lambda w_b, w_p, x: model.apply(training.join(w_p, w_b), x)[0]},
+        predict={"personal": lambda w_b, w_p, x: model.apply(local_training.join(w_p, w_b), x)[0]},
         client_init=lambda key, server, client_id: parts.divide(model.init(key), own)[1],
         personalise=None if finetune is None else personalise,
         targets=tuple(TARGETS) if plain else ("classes",),

@@ -54,9 +54,10 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples, Net, PyTree
-from fedjax_core.learning import aggregators, augment, losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, width
+from fedjax_core.training import aggregators, local_training, losses
+from fedjax_core.training.augment import pipeline
 
 STATISTICS = ("evaluate", "train")
 CLASSIFIERS = ("shared", "personal")
@@ -188,7 +189,7 @@ def enqueue(queue: Array, place: Array, keys: Array, mask: Array) -> tuple[Array
 def fedpft(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     prompts: int = 10,
     prompt_scale: float = 1.0,
     transform_epochs: AtLeastZero = 4,
@@ -249,7 +250,7 @@ def fedpft(
     d = width(model)
     if d % heads:
         raise ValueError(f"heads={heads} must divide the {d} features of the network")
-    views = augment.augmented(model, con.augment) if con.on and con.augment else model
+    views = pipeline.augmented(model, con.augment) if con.on and con.augment else model
     mean = aggregators.mean(aggregators.weights(weights))
 
     def scaled(round):  # noqa: A002
@@ -291,7 +292,7 @@ def fedpft(
     def ce(p, stats, batch, key):
         f, stats = model.features(Net(p["extractor"], stats), batch.x, key, train=True, mask=batch.mask)
         logits = classify(p, f)
-        return training.of_labels(task)(logits, batch.y, batch.mask), logits, stats
+        return local_training.of_labels(task)(logits, batch.y, batch.mask), logits, stats
 
     def l_con(p, stats, moco, batch, key):
         one, two = jax.random.split(jax.random.fold_in(key, _VIEWS))
@@ -316,7 +317,7 @@ def fedpft(
                 return {name: p if name in leaves else jax.lax.stop_gradient(p) for name, p in net.params.items()}
 
             value, logits, stats = ce(only(ce_leaves), net.stats["extractor"], batch, key)
-            sums, carried = training.classified(value, logits, batch), {"extractor": stats}
+            sums, carried = local_training.classified(value, logits, batch), {"extractor": stats}
             value = strengths[0] * value
             if con.on:
                 contrasted, stats, moco = l_con(only(con_leaves), stats, net.stats["moco"], batch, key)
@@ -324,13 +325,13 @@ def fedpft(
                 rows = jnp.sum(batch.mask, dtype=value.dtype)
                 sums["contrast"] = (contrasted * rows, rows)
                 carried = {"extractor": stats, "moco": moco}
-            return value, training.Aux(carried, sums)
+            return value, local_training.Aux(carried, sums)
 
         return of
 
     def phase(ce_leaves, con_leaves, epochs):
         leaves = {*ce_leaves, *(con_leaves if con.on else ())}
-        return training.fit(
+        return local_training.fit(
             loss(ce_leaves, con_leaves),
             scaled(task.round),
             epochs=epochs,
@@ -341,24 +342,24 @@ def fedpft(
     def transformed(net, data, key):
         """Phase 1 of FedPFT with the features of the frozen extractor, computed once (Eq. 4)."""
         frozen = Net(net.params["extractor"], net.stats["extractor"])
-        features = training.each(lambda b: model.features(frozen, b.x, mask=b.mask)[0], data, batch=batch)
+        features = local_training.each(lambda b: model.features(frozen, b.x, mask=b.mask)[0], data, batch=batch)
         y = data.arrays.y[data.index]
         local = ClientData(Examples(features, y), jnp.arange(len(y)), data.size)
 
         def of(net, batch, key):
             logits = classify(net.params, batch.x)
-            value = training.of_labels(task)(logits, batch.y, batch.mask)
-            return value, training.Aux(net.stats, training.classified(value, logits, batch))
+            value = local_training.of_labels(task)(logits, batch.y, batch.mask)
+            return value, local_training.Aux(net.stats, local_training.classified(value, logits, batch))
 
-        chosen = training.under("transform", "prompts")
-        return training.fit(of, scaled(task.round), epochs=transform_epochs, batch=batch, trainable=chosen)(net, local, key)
+        chosen = local_training.under("transform", "prompts")
+        return local_training.fit(of, scaled(task.round), epochs=transform_epochs, batch=batch, trainable=chosen)(net, local, key)
 
     def train(net, data, key):
         model_leaves = ("extractor", "transform", "head")
         if not alternate:
             everything = (*model_leaves, "prompts"), ("extractor", "transform", "projection", "contrast_prompts")
             return phase(*everything, transform_epochs + model_epochs)(net, data, key)
-        aligned = training.Fitted(net, (), None)
+        aligned = local_training.Fitted(net, (), None)
         if transform_epochs and not con.on and statistics == "evaluate":
             aligned = transformed(net, data, key)
         elif transform_epochs:
@@ -435,7 +436,7 @@ def _contrast(given: Mapping[str, Any] | None) -> Contrast:
     if not 0 <= con.momentum <= 1:
         raise ValueError(f"contrast.momentum={con.momentum} must lie in [0, 1]")
     if con.augment:
-        augment.parse(con.augment)  # also where there is no contrast
+        pipeline.parse(con.augment)  # also where there is no contrast
     return con
 
 

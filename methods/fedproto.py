@@ -30,9 +30,9 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, one_of
 from fedjax_core.task import Model, Task, common_width, width
+from fedjax_core.training import aggregators, local_training, losses
 
 FAR = -1e9  # the logit of a class without a prototype
 
@@ -64,7 +64,7 @@ def drawn(
     lam: float,
     of_labels: losses.OfLabels = losses.cross_entropy,
     classes: int | None = None,
-) -> training.Loss:
+) -> local_training.Loss:
     """The client's loss: cross-entropy, and the squared distance of features to the prototype of their class.
 
     With `classes` its sums have "features" beside, [K, D] and [K] by class (`training.class_sums`), of the epochs that
@@ -76,24 +76,24 @@ def drawn(
         ce = of_labels(outputs["logits"], batch.y, batch.mask)
         apart = jnp.mean((outputs["features"] - prototypes.means[batch.y]) ** 2, -1)
         value = ce + lam * losses.masked_mean(jnp.where(prototypes.known[batch.y], apart, 0), batch.mask)
-        sums: dict[str, Any] = dict(training.classified(ce, outputs["logits"], batch))
+        sums: dict[str, Any] = dict(local_training.classified(ce, outputs["logits"], batch))
         if classes is not None:
             counted = batch.mask & is_last
-            sums["features"] = training.class_sums(outputs["features"], batch.y, counted, classes)
-        return value, training.Aux(stats, sums)
+            sums["features"] = local_training.class_sums(outputs["features"], batch.y, counted, classes)
+        return value, local_training.Aux(stats, sums)
 
     return loss
 
 
 def own(model: Model, net: Net, data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
     """A client's mean feature of each class [K, D], in evaluation mode, and its numbers of examples [K]."""
-    return training.class_means(lambda b: model.features(net, b.x, mask=b.mask)[0], data, classes=classes, batch=batch)
+    return local_training.class_means(lambda b: model.features(net, b.x, mask=b.mask)[0], data, classes=classes, batch=batch)
 
 
 def fedproto(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     lam: float = 1.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
@@ -130,13 +130,13 @@ def fedproto(
 
     def client_update(sent, w_i, data, key):
         if features == "trained":
-            loss = drawn(model, sent, lam, training.of_labels(task))
-            trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(w_i, data, key)
+            loss = drawn(model, sent, lam, local_training.of_labels(task))
+            trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(w_i, data, key)
             uplink = own(model, trained.net, data, classes=task.classes, batch=batch)
             return ClientOutput(trained.net, uplink, trained.sums)
-        loss = drawn(model, sent, lam, training.of_labels(task), task.classes)
+        loss = drawn(model, sent, lam, local_training.of_labels(task), task.classes)
         settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "each_epoch": lambda net, data, e: jnp.equal(e, epochs - 1)}
-        trained = training.fit(loss, optimizer(task.round), **settings)(w_i, data, key)
+        trained = local_training.fit(loss, optimizer(task.round), **settings)(w_i, data, key)
         total, count = trained.sums["features"]
         sums = {name: pair for name, pair in trained.sums.items() if name != "features"}
         return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)

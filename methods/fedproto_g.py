@@ -22,9 +22,9 @@ from typing import NamedTuple
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.learning import aggregators, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
 from methods.fedproto import Prototypes, drawn, nothing_known, own, renewed
 
 
@@ -41,7 +41,7 @@ class Server(NamedTuple):
 def fedproto_g(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     lam: float = 1.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
@@ -68,8 +68,8 @@ def fedproto_g(
     model = task.model
 
     def client_update(sent, client, data, key):
-        train = training.fit(
-            drawn(model, sent.prototypes, lam, training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch
+        train = local_training.fit(
+            drawn(model, sent.prototypes, lam, local_training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch
         )
         w_i = train(sent.net, data, key)
         uplink = optax.tree.sub(w_i.net, sent.net), own(model, w_i.net, data, classes=task.classes, batch=batch)

@@ -22,16 +22,16 @@ that is reported is the cross-entropy.
 import optax
 
 from fedjax_core.algorithm import Algorithm
-from fedjax_core.learning import training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 
 
 def fedprox(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     mu: float = 0.01,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
@@ -57,6 +57,6 @@ def fedprox(
         raise ValueError(f"mu={mu} must not be negative")
 
     def near(round):  # noqa: A002
-        return optax.chain(training.proximal(mu), optimizer(round))  # the gradient of h_k, (2)
+        return optax.chain(local_training.proximal(mu), optimizer(round))  # the gradient of h_k, (2)
 
     return fedavg(task, optimizer=near, epochs=epochs, batch=batch, weights=weights)

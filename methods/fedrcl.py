@@ -34,9 +34,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array
-from fedjax_core.learning import losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Model, Task
+from fedjax_core.training import local_training, losses
 from methods.fedavg import fedavg
 
 NEGATIVES = 2
@@ -70,7 +70,7 @@ def pairwise(features: Array, y: Array, mask: Array, tau: float, lam: float) -> 
 
 def relaxed(
     model: Model, *, tau: float, lam: float, contrast: float, beta: float, of_labels: losses.OfLabels = losses.cross_entropy
-) -> training.Loss:
+) -> local_training.Loss:
     """The client's loss."""
 
     def loss(net, batch, key):
@@ -80,7 +80,7 @@ def relaxed(
         pulls, pushes = zip(*(pairwise(x, batch.y, batch.mask, tau, lam) for x in levels), strict=True)
         ce = of_labels(outputs["logits"], batch.y, batch.mask)
         value = ce + (contrast * sum(pulls) + beta * sum(pushes)) / len(levels)
-        return value, training.Aux(stats, training.classified(ce, outputs["logits"], batch))
+        return value, local_training.Aux(stats, local_training.classified(ce, outputs["logits"], batch))
 
     return loss
 
@@ -88,7 +88,7 @@ def relaxed(
 def fedrcl(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     tau: float = 0.05,
     lam: float = 0.7,
     contrast: float = 1.0,
@@ -123,5 +123,5 @@ def fedrcl(
     for name, found in (("contrast", contrast), ("beta", beta)):
         if not found >= 0:
             raise ValueError(f"{name}={found} must not be negative")
-    loss = relaxed(task.model, tau=tau, lam=lam, contrast=contrast, beta=beta, of_labels=training.of_labels(task))
+    loss = relaxed(task.model, tau=tau, lam=lam, contrast=contrast, beta=beta, of_labels=local_training.of_labels(task))
     return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, loss=loss)

@@ -26,9 +26,9 @@ import jax
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm
-from fedjax_core.learning import training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_each
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
 from methods.fedper import fedper
 
 HEAD = 0x68656164  # the head's draws; those of the body are a client's own, as in FedBABU
@@ -37,7 +37,7 @@ HEAD = 0x68656164  # the head's draws; those of the body are a client's own, as 
 def fedrep(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     personal: Sequence[str] = ("head",),
     head_epochs: AtLeastZero = 10,
     body_epochs: AtLeastZero = 1,
@@ -64,10 +64,10 @@ def fedrep(
       ValueError: an argument is out of range.
     """
     check_each(fedrep, head_epochs=head_epochs, body_epochs=body_epochs, finetune_epochs=finetune_epochs)
-    is_head, loss = training.under(*personal), training.supervised(task)
+    is_head, loss = local_training.under(*personal), local_training.supervised(task)
 
     def phase(epochs, trainable):
-        return training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trainable)
+        return local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trainable)
 
     head, body = phase(head_epochs, is_head), phase(body_epochs, lambda path: not is_head(path))
 
@@ -78,6 +78,6 @@ def fedrep(
         phi = body(h.net, data, key)
         return phi._replace(sums=optax.tree.add(h.sums, phi.sums))
 
-    finetune = training.finetune(loss, optimizer(task.round), epochs=finetune_epochs, batch=batch, trainable=is_head)
+    finetune = local_training.finetune(loss, optimizer(task.round), epochs=finetune_epochs, batch=batch, trainable=is_head)
     made = fedper(task, optimizer=optimizer, personal=personal, weights=weights, train=train, finetune=finetune)
     return made._replace(targets=tuple(TARGETS))

@@ -27,15 +27,15 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training, losses
 
 
 def fedrod(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     gamma: float = 1.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
@@ -65,7 +65,9 @@ def fedrod(
         return model.head(Net({"head": h_m}), z)
 
     def client_update(w, h_m, data, key):
-        counts = training.accumulate(lambda b: jnp.sum(jax.nn.one_hot(b.y, task.classes) * b.mask[:, None], 0), data, batch=batch)
+        counts = local_training.accumulate(
+            lambda b: jnp.sum(jax.nn.one_hot(b.y, task.classes) * b.mask[:, None], 0), data, batch=batch
+        )
         prior = gamma * jnp.log(jnp.maximum(counts, aggregators.TINY))
 
         def loss(net, batch, key):
@@ -73,10 +75,10 @@ def fedrod(
             o_g, z = outputs["logits"], outputs["features"]
             generic = losses.cross_entropy(o_g + prior[None], batch.y, batch.mask)
             o_p = jax.lax.stop_gradient(o_g) + personal(net.params["personal"], jax.lax.stop_gradient(z))
-            own = training.of_labels(task)(o_p, batch.y, batch.mask)
-            return generic + own, training.Aux(stats, training.classified(own, o_p, batch))
+            own = local_training.of_labels(task)(o_p, batch.y, batch.mask)
+            return generic + own, local_training.Aux(stats, local_training.classified(own, o_p, batch))
 
-        train = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
+        train = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
         (params, stats), _, sums = train(Net({"shared": w.params, "personal": h_m}, w.stats), data, key)
         new = Net(params["shared"], stats)
         return ClientOutput(params["personal"], optax.tree.sub(new, w), sums, local=(new, params["personal"]))

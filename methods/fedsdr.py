@@ -28,9 +28,9 @@ import jax.numpy as jnp
 
 from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array
-from fedjax_core.learning import losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import local_training, losses
 from methods.ditto import beside
 from methods.fedavg import fedavg
 
@@ -47,7 +47,7 @@ def penalty(e: Array, g: Array, mask: Array) -> Array:
 def fedsdr(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     lam: float = 0.5,
     epochs: AtLeastZero = 2,
     batch: AtLeastOne = 32,
@@ -78,14 +78,14 @@ def fedsdr(
 
     def loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        risk, sums = training.risk(outputs, batch, training.of_labels(task))
+        risk, sums = local_training.risk(outputs, batch, local_training.of_labels(task))
         d = penalty(outputs["features"], batch.beside, batch.mask)
         rows = jnp.sum(batch.mask, dtype=d.dtype)
-        return risk + lam * d, training.Aux(stats, {"personal_loss": sums["loss"], "penalty": (d * rows, rows)})
+        return risk + lam * d, local_training.Aux(stats, {"personal_loss": sums["loss"], "penalty": (d * rows, rows)})
 
     def train(w, v_i, data, key):
-        g = training.each(lambda b: model.apply(w, b.x, mask=b.mask)[0]["features"], data, batch=batch)
-        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(v_i, data, key, g)
+        g = local_training.each(lambda b: model.apply(w, b.x, mask=b.mask)[0]["features"], data, batch=batch)
+        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(v_i, data, key, g)
         return trained.net, trained.sums
 
     return beside(task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading)._replace(

@@ -60,9 +60,9 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, Net, PyTree
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
 from fedjax_core.task import Task, needs_logits, width
+from fedjax_core.training import aggregators, local_training, losses
 
 EPOCH = 0x65706F63  # keeps the draws with which U is found apart from those of training
 LEAST = 1e-6  # U below which logits count as equal to the knowledge
@@ -237,7 +237,7 @@ def summarize_weights(weights: Array, cohort: Cohort) -> dict[str, tuple[Array, 
 def fedskc(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     epochs: AtLeastOne = 10,
     batch: AtLeastOne = 64,
     variant: str = "default",
@@ -300,7 +300,7 @@ def fedskc(
     def client_update(sent, client, data, key):
         def loss(net, batch, key, epoch):
             out, stats = outputs(net, batch, key=key, train=True)
-            ce = training.of_labels(task)(out["logits"], batch.y, batch.mask)
+            ce = local_training.of_labels(task)(out["logits"], batch.y, batch.mask)
             rows = jnp.sum(batch.mask, dtype=ce.dtype)
             l, value, lcl = out[made.of], ce, jnp.zeros(())
             if local.on:
@@ -310,9 +310,9 @@ def fedskc(
                 u = jnp.maximum(u, LEAST)
                 lcl = contrast(l, batch.y, batch.mask, sent.knowledge, sent.known, u, local.tau, twice=local.twice, own=local.own)
                 value = ce + strength * lcl
-            sums = training.classified(ce, out["logits"], batch) | {"lcl": (lcl * rows, rows)}
-            met = training.class_sums(l, batch.y, batch.mask & epoch.last, classes) if made.source == "training" else ()
-            return value, training.Aux(stats, (sums, met))
+            sums = local_training.classified(ce, out["logits"], batch) | {"lcl": (lcl * rows, rows)}
+            met = local_training.class_sums(l, batch.y, batch.mask & epoch.last, classes) if made.source == "training" else ()
+            return value, local_training.Aux(stats, (sums, met))
 
         def each_epoch(net, data, e):
             scale = jnp.ones(classes)
@@ -323,16 +323,16 @@ def fedskc(
                     out, _ = outputs(net, batch, key=drawn, train=True)
                     return distances(out[made.of], sent.knowledge, batch.mask)
 
-                scale = training.accumulate(of, data, batch=batch) / jnp.maximum(data.size, 1)
+                scale = local_training.accumulate(of, data, batch=batch) / jnp.maximum(data.size, 1)
             return _Epoch(scale, jnp.asarray(e == epochs - 1))
 
-        w_k, _, (sums, met) = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, each_epoch=each_epoch)(
+        w_k, _, (sums, met) = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, each_epoch=each_epoch)(
             sent.net, data, key
         )
         if made.source == "training":
             c, count = met[0] / jnp.maximum(met[1], 1)[:, None], met[1]
         else:
-            c, count = training.class_means(lambda b: outputs(w_k, b)[0][made.of], data, classes=classes, batch=batch)
+            c, count = local_training.class_means(lambda b: outputs(w_k, b)[0][made.of], data, classes=classes, batch=batch)
         c = c * jax.nn.sigmoid(c) if made.silu else c
         return ClientOutput(client, (optax.tree.sub(w_k, sent.net), (c, count > 0)), sums, local=(sent._replace(net=w_k), client))
 

@@ -33,10 +33,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import layer, linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, common_width
+from fedjax_core.training import aggregators, local_training, losses
 from methods.fedproto import Prototypes, fedproto, nothing_known
 
 _STREAM = 0x746770  # of the generator's initialisation
@@ -77,7 +77,7 @@ def adaptive_margin(centres: Array, held: Array, most: float) -> Array:
 def fedtgp(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     lam: float = 10.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
@@ -110,7 +110,7 @@ def fedtgp(
     if not server_lr > 0:
         raise ValueError(f"server_lr={server_lr} must be positive")
     classes, d = task.classes, common_width(task, "fedtgp")
-    learn = lambda loss: training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
+    learn = lambda loss: local_training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
 
     def server_update(server, collected, cohort, key):
         means, counts = collected
@@ -122,9 +122,9 @@ def fedtgp(
             apart = losses.lengths(batch.x[:, None] - generated(net.params)[None])
             logits = -(apart + delta * jax.nn.one_hot(batch.y, classes))
             value = losses.cross_entropy(logits, batch.y, batch.mask)  # L_P
-            return value, training.Aux(net.stats, training.classified(value, -apart, batch))
+            return value, local_training.Aux(net.stats, local_training.classified(value, -apart, batch))
 
-        learnt, _, said = learn(loss)(Net(server.generator), training.received(cohort, means, counts), key)
+        learnt, _, said = learn(loss)(Net(server.generator), local_training.received(cohort, means, counts), key)
         known = server.prototypes.known | jnp.any(came)
         return Server(learnt.params, Prototypes(generated(learnt.params), known)), said
 

@@ -12,12 +12,12 @@ Departures: none; there is no paper.
 """
 
 from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput
-from fedjax_core.learning import training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
 
 
-def local(task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64) -> Algorithm:
+def local(task: Task, *, optimizer: local_training.Optimizer, epochs: AtLeastZero = 1, batch: AtLeastOne = 64) -> Algorithm:
     """Builds local training.
 
     Args:
@@ -30,7 +30,7 @@ def local(task: Task, *, optimizer: training.Optimizer, epochs: AtLeastZero = 1,
       The algorithm; the server's state is empty, a client's is its model.
     """
     model = task.model
-    train = training.fit(training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
+    train = local_training.fit(local_training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
 
     def client_update(sent, w_i, data, key):
         trained = train(w_i, data, key)

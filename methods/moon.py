@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.nn.project import projected
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training, losses
 
 
 class Client(NamedTuple):
@@ -51,7 +51,7 @@ def contrast(z: Array, near: Array, far: Array, mask: Array, tau: float) -> Arra
 def moon(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     mu: float = 5.0,
     tau: float = 0.5,
     projection: int = 256,
@@ -89,14 +89,14 @@ def moon(
     def client_update(sent, client, data, key):
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-            ce = training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
+            ce = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
             near = model.features(sent, batch.x, mask=batch.mask)[0]  # z_glob
             far = model.features(client.previous, batch.x, mask=batch.mask)[0]  # z_prev
             term = contrast(outputs["features"], near, far, batch.mask, tau)
             value = ce + mu * client.trained * term
-            return value, training.Aux(stats, training.classified(ce, outputs["logits"], batch))
+            return value, local_training.Aux(stats, local_training.classified(ce, outputs["logits"], batch))
 
-        trained = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent, data, key)
+        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent, data, key)
         state = Client(trained.net, jnp.ones_like(client.trained))
         return ClientOutput(state, optax.tree.sub(trained.net, sent), trained.sums, local=(trained.net, state))
 

@@ -31,9 +31,9 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, ClientData, Examples
-from fedjax_core.learning import aggregators, losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training, losses
 from methods.ditto import beside
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen
@@ -63,7 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {"default": {}, "released": {"begin": 1, "
 def perada(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     lam: NonNegative = 0.5,
     epochs: AtLeastZero = 2,
     batch: AtLeastOne = 32,
@@ -99,11 +99,11 @@ def perada(
     if kd.on and not jax.tree.leaves(task.public):
         raise ValueError("distil.on=True needs public examples, task.public is empty; name a set in config.public")
     model, pull = task.model, 0.0 if variant == "released" else 2 * lam
-    loss = training.supervised(task)
+    loss = local_training.supervised(task)
 
     def train(w, v_i, data, key):
-        chain = optax.chain(training.proximal(pull, w.params), optimizer(task.round))
-        trained = training.fit(loss, chain, epochs=epochs, batch=batch)(v_i, data, key)
+        chain = optax.chain(local_training.proximal(pull, w.params), optimizer(task.round))
+        trained = local_training.fit(loss, chain, epochs=epochs, batch=batch)(v_i, data, key)
         phi = lambda net: seen(model, net, data, batch)
         return trained.net, {"feature_distance": apart(phi(trained.net), phi(w), data)} if measure else {}
 
@@ -111,7 +111,7 @@ def perada(
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
         value = losses.distillation(outputs["logits"], batch.y, batch.mask, kd.temperature)
         rows = jnp.sum(batch.mask, dtype=value.dtype)
-        return value, training.Aux(stats, (value * rows, rows))
+        return value, local_training.Aux(stats, (value * rows, rows))
 
     def server_update(server, deltas, cohort, key):
         if jax.tree.leaves(jax.eval_shape(model.init, key).stats) and not jax.tree.leaves(server.net.stats):
@@ -136,10 +136,10 @@ def perada(
             return total / jnp.maximum(jnp.sum(there), 1)
 
         def distilled():
-            teacher = training.each(mean_logits, examples, batch=kd.batch)
+            teacher = local_training.each(mean_logits, examples, batch=kd.batch)
             taught = examples._replace(arrays=Examples(task.public[0], teacher))
-            adam = training.adam(kd.lr, anneal="cosine")(task.round)
-            end = training.fit(student_loss, adam, epochs=kd.epochs, batch=kd.batch)(w, taught, key)
+            adam = local_training.adam(kd.lr, anneal="cosine")(task.round)
+            end = local_training.fit(student_loss, adam, epochs=kd.epochs, batch=kd.batch)(w, taught, key)
             return end.net, end.sums
 
         zero = jnp.zeros((), jnp.float32)

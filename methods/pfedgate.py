@@ -36,16 +36,16 @@ import optax
 from flax import nnx
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.learning import aggregators, training
 from fedjax_core.nn.layers import BatchNorm
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Positive, PositiveFraction, check_each
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
 
 
 def pfedgate(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     sparsity: PositiveFraction = 0.5,
     blocks: AtLeastOne = 5,
     clip: Positive = 10.0,
@@ -98,17 +98,17 @@ def pfedgate(
         t = jnp.sum(values * batch.mask[:, None], 0) / jnp.maximum(jnp.sum(batch.mask), 1)
         theta = Net(gated(net.params["network"], t), net.stats["network"])
         outputs, stats = model.apply(theta, batch.x, key, train=True, mask=batch.mask)
-        value = training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
-        sums = training.classified(value, outputs["logits"], batch)
-        return value, training.Aux({"network": stats, "gate": gate_stats}, sums)
+        value = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
+        sums = local_training.classified(value, outputs["logits"], batch)
+        return value, local_training.Aux({"network": stats, "gate": gate_stats}, sums)
 
     clipped = optax.clip_by_global_norm(clip)
     each = optax.partition({"network": clipped, "gate": clipped}, {"network": "network", "gate": "gate"})
-    train = training.fit(loss, optax.chain(each, optimizer(task.round)), epochs=epochs, batch=batch)
+    train = local_training.fit(loss, optax.chain(each, optimizer(task.round)), epochs=epochs, batch=batch)
 
     def personalise(theta, mine, data, key):
         del key
-        total, rows = training.accumulate(
+        total, rows = local_training.accumulate(
             lambda b: (jnp.sum(opened(mine, b.x, b.mask, False)[0] * b.mask[:, None], 0), jnp.sum(b.mask)), data, batch=batch
         )
         t = jnp.where(rows > 0, total / jnp.maximum(rows, 1), 0.5)

@@ -37,10 +37,10 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.learning import training
-from fedjax_core.learning.trained import tell
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
+from fedjax_core.training import local_training
+from fedjax_core.training.trained import tell
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen
 
@@ -67,7 +67,7 @@ class Carried(NamedTuple):
 def pfedme(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     lam: NonNegative = 15.0,
     inner_steps: AtLeastOne = 5,
     outer_lr: Positive = 0.005,
@@ -104,12 +104,12 @@ def pfedme(
     registry.choose("variant", variant, VARIANTS)
     check_each(pfedme, lam=lam, inner_steps=inner_steps, outer_lr=outer_lr, beta=beta)
     model, released = task.model, variant == "released"
-    ce, inner = training.supervised(task), optax.with_extra_args_support(optimizer(task.round))
+    ce, inner = local_training.supervised(task), optax.with_extra_args_support(optimizer(task.round))
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=_towards(beta))
 
     def envelope(data):
         """lambda / 2 |w_i - theta|^2, whose gradient is that of the Moreau envelope, with theta found on the way."""
-        total = epochs * training.steps(data, batch) * inner_steps
+        total = epochs * local_training.steps(data, batch) * inner_steps
 
         def loss(net, batch, key):
             w_i, (stats, theta, state, done) = jax.lax.stop_gradient(net.params), net.stats
@@ -126,15 +126,15 @@ def pfedme(
             carry = theta if warm else w_i, stats, state, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
             theta, stats, state, sums = jax.lax.fori_loop(0, inner_steps, step, carry)
             value = lam / 2 * optax.tree.norm(optax.tree.sub(net.params, theta), squared=True)
-            return value, training.Aux(Carried(stats, theta, state, done + inner_steps), sums)
+            return value, local_training.Aux(Carried(stats, theta, state, done + inner_steps), sums)
 
         return loss
 
     def moreau(w, theta, data, key):
         """(theta, delta of w_i, metrics)."""
         begun = Net(w.params, Carried(w.stats, w.params, inner.init(w.params), jnp.int32(0)))
-        outer = training.sgd(outer_lr)(task.round)
-        (w_i, carried), _, sums = training.fit(envelope(data), outer, epochs=epochs, batch=batch)(begun, data, key)
+        outer = local_training.sgd(outer_lr)(task.round)
+        (w_i, carried), _, sums = local_training.fit(envelope(data), outer, epochs=epochs, batch=batch)(begun, data, key)
         tell(theta.params, carried.theta)
         delta = Net(optax.tree.sub(w_i, w.params), optax.tree.sub(carried.stats, w.stats))
         return Net(carried.theta, carried.stats), delta, sums
@@ -147,7 +147,7 @@ def pfedme(
             return theta, out.uplink, out.metrics
 
         def later():
-            trained = training.fit(ce, optimizer(task.round), epochs=epochs, batch=batch)(theta, data, key)
+            trained = local_training.fit(ce, optimizer(task.round), epochs=epochs, batch=batch)(theta, data, key)
             towards = optax.tree.sub(trained.net, w)
             delta = Net(optax.tree.scale(2 * outer_lr * lam, towards.params), towards.stats)
             return trained.net, delta, trained.sums

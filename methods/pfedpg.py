@@ -32,10 +32,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, PyTree
-from fedjax_core.learning import aggregators, training
 from fedjax_core.nn.project import layer, linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
 
 _STREAM = 0x7067  # of the generator's initialisation
 
@@ -62,7 +62,7 @@ def prompts_of(psi: PyTree, i: Array, heads: int) -> Array:
 def pfedpg(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     heads: int = 8,
     inner: int = 512,
     server_lr: float = 1e-3,
@@ -95,8 +95,8 @@ def pfedpg(
         raise ValueError(f"heads={heads} must divide inner={inner}, and both be at least 1")
     if not server_lr >= 0:
         raise ValueError(f"server_lr={server_lr} must not be negative")
-    loss, trained = training.supervised(task), training.under("prompts", "head")
-    train = training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trained)
+    loss, trained = local_training.supervised(task), local_training.under("prompts", "head")
+    train = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trained)
 
     def apart(net):
         return net.params["prompts"], net._replace(params={name: p for name, p in net.params.items() if name != "prompts"})

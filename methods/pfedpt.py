@@ -30,9 +30,9 @@ import numpy as np
 import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, ClientOutput, Net
-from fedjax_core.learning import aggregators, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Positive, check_each
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
 
 SCALE = 0.5  # of a pixel in [0, 1], per unit of a prompt
 PROMPT = 0x707274  # the prompt phase's draws; those of the network are a client's own, as in FedAvg
@@ -41,7 +41,7 @@ PROMPT = 0x707274  # the prompt phase's draws; those of the network are a client
 def pfedpt(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     pad: AtLeastZero = 2,
     prompt_epochs: AtLeastZero = 5,
     prompt_lr: Positive = 1.0,
@@ -85,13 +85,13 @@ def pfedpt(
     def loss(net, batch, key):
         w, p_i = Net(net.params["network"], net.stats), net.params["prompt"]
         outputs, stats = prompted(w, p_i, batch.x, key, train=True, mask=batch.mask)
-        value = training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
-        return value, training.Aux(stats, training.classified(value, outputs["logits"], batch))
+        value = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
+        return value, local_training.Aux(stats, local_training.classified(value, outputs["logits"], batch))
 
     def phase(name, optimizer, epochs):
-        return training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=training.under(name))
+        return local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=local_training.under(name))
 
-    first = phase("prompt", training.sgd(prompt_lr, momentum=prompt_momentum), prompt_epochs)
+    first = phase("prompt", local_training.sgd(prompt_lr, momentum=prompt_momentum), prompt_epochs)
     second = phase("network", optimizer, epochs)
 
     def client_update(w, p_i, data, key):

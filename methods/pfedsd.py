@@ -28,9 +28,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
-from fedjax_core.learning import losses, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
+from fedjax_core.training import local_training, losses
 from methods.fedavg import fedavg
 
 
@@ -47,7 +47,7 @@ class Client(NamedTuple):
 def pfedsd(
     task: Task,
     *,
-    optimizer: training.Optimizer,
+    optimizer: local_training.Optimizer,
     lam: NonNegative = 0.5,
     temperature: Positive = 3.0,
     epochs: AtLeastZero = 1,
@@ -83,9 +83,9 @@ def pfedsd(
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             logits, teacher = outputs["logits"], model.apply(client.previous, batch.x)[0]["logits"]
-            ce = training.of_labels(task)(logits, batch.y, batch.mask)
+            ce = local_training.of_labels(task)(logits, batch.y, batch.mask)
             value = ce + weight * losses.distillation(logits, teacher, batch.mask, temperature)
-            return value, training.Aux(stats, training.classified(ce, logits, batch))
+            return value, local_training.Aux(stats, local_training.classified(ce, logits, batch))
 
         out = parent(loss).client_update(w, (), data, key)
         assert out.local is not None

@@ -29,9 +29,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput, Net, PyTree
-from fedjax_core.learning import aggregators, training
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
@@ -45,7 +45,7 @@ class Server(NamedTuple):
 
 
 def scaffold(
-    task: Task, *, optimizer: training.Optimizer, server_lr: float = 1.0, epochs: AtLeastZero = 1, batch: AtLeastOne = 64
+    task: Task, *, optimizer: local_training.Optimizer, server_lr: float = 1.0, epochs: AtLeastZero = 1, batch: AtLeastOne = 64
 ) -> Algorithm:
     """Builds SCAFFOLD (Algorithm 1, option II).
 
@@ -65,7 +65,7 @@ def scaffold(
     if not server_lr > 0:
         raise ValueError(f"server_lr={server_lr} must be positive")
     model = task.model
-    loss = training.supervised(task)
+    loss = local_training.supervised(task)
 
     def server_init(key):
         net = model.init(key)
@@ -74,8 +74,8 @@ def scaffold(
     def client_update(sent, c_i, data, key):
         drift = optax.tree.sub(sent.c, c_i)
         correct = optax.stateless(lambda g, _: optax.tree.add(g, drift))  # g_i(y) - c_i + c
-        chain = optax.chain(training.mean_gradient(), correct, optimizer(task.round))
-        y, (seen, *_), sums = training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)
+        chain = optax.chain(local_training.mean_gradient(), correct, optimizer(task.round))
+        y, (seen, *_), sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)
         uplink = optax.tree.sub(y, sent.net), optax.tree.sub(seen.mean, c_i)  # (delta y_i, delta c_i)
         return ClientOutput(seen.mean, uplink, sums, local=(sent._replace(net=y), seen.mean))  # c_i+ = mean gradient
 

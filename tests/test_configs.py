@@ -23,7 +23,7 @@ from fedjax_core.language import prepare as language
 from fedjax_core.nn import llama
 from fedjax_core.nn.model import build as network
 from fedjax_core.reporting import analysis, words
-from tests.fedjax_core.learning.test_lora import LLAMA_7B
+from tests.fedjax_core.training.test_adapters import LLAMA_7B
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))

@@ -12,31 +12,41 @@ PACKAGES = ("fedjax_core", "methods", "configs")
 FILES = sorted(str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 ROOMS = {  # of fedjax_core, top to bottom: what each may import beside itself
     "__main__": {"commands"},
-    "testing": {"storage", "engine", "uplink", "learning", "nn", "data", "task"},
-    "commands": {"experiment", "run", "reporting", "language", "storage", "engine", "uplink", "learning", "nn", "data", "task"},
-    "experiment": {"run", "privacy", "language", "storage", "engine", "uplink", "learning", "nn", "data", "task"},
+    "testing": {"storage", "engine", "uplink", "training", "nn", "data", "task"},
+    "commands": {"experiment", "run", "reporting", "language", "storage", "engine", "uplink", "training", "nn", "data", "task"},
+    "experiment": {"run", "privacy", "language", "storage", "engine", "uplink", "training", "nn", "data", "task"},
     "run": {"privacy", "reporting", "storage", "engine", "data"},
-    "reporting": {"storage", "engine", "learning", "task"},
-    "language": {"storage", "learning", "nn", "data", "task"},
-    "storage": {"engine", "learning", "nn", "task"},
-    "engine": {"uplink", "learning", "data", "task"},
-    "uplink": {"privacy", "learning", "task"},
+    "reporting": {"storage", "engine", "training", "task"},
+    "language": {"storage", "training", "nn", "data", "task"},
+    "storage": {"engine", "training", "nn", "task"},
+    "engine": {"uplink", "training", "data", "task"},
+    "uplink": {"privacy", "training", "task"},
     "privacy": set(),
-    "learning": {"task"},
+    "training": {"task"},
     "nn": {"task"},
     "data": set(),
     "task": set(),
-    "by_name": {"outside"},
-    "own_code": {"bundled"},
+    "registry": {"outside"},
+    "code_fingerprint": {"bundled"},
     "bundled": set(),
     "outside": set(),
-    "values": set(),
+    "option_types": set(),
     "algorithm": set(),
-    "deferred": set(),
+    "distributed": set(),
+    "lazy_array": set(),
 }
-EVERYBODY = {"by_name", "bundled", "outside", "own_code", "values", "algorithm", "deferred"}  # what all others may import too
-ALONE = {"values", "algorithm", "deferred", "bundled"}  # which import nothing of ours
-OF_METHODS = {"learning", "nn", "task"} | EVERYBODY
+EVERYBODY = {
+    "distributed",
+    "registry",
+    "bundled",
+    "outside",
+    "code_fingerprint",
+    "option_types",
+    "algorithm",
+    "lazy_array",
+}  # what all others may import too
+ALONE = {"option_types", "algorithm", "lazy_array", "bundled"}  # which import nothing of ours
+OF_METHODS = {"training", "nn", "task"} | EVERYBODY
 
 
 def module(file: str) -> str:
@@ -92,7 +102,7 @@ def test_a_module_imports_from_its_room_and_those_below(file):
     mine = room(module(file))
     for name in imports(file):
         assert name.split(".")[0] == "fedjax_core", f"{file} imports {name}"
-        may = ROOMS[mine] | {mine} | (set() if mine in ALONE else {"values"} if mine in EVERYBODY else EVERYBODY)
+        may = ROOMS[mine] | {mine} | (set() if mine in ALONE else {"option_types"} if mine in EVERYBODY else EVERYBODY)
         assert room(name) in may, f"{file} imports {name}"
 
 
@@ -112,8 +122,8 @@ LEAVES = {  # what the bottom of a room may import of ours
     "fedjax_core/registry.py": {"fedjax_core.outside", "fedjax_core.option_types"},
     "fedjax_core/outside.py": {"fedjax_core.option_types"},
     "fedjax_core/option_types.py": set(),
-    "fedjax_core/learning/losses.py": {"fedjax_core.algorithm", "fedjax_core.option_types"},
-    "fedjax_core/learning/metrics.py": {"fedjax_core.algorithm"},
+    "fedjax_core/training/losses.py": {"fedjax_core.algorithm", "fedjax_core.option_types"},
+    "fedjax_core/training/metrics.py": {"fedjax_core.algorithm"},
     "fedjax_core/task.py": {"fedjax_core.algorithm"},
     "fedjax_core/engine/client_loop.py": {"fedjax_core.algorithm", "fedjax_core.lazy_array"},
     "fedjax_core/engine/client_sampling.py": {"fedjax_core.algorithm"},

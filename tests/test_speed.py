@@ -18,8 +18,8 @@ from fedjax_core import nn
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 
 CLIENTS, COHORT, RATE = 40, 16, 0.05
@@ -119,7 +119,7 @@ def engine(small, x, y):
     index = np.arange(len(y)).reshape(CLIENTS, -1)
     data = federated.from_index(dataset, list(index), [np.zeros(0, int)] * CLIENTS)
     task = of_model(nn.build(small.model, 10, small.shape, **small.options), classes=10, population=CLIENTS)
-    build = functools.partial(fedavg, optimizer=training.sgd(RATE), epochs=1, batch=small.batch)
+    build = functools.partial(fedavg, optimizer=local_training.sgd(RATE), epochs=1, batch=small.batch)
     sim = simulator.Simulation(
         simulator.one_group(build, task, CLIENTS), data, cohort=COHORT, plan=client_loop.Plan(1, 1), dispatch=50
     )

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net, PyTree
-from fedjax_core.learning import aggregators, training
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
@@ -28,7 +28,7 @@ class Server(NamedTuple):
     h: PyTree
 
 
-def feddyn(task: Task, *, optimizer: training.Optimizer, alpha: float = 0.01, epochs: int = 1, batch: int = 64) -> Algorithm:
+def feddyn(task: Task, *, optimizer: local_training.Optimizer, alpha: float = 0.01, epochs: int = 1, batch: int = 64) -> Algorithm:
     """Builds FedDyn (Algorithm 1).
 
     Args:
@@ -44,7 +44,7 @@ def feddyn(task: Task, *, optimizer: training.Optimizer, alpha: float = 0.01, ep
     if not alpha > 0:
         raise ValueError(f"alpha={alpha} must be positive")
     model = task.model
-    loss = training.supervised(task)
+    loss = local_training.supervised(task)
 
     def server_init(key):
         net = model.init(key)
@@ -52,8 +52,8 @@ def feddyn(task: Task, *, optimizer: training.Optimizer, alpha: float = 0.01, ep
 
     def client_update(sent, g, data, key):
         linear = optax.stateless(lambda grads, _: optax.tree.sub(grads, g))  # the gradient of -<g_k, theta>
-        chain = optax.chain(training.proximal(alpha), linear, optimizer(task.round))
-        net, _, sums = training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)  # (1)
+        chain = optax.chain(local_training.proximal(alpha), linear, optimizer(task.round))
+        net, _, sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)  # (1)
         delta = optax.tree.sub(net, sent.net)
         g = optax.tree.add_scale(g, -alpha, delta.params)  # (2)
         return ClientOutput(g, delta, sums, local=(sent._replace(net=net), g))

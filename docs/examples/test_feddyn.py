@@ -8,7 +8,7 @@ import pytest
 from feddyn import feddyn
 
 from fedjax_core import testing
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 
 ALPHA, RATE = 0.1, 0.2
 CASE = testing.Case(functools.partial(feddyn, alpha=ALPHA, epochs=2, batch=4))
@@ -22,7 +22,7 @@ def test_contract(holds):
 def test_two_rounds_equal_the_loop():
     """One full-batch step of every client in a round, written out: theta_k = theta - rate * (gradient - g_k)."""
     case = testing.Case(functools.partial(feddyn, alpha=ALPHA, epochs=1, batch=16))
-    sim = case.simulate(cohort=8, statistics=False, optimizer=training.sgd(RATE))
+    sim = case.simulate(cohort=8, statistics=False, optimizer=local_training.sgd(RATE))
     state = sim.init(0)
     theta = jax.device_get(state.server.net.params)
     model, (x, y), zero = case.task(statistics=False).model, sim.data.train, jax.tree.map(np.zeros_like, theta)

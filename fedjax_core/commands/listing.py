@@ -21,9 +21,10 @@ from fedjax_core import experiment, nn, outside, registry
 from fedjax_core.commands import ending, fields, shipped
 from fedjax_core.data import partition, poison, sources
 from fedjax_core.language import prepare as language
-from fedjax_core.learning import augment, lora
 from fedjax_core.nn.model import FIXED
 from fedjax_core.reporting import loggers, report
+from fedjax_core.training import adapters
+from fedjax_core.training.augment import pipeline
 from fedjax_core.uplink import attacks, compression, dp_mechanisms, robust_aggregation
 
 OF_A_MODEL = {"resize": None, "frame": 0}  # options that every network of images has
@@ -67,8 +68,8 @@ KINDS = {
     "sources": Kind("data set", "data.source", _sources, sources.GIVEN),
     "partitions": Kind("partition", "data.partition", lambda: partition.SCHEMES, partition.GIVEN),
     "optimizers": Kind("optimizer", "optimizer.name", lambda: experiment.OPTIMIZERS),
-    "augmentations": Kind("augmentation", "augment", lambda: augment.OPS),
-    "adapters": Kind("adapter", "adapter", lambda: lora.ADAPTERS),
+    "augmentations": Kind("augmentation", "augment", lambda: pipeline.OPS),
+    "adapters": Kind("adapter", "adapter", lambda: adapters.ADAPTERS),
     "losses": Kind("loss", "loss", lambda: experiment.LOSSES, ("logits", "y", "mask")),
     "rules": Kind("rule", "aggregation.rule", lambda: robust_aggregation.RULES),
     "attacks": Kind("attack", "adversary.attack", lambda: attacks.SENT | attacks.CRAFTED | poison.POISONS),

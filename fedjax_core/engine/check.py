@@ -14,9 +14,9 @@ from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine import contracts
 from fedjax_core.engine.federation import SCOPES, Evaluation, Federation, Group, Held
 from fedjax_core.engine.sharding.data_placement import PLACES
-from fedjax_core.learning import metrics
-from fedjax_core.learning.episodes import Episodes
 from fedjax_core.task import TO_ADD, check_tokens
+from fedjax_core.training import metrics
+from fedjax_core.training.few_shot import Episodes
 
 
 class Shape(NamedTuple):

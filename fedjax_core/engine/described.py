@@ -13,7 +13,7 @@ from fedjax_core.engine import check, client_loop, contracts, score_checks, unse
 from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.engine.federation import Evaluation, Federation, Group, Held, acquainted, held_arrays, known_by_shape
 from fedjax_core.engine.sharding import data_placement
-from fedjax_core.learning.episodes import Episodes
+from fedjax_core.training.few_shot import Episodes
 from fedjax_core.uplink import Link, wrapped
 
 

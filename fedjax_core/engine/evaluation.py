@@ -16,7 +16,7 @@ from fedjax_core.engine.data_feed.streaming import Streamed
 from fedjax_core.engine.divergence import Diverged
 from fedjax_core.engine.federation import Federation, Held, State
 from fedjax_core.engine.planned import Fitting, Planned
-from fedjax_core.learning import scored
+from fedjax_core.training import scored
 
 ROWS = {"own": "its own test rows", "validation": "its validation rows", "all": "the test set"}  # what a scope is scored on
 UNSEEN_TABLES = ("unseen_index", "unseen_test_index")

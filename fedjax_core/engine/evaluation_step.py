@@ -12,8 +12,8 @@ from fedjax_core.engine import client_loop, contracts
 from fedjax_core.engine.client_state import host_store
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.federation import Federation, Held, State, key
-from fedjax_core.learning import metrics, scored, training
-from fedjax_core.learning.episodes import assemble
+from fedjax_core.training import local_training, metrics, scored
+from fedjax_core.training.few_shot import assemble
 
 
 class ByClient(NamedTuple):
@@ -31,7 +31,7 @@ class ByClient(NamedTuple):
 
 
 ROWS = ("test", "validation")  # of the server's model: the whole test set, all validation rows
-Batches = tuple[Any, Callable[[Array], training.Batch]]  # how many there are, and each by its number
+Batches = tuple[Any, Callable[[Array], local_training.Batch]]  # how many there are, and each by its number
 
 
 def begin_server(fed: Federation, held: Held, server: PyTree, round: Array, rows: str = "test") -> PyTree:  # noqa: A002
@@ -103,7 +103,7 @@ def _streamed_batches(fed: Federation, held: Held, server: PyTree, round: Array,
         (held, server, round, rows, number), (at, first) = shared, entry  # noqa: A001
         algorithm = fed.algorithm(0, held, round)
         places = jnp.arange(b)
-        x, y, mask, _ = training.take(rows, at * b + places, first + places < number)
+        x, y, mask, _ = local_training.take(rows, at * b + places, first + places < number)
         outputs = algorithm.predict["global"](algorithm.broadcast(server, jnp.int32(0)), (), x)
         return _pairs(outputs, x, y, mask, own, fed.center), ()
 
@@ -246,7 +246,7 @@ def _batches(test: Examples, index: Array, size: Array | int, b: int) -> Batches
 
     def batch(i):
         at = i * b + jnp.arange(b)
-        return training.take(test, index[at], at < size)
+        return local_training.take(test, index[at], at < size)
 
     return -(-size // b), batch
 

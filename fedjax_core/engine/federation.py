@@ -14,8 +14,8 @@ from fedjax_core.data.federated import FederatedData
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.tables import RowTable, table
-from fedjax_core.learning.episodes import Episodes
 from fedjax_core.task import Peers, Task
+from fedjax_core.training.few_shot import Episodes
 
 Build = Callable[[Task], Algorithm]
 STREAMS = {"init": 0, "prepare": 1, "cohort": 2, "dropout": 3, "client": 4, "server": 5, "personalise": 6, "newcomer": 7}

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import divergence, evaluation_step
-from fedjax_core.learning import scored
+from fedjax_core.training import scored
 
 
 def flat(

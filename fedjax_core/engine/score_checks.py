@@ -14,8 +14,8 @@ from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.engine import contracts, evaluation_step
 from fedjax_core.engine.check import Shapes
 from fedjax_core.engine.federation import Federation, Held
-from fedjax_core.learning import metrics, scored
-from fedjax_core.learning.rows import Batch, take
+from fedjax_core.training import metrics, scored
+from fedjax_core.training.batching import Batch, take
 
 ROWS, PADDING = 6, 2
 MOST_NUMBERS = 2**22  # of rows that are drawn

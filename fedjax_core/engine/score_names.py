@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fedjax_core.algorithm import targets_of
 from fedjax_core.engine import evaluation, evaluation_step
 from fedjax_core.engine.planned import Planned
-from fedjax_core.learning import scored
+from fedjax_core.training import scored
 
 
 def of_validation(at: Planned) -> list[str]:

@@ -47,7 +47,7 @@ from fedjax_core.engine.federation import Build, Evaluation, Federation, Group, 
 from fedjax_core.engine.planned import Planned
 from fedjax_core.engine.record import flat
 from fedjax_core.engine.sharding import model_parallel
-from fedjax_core.learning.episodes import Episodes
+from fedjax_core.training.few_shot import Episodes
 from fedjax_core.uplink import Link
 
 __all__ = ["Build", "Diverged", "Evaluation", "Group", "Held", "Simulation", "State", "View", "one_group"]
@@ -100,7 +100,7 @@ class Simulation:
           evaluation: what is scored.
           hold: "device", "host" or "disk": where client states are kept. Off the device one round is one dispatch.
           dispatch: the most rounds that run in one dispatch. Where data are streamed it is one.
-          episodes: how minibatches and tests are drawn, for networks made by `episodes.prototypical`; None: plain examples.
+          episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical`; None: plain examples.
           data_on: "device", "host" or "disk": where the data lie; None: where they fit (`placement.py`).
           devices: of which the plan takes the first; None: those that jax sees. For a topology's, programs can be compiled.
           links: what uplinks pass through: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).

@@ -21,10 +21,11 @@ from fedjax_core.experiment import build_model, input_normalization
 from fedjax_core.experiment.lookup import Network
 from fedjax_core.experiment.resolve import Asked, Config, resolve
 from fedjax_core.language import prepare as language
-from fedjax_core.learning import augment, episodes, lora
 from fedjax_core.registry import Found
 from fedjax_core.storage.json_files import plain
 from fedjax_core.task import PARTS, Model, Task, of_model, part_of
+from fedjax_core.training import adapters, few_shot
+from fedjax_core.training.augment import pipeline
 
 log = logging.getLogger("fedjax_core")
 
@@ -123,8 +124,8 @@ def _classified(
     """The task to classify rows: a network for them, and what of it is trained."""
 
     def wrapped(model: Model) -> Model:
-        model = model if asked.augment is None else augment.augmented(model, asked.augment)
-        return model if asked.episodes is None else episodes.prototypical(model, data.classes)
+        model = model if asked.augment is None else pipeline.augmented(model, asked.augment)
+        return model if asked.episodes is None else few_shot.prototypical(model, data.classes)
 
     if asked.augment is not None and not shapes_only:
         input_normalization.check_colours(asked.said["augment"], data.train)
@@ -141,7 +142,7 @@ def _classified(
     image = nn.image_size(shape, **(build_model.of_file(one) | one.around))
     arrays = build_model.beginning(model, one.file, asked.train, asked.seed, image, shapes_only)
     if asked.adapter is not None:
-        return lora.adapted(model, arrays, asked.adapter, PARTS[asked.train] or (), **settings).wrapped(wrapped)
+        return adapters.adapted(model, arrays, asked.adapter, PARTS[asked.train] or (), **settings).wrapped(wrapped)
     return part_of(model, arrays, asked.train, **settings).wrapped(wrapped)
 
 

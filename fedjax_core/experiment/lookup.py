@@ -12,12 +12,12 @@ from fedjax_core import nn, option_types, registry
 from fedjax_core.data import partition, sources
 from fedjax_core.experiment.method_registry import METHODS, Config, without_none
 from fedjax_core.language import prepare as language
-from fedjax_core.learning import losses, training
-from fedjax_core.learning.scores import SCORES
 from fedjax_core.registry import Found
 from fedjax_core.run.callbacks import find as callback
+from fedjax_core.training import local_training, losses
+from fedjax_core.training.scores import SCORES
 
-OPTIMIZERS = {"sgd": training.sgd, "adam": training.adam}
+OPTIMIZERS = {"sgd": local_training.sgd, "adam": local_training.adam}
 LOSSES = {
     **{"cross_entropy": losses.cross_entropy, "smoothed": losses.smoothed, "focal": losses.focal},
     **{"sigmoid_cross_entropy": losses.sigmoid_cross_entropy},
@@ -95,7 +95,7 @@ def method(config: Config) -> Found:
     return found
 
 
-def optimizer(config: Config, numbers: Mapping[str, Any] | None = None) -> training.Optimizer:
+def optimizer(config: Config, numbers: Mapping[str, Any] | None = None) -> local_training.Optimizer:
     """The optimiser that a config names: one of `OPTIMIZERS`; from outside one like them, or one of optax's.
 
     Args:
@@ -112,7 +112,7 @@ def optimizer(config: Config, numbers: Mapping[str, Any] | None = None) -> train
     if isinstance(made, optax.GradientTransformation):
         return lambda round: made  # noqa: A006
     if callable(made):
-        return cast(training.Optimizer, made)
+        return cast(local_training.Optimizer, made)
     wants = "an optax.GradientTransformation, or a function of the round that gives one"
     raise TypeError(f"optimizer {found.name!r} must return {wants}, it returned {option_types.short(made)}")
 

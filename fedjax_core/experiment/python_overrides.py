@@ -42,7 +42,7 @@ def into(
       model: a network, or a sequence of them for client i mod their number: what builds a module of Flax NNX or Linen
         (`nn/outside.py`), a Linen module, or a `Model`.
       loss: of labels, (logits [B, K], y [B], mask [B]) -> the mean over the rows in `mask`.
-      scores: (outputs, x, y, mask [B]) -> (sum, weight), or objects with `finalize` (`learning/scores.py`); one, a sequence, or by
+      scores: (outputs, x, y, mask [B]) -> (sum, weight), or objects with `finalize` (`training/scores.py`); one, a sequence, or by
         name.
 
     Raises:

@@ -14,14 +14,15 @@ from fedjax_core.experiment import lookup, schema, uplink_options
 from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.experiment.method_registry import Config
 from fedjax_core.language import prepare as language
-from fedjax_core.learning import augment, episodes, lora, training
 from fedjax_core.privacy import Privacy
 from fedjax_core.registry import Found
 from fedjax_core.task import PARTS
+from fedjax_core.training import adapters, few_shot, local_training
+from fedjax_core.training.augment import pipeline
 from fedjax_core.uplink import Link
 
 STATISTICS = ("average", "local", "freeze")
-TASKS = {"classification": lambda: None, "episodes": episodes.Episodes}
+TASKS = {"classification": lambda: None, "episodes": few_shot.Episodes}
 NOT_LOCAL = ("finetune_epochs", "server_epochs")  # options of methods: epochs that train nothing that a round keeps of clients
 FOR_IMAGES = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
 
@@ -61,16 +62,16 @@ class Asked(NamedTuple):
 
     seed: int
     method: Found
-    optimizer: training.Optimizer
+    optimizer: local_training.Optimizer
     data: lookup.Data
     networks: tuple[lookup.Network, ...]
     public: tuple[Found, int | None] | None
-    episodes: episodes.Episodes | None
-    adapter: lora.Kind | None
+    episodes: few_shot.Episodes | None
+    adapter: adapters.Kind | None
     train: str
     normalise: str
     statistics: str
-    augment: augment.Augment | None
+    augment: pipeline.Augment | None
     scores: dict[str, Callable]
     loss: Found | None
     cohort: int | float | None
@@ -110,11 +111,11 @@ def resolve(config: Config) -> Asked:
         lookup.networks(said),
         lookup.public(said["public"]),
         registry.find("task", said["task"], TASKS, field="task")(),
-        None if said["adapter"] is None else registry.find("adapter", said["adapter"], lora.ADAPTERS, field="adapter")(),
+        None if said["adapter"] is None else registry.find("adapter", said["adapter"], adapters.ADAPTERS, field="adapter")(),
         registry.choose("train", said["train"], PARTS),
         registry.choose("normalise", said["normalise"], NORMALISATIONS),
         registry.choose("statistics", said["statistics"], STATISTICS),
-        None if said["augment"] is None else augment.of_training(said["augment"]),
+        None if said["augment"] is None else pipeline.of_training(said["augment"]),
         lookup.scores(said["evaluation.scores"] or ()),
         lookup.loss(said["loss"]),
         cohort,

@@ -27,12 +27,12 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.data import federated, sources
 from fedjax_core.language import instructions, prepared, pretrained, text
-from fedjax_core.learning import lora, metrics
-from fedjax_core.learning.metrics import Pair, mean_of
 from fedjax_core.nn.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.task import Task, check_tokens, part_of
+from fedjax_core.training import adapters, metrics
+from fedjax_core.training.metrics import Pair, mean_of
 
 SOURCE, MODEL, PARTITION = "instructions", "pretrained", "by_domain"
 WRITTEN = 80  # tokens of an answer at most
@@ -234,7 +234,7 @@ def _arrays(made: Prepared) -> Net:
     return Net(base | {"head": head}, {})
 
 
-def task(made: Prepared, adapter: lora.Kind | None, shapes_only: bool = False) -> Task:
+def task(made: Prepared, adapter: adapters.Kind | None, shapes_only: bool = False) -> Task:
     """The model's task on its data. Tasks on one folder share its weights while there are such tasks.
 
     Args:
@@ -243,7 +243,7 @@ def task(made: Prepared, adapter: lora.Kind | None, shapes_only: bool = False) -
       shapes_only: zeros that take no memory in place of its weights, which are not looked for.
 
     Raises:
-      ValueError, OSError: as `pretrained.load` and `lora.adapted`.
+      ValueError, OSError: as `pretrained.load` and `adapters.adapted`.
     """
     encoder = made.options is not None
     if isinstance(made.model, Encoder):
@@ -261,7 +261,7 @@ def task(made: Prepared, adapter: lora.Kind | None, shapes_only: bool = False) -
     if adapter is None:
         made_of = part_of(model, arrays, [name for name in arrays.params if name != "head" or not encoder], **settings)
     else:
-        made_of = lora.adapted(model, arrays, adapter, **settings)
+        made_of = adapters.adapted(model, arrays, adapter, **settings)
     own = {"accuracy": accuracy} | ({"rouge1": rouge1} if encoder else {})
     each = {f"{name}_{kind}": _of_kind(score, i) for i, kind in enumerate(made.kinds) for name, score in own.items()}
     return dataclasses.replace(made_of, scores=({"rouge1": rouge1} if encoder else {}) | (each if len(made.kinds) > 1 else {}))
@@ -312,7 +312,7 @@ def answers(
     return tokenizer.decode(text.complete(write, tokens, batch, widest=widest))
 
 
-def parameters(made: Prepared, adapter: lora.Kind | None, frozen: Net, net: Net) -> PyTree:
+def parameters(made: Prepared, adapter: adapters.Kind | None, frozen: Net, net: Net) -> PyTree:
     """What `made.model.generate` takes of one network: its adapter beside the frozen kernels, unmerged, so that no base is copied.
 
     Args:
@@ -323,4 +323,4 @@ def parameters(made: Prepared, adapter: lora.Kind | None, frozen: Net, net: Net)
     """
     if adapter is None:
         return frozen.params | net.params
-    return lora.adapter(adapter, frozen.params, made.model.name).wrap(frozen.params, net.params[lora.ENTRY], None)
+    return adapters.adapter(adapter, frozen.params, made.model.name).wrap(frozen.params, net.params[adapters.ENTRY], None)

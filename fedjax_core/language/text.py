@@ -6,7 +6,7 @@
   complete(generate, ...)    decoding of many prompts, greedy or with beams, in batches of like lengths
   rouge1, exact              scores of texts
 
-Both are networks like others, whole: what is trained of them is chosen around them, by `task.part_of`, or by `lora.adapted`, whose
+Both are networks like others, whole: what is trained of them is chosen around them, by `task.part_of`, or by `adapters.adapted`, whose
 frozen base exists once and travels as an argument of the round.
 
     encoder, base = pretrained.load(folder)
@@ -29,10 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.learning import lora, losses
 from fedjax_core.nn.attention import MINUS
 from fedjax_core.nn.transformer import Encoder, LanguageModel, last
 from fedjax_core.task import Model
+from fedjax_core.training import adapters, losses
 
 TEMPERATURE = 0.05  # by which cosines are divided
 PAYS = 0.85  # another width, which is another program to compile, must leave no more than this part of the work
@@ -166,7 +166,7 @@ def written(model: LanguageModel, params: PyTree, x: PyTree, layers: bool = Fals
 
 
 def writing(model: LanguageModel) -> Model:
-    """A language model that learns to write answers: with `training.cross_entropy`, on their tokens and ends alone.
+    """A language model that learns to write answers: with `local_training.cross_entropy`, on their tokens and ends alone.
 
     Args:
       model: the network, whose parameters are the Model's.
@@ -241,7 +241,7 @@ def bucketed(model: Model, widths: Sequence[int], side: str = "right") -> Model:
             cut = lambda leaf: leaf[:, first : first + width]
 
             def run(net, x, key, mask):
-                net = net._replace(params=lora.drawn_for(net.params, t, first))
+                net = net._replace(params=adapters.drawn_for(net.params, t, first))
                 return call(net, x | {name: cut(x[name]) for name in ("tokens", "mask")}, key, mask)
 
             return run

@@ -26,12 +26,12 @@ import numpy as np
 from fedjax_core import nn, registry
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import View
-from fedjax_core.learning import training
 from fedjax_core.nn.attention import MINUS
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain
 from fedjax_core.storage.tensors import read_tensors, write_tensors
 from fedjax_core.task import Model, Task
+from fedjax_core.training import local_training
 
 FIELDS = ("model", "classes", "input_shape", "mean", "std", "statistics", "class_names")
 _FORM = {
@@ -207,7 +207,7 @@ def _networks(task: Task, held: tuple[PyTree, PyTree]) -> list[Net]:
         found += [net._replace(stats=client[1]) for net in found]
     form = lambda net: jax.tree.structure(net, is_leaf=lambda leaf: leaf is None)
     parts = [net for net in found if form(net) == jax.tree.structure(like)]  # the leaves that one lacks another may have
-    found += [training.join(a, b) for a in parts for b in parts if not _same_form(a, like)]
+    found += [local_training.join(a, b) for a in parts for b in parts if not _same_form(a, like)]
     return [net for net in found if _same_form(net, like)]
 
 

@@ -22,13 +22,13 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.engine.client_view import View
-from fedjax_core.learning import lora, training
-from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage.export import EXACT, Builders, described, described_in, fits, loaded, named, nobodys
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain
 from fedjax_core.storage.tensors import read_tensors, write_tensors
 from fedjax_core.task import PARTS, Task, of_model, part_of
+from fedjax_core.training import adapters, local_training
+from fedjax_core.training.local_batch_norm import local_statistics
 
 HOLDS = "predictor"  # what a description says that its file holds
 FIELDS = ("method", "options", "predictor", "population", "round", "train", "adapter")
@@ -129,11 +129,11 @@ def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Meth
         if adapter is None:
             task = part_of(network, untrained, description["train"], **settings)
         else:
-            task = lora.adapted(network, untrained, lora.parse(adapter), entries, **settings)
+            task = adapters.adapted(network, untrained, adapters.parse(adapter), entries, **settings)
     builder, options = methods(description["method"]), _tuples(description["options"])
     what = f"method {description['method']!r}"
     registry.check(what, builder, ("optimizer", *registry.by_place(what, builder, ("task",))), options)
-    build = functools.partial(builder, optimizer=training.sgd(1.0), **options)
+    build = functools.partial(builder, optimizer=local_training.sgd(1.0), **options)
     build = local_statistics(build) if description["statistics"] == "local" else build
     at = functools.partial(_algorithm, build, task, description["round"])
     like = jax.eval_shape(lambda frozen: {"held": _begun(at(frozen)), "frozen": frozen}, untrained)

@@ -11,9 +11,9 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, PyTree
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
 from fedjax_core.task import Task
 from fedjax_core.testing import federation
+from fedjax_core.training import local_training
 
 COHORT = 5  # of eight clients
 
@@ -49,7 +49,7 @@ class Case:
           statistics: whether the network carries a running mean along.
           settings: of `Simulation`; five clients a round if they do not say.
         """
-        build = functools.partial(self.method, optimizer=optimizer or training.sgd(0.1, momentum=0.5))
+        build = functools.partial(self.method, optimizer=optimizer or local_training.sgd(0.1, momentum=0.5))
         made = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
         settings = {"cohort": COHORT, "dispatch": 2} | settings
         data = settings.pop("data", federation.data())

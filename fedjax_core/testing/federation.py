@@ -8,9 +8,9 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
-from fedjax_core.learning import lora
 from fedjax_core.nn.project import projected
 from fedjax_core.task import Model, Task, of_model, part_of
+from fedjax_core.training import adapters
 
 CLIENTS, CLASSES, INPUTS = 8, 3, 5
 PUBLIC, PROMPTS = 7, 2  # rows of a public set; prompts of a network that has them
@@ -123,6 +123,6 @@ def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
 
 def task_adapted(hidden: int = 6, statistics: bool = True, dropout: float = 0.2) -> Task:
     """LoRA with dropout over a frozen body, and the head."""
-    net, kind = model(hidden, statistics).init(jax.random.key(3)), lora.lora(rank=2, dropout=dropout, targets=("body",))
+    net, kind = model(hidden, statistics).init(jax.random.key(3)), adapters.lora(rank=2, dropout=dropout, targets=("body",))
     settings = {"classes": CLASSES, "population": CLIENTS, "shape": (INPUTS,)}
-    return lora.adapted(model(hidden, statistics), net, kind, "head", **settings)
+    return adapters.adapted(model(hidden, statistics), net, kind, "head", **settings)

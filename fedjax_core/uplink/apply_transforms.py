@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, PyTree, Reduce
-from fedjax_core.learning import aggregators
 from fedjax_core.task import Task
+from fedjax_core.training import aggregators
 from fedjax_core.uplink import sharded_aggregation
 from fedjax_core.uplink.flatten import checked, joined, length, of_vector, vector
 from fedjax_core.uplink.statistics import floored

@@ -18,8 +18,8 @@ import numpy as np
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated
 from fedjax_core.engine import simulator
-from fedjax_core.learning import training
 from fedjax_core.task import Model, of_model
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from tests.benchmarks import ours
 from tests.benchmarks.workloads import WORKLOADS, Workload
@@ -42,13 +42,13 @@ def batches(workload: Workload, data: federated.FederatedData) -> dict[int, np.n
         counter = net.params["head"]
         step = jax.lax.stop_gradient(counter["step"]) + 1  # plain SGD with rate 1 makes steps of minus the gradient
         value = -counter["step"] - step * jnp.sum(jnp.where(batch.mask, counter["seen"][batch.x], 0))
-        return value, training.Aux(net.stats, {})
+        return value, local_training.Aux(net.stats, {})
 
     model = Model(init, lambda *_, **__: ({}, ()), lambda *_, **__: (None, ()), lambda *_: None, "spy")
     task = of_model(model, classes=workload.classes, population=workload.population)
 
     def build(task):
-        return fedavg(task, optimizer=training.sgd(1.0), epochs=workload.epochs, batch=workload.batch, loss=loss)._replace(
+        return fedavg(task, optimizer=local_training.sgd(1.0), epochs=workload.epochs, batch=workload.batch, loss=loss)._replace(
             predict={}
         )
 

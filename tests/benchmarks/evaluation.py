@@ -25,8 +25,8 @@ from fedjax_core.algorithm import Examples, PyTree
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine import evaluation as evaluating
-from fedjax_core.learning import training
 from fedjax_core.task import Model, of_model
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.local import local
 
@@ -85,7 +85,7 @@ def make_cases(network: str, batch: int | None, scale: float) -> tuple[list[Case
     task = of_model(model, classes=CLASSES, population=CLIENTS)
     cases = []
     for method, scopes, scored in ((fedavg, ("global", "own", "unseen"), None), (local, ("all",), SCORED)):
-        build = functools.partial(method, optimizer=training.sgd(0.1))
+        build = functools.partial(method, optimizer=local_training.sgd(0.1))
         evaluation = simulator.Evaluation(scopes, batch, scored)
         sim = simulator.Simulation(
             simulator.one_group(build, task, CLIENTS), data, plan=client_loop.choose(CLIENTS), evaluation=evaluation

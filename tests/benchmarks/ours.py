@@ -20,8 +20,8 @@ from fedjax_core import experiment, nn
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
 from fedjax_core.task import Model, Task, of_model
+from fedjax_core.training import local_training
 from tests.benchmarks import protocol
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
@@ -88,7 +88,7 @@ def method(workload: Workload, **more: Any) -> Any:
     """The workload's method with its options, and more of them."""
     arguments = {**(workload.arguments or {"epochs": workload.epochs}), **more}
     return functools.partial(
-        experiment.method(workload.method), optimizer=training.sgd(workload.lr), batch=workload.batch, **arguments
+        experiment.method(workload.method), optimizer=local_training.sgd(workload.lr), batch=workload.batch, **arguments
     )
 
 

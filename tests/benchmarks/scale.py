@@ -26,8 +26,8 @@ from fedjax_core.data import federated, sources
 from fedjax_core.data.row_lists import RowLists
 from fedjax_core.engine import ahead, client_loop, simulator
 from fedjax_core.engine.data_feed.streaming import Streamed
-from fedjax_core.learning import training
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
 from tests.benchmarks import lanes, ours, uplinks
 from tests.benchmarks.turns import Contender, measure, table
 
@@ -39,7 +39,7 @@ CAP = 40_000_000  # bytes that streamed rows may take on a device; the data have
 def _simulated(data: federated.FederatedData, widths: tuple[int, ...], cohort: int, method: str, epochs: int, **options: Any):
     model = nn.build("mlp", CLASSES, SHAPE, None, None, widths=widths)
     task = of_model(model, classes=CLASSES, population=data.clients)
-    make = functools.partial(experiment.method(method), optimizer=training.sgd(0.05), batch=20, epochs=epochs)
+    make = functools.partial(experiment.method(method), optimizer=local_training.sgd(0.05), batch=20, epochs=epochs)
     groups = simulator.one_group(make, task, data.clients)
     evaluation = simulator.Evaluation(scopes=("global",))
     return simulator.Simulation(groups, data, cohort=cohort, plan=client_loop.choose(cohort), evaluation=evaluation, **options)

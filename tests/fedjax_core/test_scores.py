@@ -11,9 +11,9 @@ from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands.tables import wanted
 from fedjax_core.data import federated, sources
-from fedjax_core.learning.scores import AUROC, MacroF1
 from fedjax_core.reporting import report, words
 from fedjax_core.storage.json_files import read_jsonl
+from fedjax_core.training.scores import AUROC, MacroF1
 from tests.fedjax_core.test_given import certain
 
 CODE = """

@@ -19,10 +19,10 @@ from fedjax_core.commands import tables
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.experiment import sweep
 from fedjax_core.experiment.numbers import Differs, Number
-from fedjax_core.learning import training
 from fedjax_core.privacy.matrix_factorization import Participation, recorded
 from fedjax_core.run import Finished
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
+from fedjax_core.training import local_training
 
 silent = lambda text: None
 
@@ -211,7 +211,9 @@ def test_a_number_of_lanes():
     x = jnp.linspace(-1.0, 1.0, 5)
 
     def of(rate: Any) -> Any:
-        optimizer = training.sgd(rate, momentum=rate / 2 + 0.3, weight_decay=rate, clip=rate, decay=1 - rate * 0.1)(jnp.int32(3))
+        optimizer = local_training.sgd(rate, momentum=rate / 2 + 0.3, weight_decay=rate, clip=rate, decay=1 - rate * 0.1)(
+            jnp.int32(3)
+        )
         updates, state = optimizer.update(x, optimizer.init(x), x)
         more = x > rate, -rate + x, 2**rate * x, x / rate, x.astype(jnp.bfloat16) * rate
         return (*more, optimizer.update(updates, state, x)[0])

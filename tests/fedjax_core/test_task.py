@@ -14,9 +14,9 @@ from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated
 from fedjax_core.data.sources import Dataset
 from fedjax_core.engine.simulator import Simulation, one_group
-from fedjax_core.learning import training
 from fedjax_core.nn import bert, llama
 from fedjax_core.task import Peers, Task, of_model, part_of, width
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from tests import toy
 from tests.fedjax_core.nn import test_bert, test_llama
@@ -63,7 +63,7 @@ def test_a_simulation_is_refused_ids_that_its_network_does_not_embed(model, part
     whole = of_model(model, **settings)
     arrays = jax.device_get(model.init(jax.random.key(0)))
     for task in (whole, part_of(model, arrays, "head", **settings)):
-        groups = one_group(functools.partial(fedavg, optimizer=training.sgd(0.1)), task, 2)
+        groups = one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2)
         with pytest.raises(ValueError, match=f"{part}: token id 7: network '{model.name}' embeds 5"):
             Simulation(groups, data)
 

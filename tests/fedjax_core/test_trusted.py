@@ -18,7 +18,7 @@ from fedjax_core.storage.json_files import read_json
 EVIL = """
 from pathlib import Path
 Path({mark!r}).write_text("imported")
-from fedjax_core.learning.losses import cross_entropy
+from fedjax_core.training.losses import cross_entropy
 def loss(logits, y, mask):
     return cross_entropy(logits, y, mask)
 def member(*arguments, **options):

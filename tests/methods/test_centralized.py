@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.centralized import centralized
 from methods.fedavg import fedavg
 from tests import naive, toy
@@ -32,14 +32,14 @@ class CentralizedTest(chex.TestCase):
 
     def test_is_fedavg_with_one_client(self):
         sim = simulate(
-            functools.partial(fedavg, optimizer=training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH), divided(UNION)
+            functools.partial(fedavg, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH), divided(UNION)
         )
         state, _ = sim.rounds(sim.init(0), 2)
         chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("centralized")[2].server.net)
 
     def test_the_partition_is_irrelevant(self):
         shuffled = np.random.default_rng(0).permutation(UNION)
-        build = functools.partial(centralized, optimizer=training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
+        build = functools.partial(centralized, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
         sim = simulate(build, divided(shuffled[:20], shuffled[20:23], shuffled[23:]))
         state, _ = sim.rounds(sim.init(0), 2)
         chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("centralized")[2].server.net)
@@ -48,7 +48,7 @@ class CentralizedTest(chex.TestCase):
         """For plain SGD on full batches, which have no order: 3 rounds of 1 epoch, or 1 round of 3."""
         ends = []
         for rounds, epochs in [(3, 1), (1, 3)]:
-            build = functools.partial(centralized, optimizer=training.sgd(0.2), epochs=epochs, batch=len(UNION))
+            build = functools.partial(centralized, optimizer=local_training.sgd(0.2), epochs=epochs, batch=len(UNION))
             sim = simulate(build, toy.data(), statistics=False)
             state, _ = sim.rounds(sim.init(0), rounds)
             ends.append(jax.device_get(state.server.net))
@@ -56,7 +56,7 @@ class CentralizedTest(chex.TestCase):
 
     def test_everyone_takes_part_once(self):
         """A pooled method has one client, of whatever cohort was asked for, who holds every row and never drops out."""
-        build = functools.partial(centralized, optimizer=training.sgd(0.1), batch=toy.BATCH)
+        build = functools.partial(centralized, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         sim = simulator.Simulation(toy.groups(build), toy.data(), cohort=3, dropout=0.9, plan=client_loop.Plan(1, 1))
         self.assertEqual((sim.population, sim.cohort, sim.dropout), (1, 1, 0.0))
         np.testing.assert_array_equal(sim.host.index[0], UNION)

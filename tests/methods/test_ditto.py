@@ -6,7 +6,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.ditto import ditto
 from tests import naive, toy
 from tests.methods.test_fedamp import pulled
@@ -45,7 +45,7 @@ class DittoTest(chex.TestCase):
     def test_a_strong_pull_makes_them_the_servers(self):
         """With lr lambda = 1 a step by the pull alone ends at w."""
         lam = 1e4
-        state = ended(made(ditto, lam=lam, optimizer=training.sgd(1 / lam), epochs=1))
+        state = ended(made(ditto, lam=lam, optimizer=local_training.sgd(1 / lam), epochs=1))
         w = state.server.net.params  # hardly moved by so low a rate
         for i in naive.cohort(0, 1, toy.CLIENTS, 5):
             chex.assert_trees_all_close(one(state.clients[0], i).params, w, atol=2e-3)

@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from fedjax_core.algorithm import ClientData
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from tests import naive, toy
 
@@ -59,7 +59,7 @@ class FedAvgTest(chex.TestCase):
         chex.assert_trees_all_close(tuple(after.server.net), w, atol=2e-6)
 
     def test_server_momentum_and_dropout(self):
-        settings = dict(epochs=2, batch=toy.BATCH, optimizer=training.sgd(0.1, momentum=0.5))
+        settings = dict(epochs=2, batch=toy.BATCH, optimizer=local_training.sgd(0.1, momentum=0.5))
         sim = simulate(toy.data(), cohort=5, dropout=0.4, review=optax.trace(0.9), **settings)
         state, records = sim.rounds(sim.init(3), 3)
         there = [len(naive.cohort(3, r, 8, 5, 0.4)) for r in range(3)]
@@ -70,7 +70,7 @@ class FedAvgTest(chex.TestCase):
 
     def test_one_full_batch_of_all_is_one_step_on_the_pooled_data(self):
         lr, data = 0.3, toy.data()
-        sim = simulate(data, statistics=False, optimizer=training.sgd(lr), epochs=1, batch=max(toy.SIZES))
+        sim = simulate(data, statistics=False, optimizer=local_training.sgd(lr), epochs=1, batch=max(toy.SIZES))
         state = sim.init(0)
         x, y = (np.concatenate(parts) for parts in zip(*naive.rows(data), strict=True))
         for _ in range(2):
@@ -81,7 +81,7 @@ class FedAvgTest(chex.TestCase):
 
     def test_one_client_is_plain_sgd(self):
         index = np.arange(4, 17)
-        sim = simulate(divided(index), optimizer=training.sgd(0.1), epochs=2, batch=toy.BATCH)
+        sim = simulate(divided(index), optimizer=local_training.sgd(0.1), epochs=2, batch=toy.BATCH)
         state, records = sim.rounds(sim.init(1), 2)
         x, y = toy.data().train.x[index], toy.data().train.y[index]
         w = tuple(MODEL.init(naive.stream(1, naive.INIT)))
@@ -96,7 +96,7 @@ class FedAvgTest(chex.TestCase):
 
     def test_alike_clients_average_to_any_one_of_them(self):
         rows = np.arange(20, 31)
-        settings = dict(optimizer=training.sgd(0.1, momentum=0.9), epochs=2, batch=len(rows))
+        settings = dict(optimizer=local_training.sgd(0.1, momentum=0.9), epochs=2, batch=len(rows))
         many = simulate(divided(rows, rows, rows), **settings)
         state, _ = many.rounds(many.init(0), 2)
         w = tuple(MODEL.init(naive.stream(0, naive.INIT)))
@@ -109,10 +109,10 @@ class FedAvgTest(chex.TestCase):
         """With a loss that is zero everywhere nothing is learnt."""
 
         def nothing(net, batch, key):
-            value, aux = training.cross_entropy(MODEL)(net, batch, key)
+            value, aux = local_training.cross_entropy(MODEL)(net, batch, key)
             return 0.0 * value, aux
 
-        algorithm = fedavg(toy.task(), optimizer=training.sgd(0.1), loss=nothing, batch=toy.BATCH)
+        algorithm = fedavg(toy.task(), optimizer=local_training.sgd(0.1), loss=nothing, batch=toy.BATCH)
         net = MODEL.init(jax.random.key(0))
         held = toy.reference("fedavg")[0].host
         data = ClientData(held.train, held.index[0], held.size[0])
@@ -126,4 +126,4 @@ class FedAvgTest(chex.TestCase):
 
     def test_unknown_weights(self):
         with self.assertRaisesRegex(ValueError, "weights='sample' is not one of 'samples', 'uniform'"):
-            fedavg(toy.task(), optimizer=training.sgd(0.1), weights="sample")
+            fedavg(toy.task(), optimizer=local_training.sgd(0.1), weights="sample")

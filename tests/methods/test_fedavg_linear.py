@@ -7,7 +7,7 @@ import numpy as np
 import optax
 
 from fedjax_core.algorithm import Net
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.fedavg_linear import fedavg_linear, with_linear
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -50,7 +50,7 @@ class FedAvgLinearTest(chex.TestCase):
 
     def test_a_map_that_never_moves_is_fedavg(self):
         def still(round):  # noqa: A002
-            chain = training.sgd(0.1, momentum=0.5)(round)
+            chain = local_training.sgd(0.1, momentum=0.5)(round)
             frozen = lambda params: {name: jax.tree.map(lambda _, n=name: n == "linear", p) for name, p in params.items()}
             return optax.chain(chain, optax.masked(optax.set_to_zero(), frozen))
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Net
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.task import Model
+from fedjax_core.training.local_batch_norm import local_statistics
 from methods.fedavg import fedavg
 from methods.fedbn import fedbn
 from tests import naive, toy

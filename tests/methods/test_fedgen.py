@@ -10,8 +10,8 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
 from fedjax_core.nn import count
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fedgen import Sent, fedgen, generate, initial, unlike
 from tests import naive, toy
@@ -194,7 +194,7 @@ class FedGenTest(chex.TestCase):
 
     def test_sharing_the_head_alone_as_in_the_loops(self):
         """LG-FedAvg: FedPer with everything but the head personal."""
-        build = functools.partial(toy.METHODS["fedgen"], optimizer=training.sgd(0.1, momentum=0.5), alpha=0.0)
+        build = functools.partial(toy.METHODS["fedgen"], optimizer=local_training.sgd(0.1, momentum=0.5), alpha=0.0)
         sim = simulator.Simulation(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), cohort=5, dispatch=2)
         state, _ = sim.rounds(sim.init(0), 2)
         shared, _, mine = fedper_in_loops(2, own=("body",))
@@ -229,7 +229,7 @@ class FedGenTest(chex.TestCase):
         cohort, noise = Cohort(jnp.array([6, 1]), jnp.array([3, 4])), jax.random.uniform(jax.random.key(5), (30, NOISE))
         y, right = jnp.arange(30) % K, []
         for frozen in (False, True):
-            algorithm = fedgen(toy.task(), optimizer=training.sgd(0.1), generator_frozen=frozen, generator_lr=0.02, **TOY)
+            algorithm = fedgen(toy.task(), optimizer=local_training.sgd(0.1), generator_frozen=frozen, generator_lr=0.02, **TOY)
             server = algorithm.server_init(jax.random.key(0))
             after, said = jax.jit(algorithm.server_update)(server, collected, cohort, jax.random.key(3))
             z = generate(after.generator, noise, y, K, False)[0]
@@ -241,7 +241,7 @@ class FedGenTest(chex.TestCase):
 
     def test_nobody_came(self):
         for variant in ("mixed", "official"):
-            algorithm = fedgen(toy.task(), optimizer=training.sgd(0.1), variant=variant, **TOY)
+            algorithm = fedgen(toy.task(), optimizer=local_training.sgd(0.1), variant=variant, **TOY)
             server = algorithm.server_init(jax.random.key(0))._replace(labels=jnp.array([1.0, 0.0, 2.0]))
             nothing = jax.tree.map(lambda p: jnp.full((2, *p.shape), jnp.nan), server.head)
             body = jax.tree.map(jnp.zeros_like, server.body)
@@ -272,7 +272,7 @@ class FedGenTest(chex.TestCase):
         self.assertEqual((shapes.up, shapes.down), (4 * (body + head + K), 4 * (body + head + generator + K)))
 
     def test_features_of_different_number_are_refused(self):
-        make = functools.partial(fedgen, optimizer=training.sgd(0.1), batch=toy.BATCH)
+        make = functools.partial(fedgen, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedgen exchanges features"):
             simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
@@ -285,4 +285,4 @@ class FedGenTest(chex.TestCase):
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
-            fedgen(toy.task(), optimizer=training.sgd(0.1), **arguments)
+            fedgen(toy.task(), optimizer=local_training.sgd(0.1), **arguments)

@@ -11,9 +11,9 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
 from fedjax_core.nn.project import projected
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
 from methods.fedgh import fedgh
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -88,14 +88,14 @@ class FedGHTest(chex.TestCase):
 
     @parameterized.parameters((0.0, 3), (0.1, 0))
     def test_without_steps_the_head_stays(self, lr, epochs):
-        algorithm = fedgh(toy.task(), optimizer=training.sgd(0.1), server_lr=lr, server_epochs=epochs)
+        algorithm = fedgh(toy.task(), optimizer=local_training.sgd(0.1), server_lr=lr, server_epochs=epochs)
         head, cohort = algorithm.server_init(jax.random.key(0)), Cohort(jnp.array([3, 1]), jnp.array([3, 3]))
         after, _ = jax.jit(algorithm.server_update)(head, sent(), cohort, jax.random.key(2))
         chex.assert_trees_all_equal(after, head)
 
     def test_one_full_step_does_not_ask_for_order(self):
         """It is a step on all means at once."""
-        algorithm = fedgh(toy.task(), optimizer=training.sgd(0.1), server_lr=0.3, server_batch=99)
+        algorithm = fedgh(toy.task(), optimizer=local_training.sgd(0.1), server_lr=0.3, server_batch=99)
         head, cohort = algorithm.server_init(jax.random.key(0)), Cohort(jnp.array([3, 1]), jnp.array([3, 3]))
         (means, counts), update = sent(), jax.jit(algorithm.server_update)
         found = [update(head, (means, counts), cohort, jax.random.key(key))[0] for key in (2, 3)]
@@ -106,7 +106,7 @@ class FedGHTest(chex.TestCase):
 
     def test_with_one_class_the_head_never_moves(self):
         task = of_model(toy.model(outputs=1), classes=1, population=toy.CLIENTS)
-        algorithm = fedgh(task, optimizer=training.sgd(0.1), server_lr=0.3)
+        algorithm = fedgh(task, optimizer=local_training.sgd(0.1), server_lr=0.3)
         head, cohort = algorithm.server_init(jax.random.key(0)), Cohort(jnp.array([0, 1]), jnp.array([3, 3]))
         collected = jnp.ones((2, 1, 6)), jnp.ones((2, 1))
         chex.assert_trees_all_equal(algorithm.server_update(head, collected, cohort, jax.random.key(2))[0], head)
@@ -128,7 +128,7 @@ class FedGHTest(chex.TestCase):
             self.assertEqual(round(numbers / 2**20, 3), expected)
 
     def test_features_of_different_number_are_refused(self):
-        make = functools.partial(fedgh, optimizer=training.sgd(0.1), batch=toy.BATCH)
+        make = functools.partial(fedgh, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedgh exchanges features"):
             simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
@@ -138,4 +138,4 @@ class FedGHTest(chex.TestCase):
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
-            fedgh(toy.task(), optimizer=training.sgd(0.1), **arguments)
+            fedgh(toy.task(), optimizer=local_training.sgd(0.1), **arguments)

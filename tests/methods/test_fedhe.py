@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.fedhe import Server, fedhe
 from tests import naive, toy
 from tests.methods.test_fedtgp import uplink_numbers
@@ -53,7 +53,7 @@ def oracle(seed, rounds, models, *, alpha, cohort=5, dropout=0.0):
 
 
 def simulate(alpha, **settings):
-    build = functools.partial(fedhe, optimizer=training.sgd(0.1, momentum=0.5), alpha=alpha, epochs=2, batch=toy.BATCH)
+    build = functools.partial(fedhe, optimizer=local_training.sgd(0.1, momentum=0.5), alpha=alpha, epochs=2, batch=toy.BATCH)
     return simulator.Simulation(
         toy.groups(build, mixed=True), toy.data(), plan=client_loop.Plan(1, 1), dispatch=4, cohort=5, **settings
     )
@@ -108,7 +108,7 @@ class FedHeTest(chex.TestCase):
         server = Server(jnp.asarray(np.random.default_rng(0).normal(size=(K, K)), jnp.float32), jnp.ones(K, bool))
         ends = []
         for alpha in (0.0, 0.5, 1.0):
-            algorithm = fedhe(toy.task(), optimizer=training.sgd(0.1), alpha=alpha, batch=toy.BATCH)
+            algorithm = fedhe(toy.task(), optimizer=local_training.sgd(0.1), alpha=alpha, batch=toy.BATCH)
             ends.append(client(algorithm, server, net).state.params["head"]["bias"])
         for a, b in [(0, 1), (1, 2)]:
             self.assertGreater(np.abs(ends[a] - ends[b]).max(), 1e-3)
@@ -116,7 +116,7 @@ class FedHeTest(chex.TestCase):
     def test_alone_it_is_not_local(self):
         """A client's own logits of the round before still teach it."""
         net = MODELS[0].init(jax.random.key(0))
-        algorithm = fedhe(toy.task(), optimizer=training.sgd(0.1), batch=toy.BATCH)
+        algorithm = fedhe(toy.task(), optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         server = algorithm.server_init(jax.random.key(0))
         first = client(algorithm, server, net)
         lifted = algorithm.collect.lift(first.uplink, Cohort(0, 9))
@@ -141,4 +141,4 @@ class FedHeTest(chex.TestCase):
     @parameterized.parameters(-0.1, float("nan"))
     def test_alpha_must_not_be_negative(self, alpha):
         with self.assertRaisesRegex(ValueError, f"alpha={alpha} must not be negative"):
-            fedhe(toy.task(), optimizer=training.sgd(0.1), alpha=alpha)
+            fedhe(toy.task(), optimizer=local_training.sgd(0.1), alpha=alpha)

@@ -13,8 +13,8 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Cohort, Examples, Net
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import metrics, training
 from fedjax_core.task import part_of
+from fedjax_core.training import local_training, metrics
 from fedjax_core.uplink import bare
 from methods.fedavg import fedavg
 from methods.fedbabu import fedbabu
@@ -30,7 +30,7 @@ from tests.methods.test_local import of
 K, N = toy.CLASSES, toy.CLIENTS
 WIDTHS = 6, 7
 MODELS = tuple(toy.task_in_part(width).model for width in WIDTHS)
-SGD = training.sgd(0.1, momentum=0.5)
+SGD = local_training.sgd(0.1, momentum=0.5)
 
 
 def distillation(logits, y, given):

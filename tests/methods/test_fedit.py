@@ -6,7 +6,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning.metrics import nbytes
+from fedjax_core.training.metrics import nbytes
 from methods.fedit import fedit
 from tests import naive, toy
 from tests.methods.test_fedavg import divided

@@ -9,8 +9,8 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.learning import training
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
 from methods.fedmd import Server, fedmd, stratified
 from methods.local import local
 from tests import naive, toy
@@ -85,7 +85,7 @@ def alone(**arguments):
     """FedMD on the network without statistics, of one client; and a task for it."""
     model = toy.model(6, False, O)
     task = of_model(model, classes=K, population=1, public=PUBLIC, shape=(toy.INPUTS,))
-    settings = dict(optimizer=training.sgd(0.1, momentum=0.5), digest_batch=P, epochs=2, batch=toy.BATCH)
+    settings = dict(optimizer=local_training.sgd(0.1, momentum=0.5), digest_batch=P, epochs=2, batch=toy.BATCH)
     return model, task, fedmd(task, **settings | arguments)
 
 
@@ -118,7 +118,7 @@ class FedMDTest(chex.TestCase):
         """Of one client the consensus is its own logits, from which they do not move."""
         model, task, _ = alone()
         net, data, key = model.init(jax.random.key(0)), rows_of(0), jax.random.key(5)
-        there = local(task, optimizer=training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
+        there = local(task, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
         there = jax.jit(there.client_update)((), net, data, key)
         rows = jnp.arange(P)
         own = Server(answer(net, model, rows), rows, jnp.bool(True), rows)
@@ -130,7 +130,7 @@ class FedMDTest(chex.TestCase):
         self.assertGreater(np.abs(out.state.params["head"]["bias"] - there.state.params["head"]["bias"]).max(), 1e-2)
 
     def test_a_digest_nears_the_consensus(self):
-        model, _, algorithm = alone(epochs=0, digest_epochs=5, optimizer=training.sgd(0.05))
+        model, _, algorithm = alone(epochs=0, digest_epochs=5, optimizer=local_training.sgd(0.05))
         net, rows = model.init(jax.random.key(0)), jnp.array([4, 1, 6, 0, 2, 5, 3])
         wanted = answer(net, model, rows) + jnp.asarray(np.random.default_rng(0).normal(size=(P, O)), jnp.float32)
         sent = Server(wanted, rows, jnp.bool(True), rows)
@@ -167,7 +167,7 @@ class FedMDTest(chex.TestCase):
             model = toy.model(outputs=classes + 10)
             public = Examples(jnp.zeros((50, toy.INPUTS)), jnp.arange(50) % 10)
             task = of_model(model, classes=classes, population=8, public=public)
-            algorithm = fedmd(task, optimizer=training.sgd(0.1))
+            algorithm = fedmd(task, optimizer=local_training.sgd(0.1))
             key = jax.random.key(0)
             sent, net = jax.eval_shape(algorithm.server_init, key), jax.eval_shape(model.init, key)
             out = jax.eval_shape(algorithm.client_update, sent, net, rows_of(0), key)
@@ -185,7 +185,7 @@ class FedMDTest(chex.TestCase):
 
     def test_tasks_that_do_not_fit(self):
         with self.assertRaisesRegex(ValueError, r"task.public=\(\): fedmd needs a public labelled set"):
-            fedmd(toy.task(), optimizer=training.sgd(0.1))
+            fedmd(toy.task(), optimizer=local_training.sgd(0.1))
         task = of_model(toy.model(), classes=K, population=8, public=toy.task_with_public().public)
         with self.assertRaisesRegex(ValueError, "the network has 3 outputs; fedmd needs 5, for private and public classes"):
-            fedmd(task, optimizer=training.sgd(0.1))
+            fedmd(task, optimizer=local_training.sgd(0.1))

@@ -9,9 +9,9 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
-from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
+from fedjax_core.training.local_batch_norm import local_statistics
 from methods.fednh import Server, fednh
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -62,7 +62,7 @@ def oracle(seed, rounds, prototypes, *, rho, scale):
 
 
 def build(task=None, **settings):
-    return fednh(task or toy.task(), optimizer=training.sgd(0.1), epochs=2, batch=toy.BATCH, **settings)
+    return fednh(task or toy.task(), optimizer=local_training.sgd(0.1), epochs=2, batch=toy.BATCH, **settings)
 
 
 class FedNHTest(chex.TestCase):
@@ -119,7 +119,7 @@ class FedNHTest(chex.TestCase):
         self.assertEqual(float(build(scale=7.0).server_init(jax.random.key(0)).net.params["scale"]), 7.0)
 
     def test_statistics_may_stay_with_the_client(self):
-        make = functools.partial(fednh, optimizer=training.sgd(0.1), batch=toy.BATCH)
+        make = functools.partial(fednh, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         groups = toy.groups(local_statistics(make))
         sim = simulator.Simulation(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
         state = sim.init(0)

@@ -10,8 +10,8 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, Examples, Net
-from fedjax_core.learning import lora, training
 from fedjax_core.nn import build
+from fedjax_core.training import adapters, local_training
 from methods.fedoa import DISTANCES, fedoa, frobenius
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -84,13 +84,13 @@ def update(**arguments):
 def adapted(what):
     """Task and data of a client, of which a bottleneck or LoRA is trained, and the head."""
     if what == "bottleneck":
-        model, kind, data = toy.model(statistics=False), lora.bottleneck(rank=2, targets="body"), data_of(0)
+        model, kind, data = toy.model(statistics=False), adapters.bottleneck(rank=2, targets="body"), data_of(0)
     else:
         model = build("vit", toy.CLASSES, (8, 8, 1), patch=4, width=8, depth=2, heads=2)
-        kind, x = lora.lora(rank=2, dropout=0.0), jax.random.normal(jax.random.key(8), (5, 8, 8, 1))
+        kind, x = adapters.lora(rank=2, dropout=0.0), jax.random.normal(jax.random.key(8), (5, 8, 8, 1))
         data = ClientData(Examples(x, jnp.arange(5) % toy.CLASSES), jnp.arange(5), jnp.int32(5))
     settings = {"classes": toy.CLASSES, "population": toy.CLIENTS}
-    return lora.adapted(model, model.init(jax.random.key(3)), kind, "head", **settings), data
+    return adapters.adapted(model, model.init(jax.random.key(3)), kind, "head", **settings), data
 
 
 class FedOATest(chex.TestCase):
@@ -174,7 +174,7 @@ class FedOATest(chex.TestCase):
             return outputs | {"features": features}, stats
 
         task = dataclasses.replace(toy.task(statistics=False), network=lambda frozen: model._replace(apply=apply))
-        v, settings = model.init(jax.random.key(1)), dict(optimizer=training.sgd(0.1), epochs=1, batch=16)
+        v, settings = model.init(jax.random.key(1)), dict(optimizer=local_training.sgd(0.1), epochs=1, batch=16)
         options = (dict(lam=0.0), dict(lam=5.0), dict(lam=5.0, reading={"reduction": "frobenius"}))
         ends = [jax.jit(fedoa(task, **settings, **o).client_update)(v, v, data_of(0), jax.random.key(5)).state for o in options]
         for end in ends[1:]:
@@ -186,7 +186,7 @@ class FedOATest(chex.TestCase):
         draw = lambda key: lambda leaf: leaf + 0.5 * jax.random.normal(jax.random.fold_in(key, leaf.size), leaf.shape)
         w, v = (jax.tree.map(draw(jax.random.key(k)), task.model.init(jax.random.key(k))) for k in (1, 2))
         found, alone = (
-            fedoa(task, optimizer=training.sgd(0.1), variant=variant).predict["personal"](w, v, data.arrays.x)["logits"]
+            fedoa(task, optimizer=local_training.sgd(0.1), variant=variant).predict["personal"](w, v, data.arrays.x)["logits"]
             for variant in ("released", "default")
         )
         net = jax.tree.map(lambda a, b: (a + b) / 2, *(task.model.whole(net) for net in (w, v)))  # what is frozen is the same
@@ -220,7 +220,9 @@ class FedOATest(chex.TestCase):
         options = dict(features=features, epochs=1, batch=16)
         ends = []
         for lam in (0.0, 2.0):
-            out = jax.jit(fedoa(task, optimizer=training.sgd(0.1), lam=lam, **options).client_update)(w, v, data, jax.random.key(5))
+            out = jax.jit(fedoa(task, optimizer=local_training.sgd(0.1), lam=lam, **options).client_update)(
+                w, v, data, jax.random.key(5)
+            )
             chex.assert_tree_all_finite(out)
             self.assertGreater(float(out.metrics["distance"][0] / out.metrics["distance"][1]), 0.01)
             ends.append(out.state.params)
@@ -257,7 +259,7 @@ class FedOATest(chex.TestCase):
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
-            fedoa(toy.task(), optimizer=training.sgd(0.1), **arguments)
+            fedoa(toy.task(), optimizer=local_training.sgd(0.1), **arguments)
         for reading, message in (
             ({"begin": -1}, "^reading.begin=-1 must be at least 0$"),
             ({"micro": 0}, "reading.micro=0 must be at least 1"),
@@ -266,4 +268,4 @@ class FedOATest(chex.TestCase):
             ({"start": 1}, "unknown option of reading 'start'"),
         ):
             with self.assertRaisesRegex(ValueError, message):
-                fedoa(toy.task(), optimizer=training.sgd(0.1), reading=reading)
+                fedoa(toy.task(), optimizer=local_training.sgd(0.1), reading=reading)

@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Net
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.fedopt import fedopt
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -58,7 +58,7 @@ def oracle(seed, rounds, name):
 
 
 def build(server, **settings):
-    return fedopt(toy.task(), optimizer=training.sgd(0.1), server=server, batch=toy.BATCH, **settings)
+    return fedopt(toy.task(), optimizer=local_training.sgd(0.1), server=server, batch=toy.BATCH, **settings)
 
 
 def deltas(number, scale=0.1):

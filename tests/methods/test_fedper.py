@@ -8,13 +8,13 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.fedper import fedper
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_local import of
 
-SGD = training.sgd(0.1, momentum=0.5)
+SGD = local_training.sgd(0.1, momentum=0.5)
 STEPS = dict(batch=toy.BATCH, lr=0.1, momentum=0.5)  # the same for the oracles
 PERSONALISE = 6  # stream
 

@@ -11,8 +11,8 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Net
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
 from fedjax_core.task import Model, of_model
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fedpft import attend, enqueue, fedpft, info_nce
 from tests import naive, toy
@@ -21,7 +21,7 @@ K, D, N_KAPPA, N_RHO, QUEUE, SIZE = toy.CLASSES, 6, 3, 2, 6, 4
 LR, RATE = 0.1, 0.5
 MODEL = toy.model(D)
 CON = {"on": True, "prompts": N_RHO, "queue": QUEUE, "size": SIZE, "momentum": 0.9, "temperature": 0.2, "augment": ""}
-BUILD = dict(optimizer=training.sgd(LR), prompts=N_KAPPA, transform_epochs=2, model_epochs=1, batch=toy.BATCH)
+BUILD = dict(optimizer=local_training.sgd(LR), prompts=N_KAPPA, transform_epochs=2, model_epochs=1, batch=toy.BATCH)
 
 
 def transform(tau, f, prompts):
@@ -343,7 +343,7 @@ class FedPftTest(chex.TestCase):
         task = of_model(whole, classes=K, population=toy.CLIENTS)
         # phase 2 draws from a key of its own, so that one round of full batches is compared
         state = simulate(1, prompts=0, transform_epochs=0, transform_rate=1.0, batch=64)
-        make = functools.partial(fedavg, optimizer=training.sgd(LR), epochs=1, batch=64)
+        make = functools.partial(fedavg, optimizer=local_training.sgd(LR), epochs=1, batch=64)
         sim = simulator.Simulation(
             simulator.one_group(make, task, toy.CLIENTS), toy.data(), plan=client_loop.Plan(1, 1), dispatch=1, cohort=5
         )
@@ -384,7 +384,7 @@ class FedPftTest(chex.TestCase):
             ("resnet10", 512, 4_911_552, 51_300, 65_664),
         ):
             net = nn.build(name, 100, (32, 32, 3), 0.0, 1.0, stem="imagenet")
-            algorithm = fedpft(of_model(net, classes=100, population=40), optimizer=training.sgd(LR), contrast={"on": True})
+            algorithm = fedpft(of_model(net, classes=100, population=40), optimizer=local_training.sgd(LR), contrast={"on": True})
             server = jax.eval_shape(algorithm.server_init, jax.random.key(0))
             count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
             body = {k: v for k, v in server.net.params.items() if k != "head"}

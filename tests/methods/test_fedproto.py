@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fedproto import Prototypes, drawn, fedproto, nothing_known, renewed
 from methods.fedproto_g import Server, fedproto_g
@@ -94,7 +94,7 @@ class FedProtoTest(chex.TestCase):
         key, made = jax.random.key(3), {}
         for epochs in (1, 2):
             for features in ("trained", "training"):
-                settings: Any = dict(optimizer=training.sgd(0.1), epochs=epochs, batch=64, features=features)
+                settings: Any = dict(optimizer=local_training.sgd(0.1), epochs=epochs, batch=64, features=features)
                 made[epochs, features] = jax.jit(fedproto(toy.task(), **settings).client_update)(sent, net, data, key)
         for epochs, begins in ((1, net), (2, made[1, "trained"].state)):
             out = made[epochs, "training"]
@@ -111,7 +111,7 @@ class FedProtoTest(chex.TestCase):
         for wrong, message in ((dict(epochs=0), "at least 1"), (dict(features="both"), "'trained' or 'training'")):
             settings: Any = dict(features="training") | wrong
             with self.assertRaisesRegex(ValueError, message):
-                fedproto(toy.task(), optimizer=training.sgd(0.1), **settings)
+                fedproto(toy.task(), optimizer=local_training.sgd(0.1), **settings)
 
     def test_lam_zero_is_local_or_fedavg(self):
         net = MODEL.init(jax.random.key(0))
@@ -130,7 +130,7 @@ class FedProtoTest(chex.TestCase):
 
     def test_features_on_their_prototype_are_not_moved(self):
         net, x = MODEL.init(jax.random.key(0)), toy.data().test.x[:1]
-        batch = training.Batch(x, np.array([1]), np.array([True]))
+        batch = local_training.Batch(x, np.array([1]), np.array([True]))
         z = MODEL.features(net, x, train=True, mask=batch.mask)[0]
         sent = Prototypes(jnp.zeros((K, D)).at[1].set(z[0]), jnp.ones(K, bool))
         gradients = [
@@ -142,7 +142,7 @@ class FedProtoTest(chex.TestCase):
         net, x = MODEL.init(jax.random.key(0)), toy.data().test.x[:4]
         y, mask = np.array([0, 1, 1, 2]), np.array([True, True, True, False])
         sent = prototypes()._replace(known=jnp.array([False, True, True]))
-        batch = training.Batch(x, y, mask)
+        batch = local_training.Batch(x, y, mask)
         values = [float(drawn(MODEL, sent, lam)(net, batch, jax.random.key(0))[0]) for lam in (0.0, 1.0)]
         z = np.asarray(MODEL.features(net, x, train=True, mask=mask)[0])
         expected = sum(((z[b] - sent.means[1]) ** 2).mean() for b in (1, 2)) / 3
@@ -158,7 +158,7 @@ class FedProtoTest(chex.TestCase):
     @parameterized.parameters("samples", "uniform")
     def test_weights_of_the_prototypes(self, weights):
         net, task = MODEL.init(jax.random.key(0)), toy.task()
-        algorithm = fedproto(task, optimizer=training.sgd(0.1), weights=weights)
+        algorithm = fedproto(task, optimizer=local_training.sgd(0.1), weights=weights)
         outs = [one_round(compiled(fedproto), nothing_known(task), net, i) for i in (0, 7)]
         lifted = [algorithm.collect.lift(out.uplink, Cohort(i, 9)) for i, out in enumerate(outs)]
         collected = algorithm.collect.lower(jax.tree.map(jnp.add, *lifted))
@@ -176,7 +176,7 @@ class FedProtoTest(chex.TestCase):
         net, x = MODEL.init(jax.random.key(0)), toy.data().test.x
         means = 0.1 * prototypes().means
         sent = Prototypes(means, jnp.array([True, False, True]))
-        predict = fedproto(toy.task(), optimizer=training.sgd(0.1)).predict["nearest"]
+        predict = fedproto(toy.task(), optimizer=local_training.sgd(0.1)).predict["nearest"]
         found = np.argmax(predict(sent, net, x)["logits"], 1)
         z = np.asarray(MODEL.features(net, x)[0])
         means = np.asarray(means)
@@ -191,11 +191,11 @@ class FedProtoTest(chex.TestCase):
         self.assertEqual((shapes.up, shapes.down), (4 * (numbers + K * (D + 1)), 4 * (numbers + K * D) + K))
 
     def test_features_of_different_number_are_refused(self):
-        make = functools.partial(fedproto, optimizer=training.sgd(0.1), batch=toy.BATCH)
+        make = functools.partial(fedproto, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedproto exchanges features"):
             simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
     @parameterized.product(builder=(fedproto, fedproto_g), lam=(-0.1, float("nan")))
     def test_lam_must_not_be_negative(self, builder, lam):
         with self.assertRaisesRegex(ValueError, f"lam={lam} must not be negative"):
-            builder(toy.task(), optimizer=training.sgd(0.1), lam=lam)
+            builder(toy.task(), optimizer=local_training.sgd(0.1), lam=lam)

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fedprox import fedprox
 from tests import naive, toy
@@ -49,7 +49,7 @@ def rows_of(i=0):
 def compiled(builder, **settings):
     """A method's client_update with plain SGD on the toy federation; compiled once for equal settings."""
     task = settings.pop("task", None) or toy.task()
-    settings = {"optimizer": training.sgd(settings.pop("lr", 0.1)), "epochs": 2, "batch": toy.BATCH} | settings
+    settings = {"optimizer": local_training.sgd(settings.pop("lr", 0.1)), "epochs": 2, "batch": toy.BATCH} | settings
     return jax.jit(builder(task, **settings).client_update)
 
 
@@ -66,7 +66,7 @@ class FedProxTest(chex.TestCase):
         chex.assert_trees_all_close(tuple(after.server.net), w, atol=5e-6)
 
     def test_mu_zero_is_fedavg_bit_for_bit(self):
-        make = functools.partial(fedprox, optimizer=training.sgd(0.1, momentum=0.5), mu=0.0, epochs=2, batch=toy.BATCH)
+        make = functools.partial(fedprox, optimizer=local_training.sgd(0.1, momentum=0.5), mu=0.0, epochs=2, batch=toy.BATCH)
         sim = simulator.Simulation(toy.groups(make), toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
         state, _ = sim.rounds(sim.init(0), 2)
         chex.assert_trees_all_equal(jax.device_get(state.server.net), toy.reference("fedavg")[2].server.net)
@@ -99,4 +99,4 @@ class FedProxTest(chex.TestCase):
     @parameterized.parameters(-0.1, float("nan"))
     def test_mu_must_not_be_negative(self, mu):
         with self.assertRaisesRegex(ValueError, f"mu={mu} must not be negative"):
-            fedprox(toy.task(), optimizer=training.sgd(0.1), mu=mu)
+            fedprox(toy.task(), optimizer=local_training.sgd(0.1), mu=mu)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from methods.fedrcl import fedrcl, pairwise, relaxed
 from tests import naive, toy
@@ -108,7 +108,7 @@ class FedRCLTest(chex.TestCase):
 
         net, x = MODEL.init(jax.random.key(0)), toy.data().test.x[:5]
         loss = relaxed(MODEL._replace(apply=apply), tau=0.5, lam=0.2, contrast=0.3, beta=0.6)
-        value, aux = loss(net, training.Batch(x, y, mask), jax.random.key(0))
+        value, aux = loss(net, local_training.Batch(x, y, mask), jax.random.key(0))
         ce = naive.cross_entropy(MODEL.apply(net, x, train=True, mask=mask)[0]["logits"][:4], y[:4])
         expected = ce
         for name in ("stem_pre", "stage1_pre"):
@@ -124,7 +124,7 @@ class FedRCLTest(chex.TestCase):
 
     def test_every_coefficient_counts(self):
         net, (x, y) = MODEL.init(jax.random.key(0)), (toy.data().test.x[:6], np.array([0, 1, 0, 1, 1, 0]))
-        minibatch = training.Batch(x, y, ALL[:6])
+        minibatch = local_training.Batch(x, y, ALL[:6])
 
         @jax.jit
         def gradient(tau, lam, contrast, beta):
@@ -143,4 +143,4 @@ class FedRCLTest(chex.TestCase):
     )
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):
-            fedrcl(toy.task(), optimizer=training.sgd(0.1), **wrong)
+            fedrcl(toy.task(), optimizer=local_training.sgd(0.1), **wrong)

@@ -11,8 +11,8 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
 from methods import fedskc as module
 from methods.fedskc import Sent, contrast, fedskc, summarize_weights
 from tests import naive, toy
@@ -223,7 +223,7 @@ def released(seed, rounds, ramp, dropout):
 
 
 def simulate(rounds, seed=0, *, cohort=5, dropout=0.0, **options):
-    build = functools.partial(fedskc, optimizer=training.sgd(0.1), batch=toy.BATCH, **{"epochs": 2} | options)
+    build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, **{"epochs": 2} | options)
     sim = simulator.Simulation(
         toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1), dispatch=rounds, cohort=cohort, dropout=dropout
     )
@@ -243,7 +243,7 @@ def client(given=None, lr=0.1, at=0, **options):
     """Client 0's round, 0 being the one with most examples."""
     held = toy.reference("fedavg")[0].host
     task = toy.task().bind(((), ()), at)
-    algorithm = fedskc(task, optimizer=training.sgd(lr), batch=toy.BATCH, **{"epochs": 2} | options)
+    algorithm = fedskc(task, optimizer=local_training.sgd(lr), batch=toy.BATCH, **{"epochs": 2} | options)
     data = ClientData(held.train, held.index[0], held.size[0])
     return jax.jit(algorithm.client_update)(sent() if given is None else given, (), data, jax.random.key(5))
 
@@ -287,7 +287,7 @@ class FedSkcTest(chex.TestCase):
 
     def test_without_its_parts_it_is_fedavg(self):
         for weights, name in (("uniform", "fedavg_uniform"), ("samples", "fedavg")):
-            sim = toy.simulate(name, optimizer=training.sgd(0.1))
+            sim = toy.simulate(name, optimizer=local_training.sgd(0.1))
             state, _ = sim.rounds(sim.init(0), 2)
             mine = simulate(2, weights=weights, **OFF)
             chex.assert_trees_all_close(mine.net, jax.device_get(state.server.net), atol=1e-6)
@@ -295,7 +295,7 @@ class FedSkcTest(chex.TestCase):
     def test_one_client_is_local_training(self):
         """With one client, c~ is its own and its weight is 1."""
         server = simulate(3, cohort=1, lcl={"on": False}, gpr={"on": False})
-        sim = toy.simulate("fedavg", optimizer=training.sgd(0.1), cohort=1, dispatch=3)
+        sim = toy.simulate("fedavg", optimizer=local_training.sgd(0.1), cohort=1, dispatch=3)
         state, _ = sim.rounds(sim.init(0), 3)
         chex.assert_trees_all_close(server.net, jax.device_get(state.server.net), atol=1e-6)
 
@@ -319,7 +319,7 @@ class FedSkcTest(chex.TestCase):
         self.assertEqual({float(x) for pair in nobody.values() for x in pair}, {0})
         names = [f"server/{name}" for name in wanted]
         for on in (True, False):
-            build = functools.partial(fedskc, optimizer=training.sgd(0.1), batch=toy.BATCH, epochs=1, gda={"on": on})
+            build = functools.partial(fedskc, optimizer=local_training.sgd(0.1), batch=toy.BATCH, epochs=1, gda={"on": on})
             sim = simulator.Simulation(toy.groups(build), toy.data(), cohort=5)
             record = sim.rounds(sim.init(0), 1)[1][0]
             self.assertEqual([name in record for name in names], [on] * 3)
@@ -370,7 +370,7 @@ class FedSkcTest(chex.TestCase):
             return MODEL.apply(net, x, key, train, mask)
 
         task = of_model(MODEL._replace(apply=apply), classes=K, population=toy.CLIENTS)
-        made = fedskc(task, optimizer=training.sgd(0.1), batch=toy.BATCH, lcl={"scale": "epoch"}, epochs=2)
+        made = fedskc(task, optimizer=local_training.sgd(0.1), batch=toy.BATCH, lcl={"scale": "epoch"}, epochs=2)
         held = toy.reference("fedavg")[0].host
         out = jax.jit(made.client_update)(sent(), (), ClientData(held.train, held.index[0], held.size[0]), jax.random.key(5))
         chex.assert_trees_all_close(out.uplink, client(lcl={"scale": "epoch"}).uplink, atol=1e-6)
@@ -460,4 +460,4 @@ class FedSkcTest(chex.TestCase):
     )
     def test_bad_options(self, options, message):
         with self.assertRaisesRegex(ValueError, message):
-            fedskc(toy.task(), optimizer=training.sgd(0.1), **options)
+            fedskc(toy.task(), optimizer=local_training.sgd(0.1), **options)

@@ -10,9 +10,9 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
 from fedjax_core.nn import count
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
 from methods.fedproto import Prototypes, fedproto
 from methods.fedtgp import adaptive_margin, fedtgp, generated, generator
 from methods.local import local
@@ -79,7 +79,7 @@ def oracle(rounds, start):
 def uplink_numbers(builder, classes, features=512, **arguments):
     """How many numbers a client sends, with so many classes and features."""
     task = of_model(toy.model(features, outputs=classes), classes=classes, population=5)
-    algorithm = builder(task, optimizer=training.sgd(0.1), **arguments)
+    algorithm = builder(task, optimizer=local_training.sgd(0.1), **arguments)
 
     def uplink(key, data):
         server = algorithm.server_init(key)
@@ -129,7 +129,7 @@ class FedTGPTest(chex.TestCase):
         self.assertGreater(np.abs(ends[0].prototypes.means - ends[1].prototypes.means).max(), 1e-4)
 
     def test_how_many_examples_a_class_has_does_not_count(self):
-        algorithm = fedtgp(toy.task(), optimizer=training.sgd(0.1), server_epochs=2)
+        algorithm = fedtgp(toy.task(), optimizer=local_training.sgd(0.1), server_epochs=2)
         server, cohort = algorithm.server_init(jax.random.key(0)), Cohort(jnp.array([3, 1]), jnp.array([3, 3]))
         means = jnp.asarray(np.random.default_rng(1).normal(size=(2, K, D)), jnp.float32)
         update = jax.jit(algorithm.server_update)
@@ -157,7 +157,7 @@ class FedTGPTest(chex.TestCase):
         chex.assert_trees_all_close(generated(psi), jnp.stack([prototype(psi, c) for c in range(K)]), atol=1e-6)
 
     def test_features_of_different_number_are_refused(self):
-        make = functools.partial(fedtgp, optimizer=training.sgd(0.1), batch=toy.BATCH)
+        make = functools.partial(fedtgp, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
         with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedtgp exchanges features, so all must have equally many"):
             simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
@@ -168,4 +168,4 @@ class FedTGPTest(chex.TestCase):
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
-            fedtgp(toy.task(), optimizer=training.sgd(0.1), **arguments)
+            fedtgp(toy.task(), optimizer=local_training.sgd(0.1), **arguments)

@@ -9,9 +9,9 @@ import pytest
 from configs import centralized_pretrain, fedhpl
 from fedjax_core import experiment
 from fedjax_core.commands import analyse, export, predict
-from fedjax_core.learning import metrics
 from fedjax_core.storage import export as files
 from fedjax_core.storage.json_files import read_json, write_json
+from fedjax_core.training import metrics
 
 VIT = "vit(patch=4, width=8, depth=2, heads=2)"
 PROMPTED = "vit(patch=4, width=8, depth=2, heads=2, prompts=2)"

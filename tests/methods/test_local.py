@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from tests import naive, toy
 from tests.methods.test_fedavg import divided
@@ -54,7 +54,7 @@ class LocalTest(chex.TestCase):
     def test_is_fedavg_with_the_client_alone(self):
         """Client 0's draws are the same when there is no other; with a seed that samples it in every round."""
         seed = next(s for s in range(99) if all(0 in naive.cohort(s, r, toy.CLIENTS, 5) for r in range(2)))
-        build = functools.partial(fedavg, optimizer=training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
+        build = functools.partial(fedavg, optimizer=local_training.sgd(0.1, momentum=0.5), epochs=2, batch=toy.BATCH)
         data = divided(toy.data().train_index[0])
         alone = simulator.Simulation(simulator.one_group(build, toy.task(), 1), data, plan=client_loop.Plan(1, 1))
         state, _ = alone.rounds(alone.init(seed), 2)

@@ -9,10 +9,10 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
-from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.nn.project import projected
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
+from fedjax_core.training.local_batch_norm import local_statistics
 from methods.fedavg import fedavg
 from methods.moon import Client, contrast, moon
 from tests import naive, toy
@@ -118,7 +118,7 @@ class MoonTest(chex.TestCase):
         self.assertAlmostEqual(float(contrast(z, far, far, mask, TAU)), np.log(2), places=6)
 
     def test_statistics_may_stay_with_the_client(self):
-        make = functools.partial(moon, optimizer=training.sgd(0.1), projection=SIZE, batch=toy.BATCH)
+        make = functools.partial(moon, optimizer=local_training.sgd(0.1), projection=SIZE, batch=toy.BATCH)
         groups = toy.groups(local_statistics(make))
         sim = simulator.Simulation(groups, toy.data(), cohort=5, plan=client_loop.Plan(1, 1), dispatch=2)
         state = sim.init(0)
@@ -138,4 +138,4 @@ class MoonTest(chex.TestCase):
     )
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):
-            moon(toy.task(), optimizer=training.sgd(0.1), **wrong)
+            moon(toy.task(), optimizer=local_training.sgd(0.1), **wrong)

@@ -11,8 +11,8 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort, Net
 from fedjax_core.engine import simulator
-from fedjax_core.learning import training
-from fedjax_core.learning.normalisation import local_statistics
+from fedjax_core.training import local_training
+from fedjax_core.training.local_batch_norm import local_statistics
 from methods.ditto import ditto
 from methods.perada import perada
 from tests import naive, toy
@@ -98,7 +98,7 @@ class PerAdaTest(chex.TestCase):
 
     def test_distillation_ends_after_its_rounds(self):
         """With none of them the server's model is the mean."""
-        build = functools.partial(perada, optimizer=training.sgd(0.1, momentum=0.5), batch=toy.BATCH)
+        build = functools.partial(perada, optimizer=local_training.sgd(0.1, momentum=0.5), batch=toy.BATCH)
         sims = [
             simulator.Simulation(toy.groups(functools.partial(build, **more), task=toy.task_with_public), toy.data(), cohort=5)
             for more in ({}, {"distil": {"on": True, "rounds": 0, "epochs": 1, "batch": 4}})
@@ -109,14 +109,14 @@ class PerAdaTest(chex.TestCase):
     def test_whom_all_clients_equal_is_taught_nothing(self):
         """A teacher that is the student has no slope, one that differs has; absent clients are no teachers. By plain steps, for
         Adam's are as long for a slope of rounding; without batch statistics, which the student's training would move."""
-        plain = lambda lr, anneal: training.sgd(lr, anneal=anneal)
+        plain = lambda lr, anneal: local_training.sgd(lr, anneal=anneal)
         kd = {"on": True, "epochs": 2, "batch": 4, "lr": 1.0, "temperature": 2.0}
         task = toy.task_with_public(statistics=False)
-        method = perada(task.bind(jax.device_put(task.held), 0), optimizer=training.sgd(0.1), distil=kd)
+        method = perada(task.bind(jax.device_put(task.held), 0), optimizer=local_training.sgd(0.1), distil=kd)
         server = method.server_init(jax.random.key(0))
         cohort = Cohort(jnp.arange(3), jnp.array([4, 6, 0]))
         found = []
-        with mock.patch.object(training, "adam", plain):
+        with mock.patch.object(local_training, "adam", plain):
             update = jax.jit(method.server_update)
             for far in (0.0, 1.0):
                 deltas = jax.tree.map(lambda w, far=far: jnp.stack([far + 0 * w, -far + 0 * w, 9 + w]), server.net)
@@ -129,7 +129,7 @@ class PerAdaTest(chex.TestCase):
         self.assertGreater(min(moved, kl), 1e-2)
 
     def test_a_server_without_batch_statistics_is_refused(self):
-        build = functools.partial(perada, optimizer=training.sgd(0.1), batch=toy.BATCH, distil={"on": True, "batch": 4})
+        build = functools.partial(perada, optimizer=local_training.sgd(0.1), batch=toy.BATCH, distil={"on": True, "batch": 4})
         sim = simulator.Simulation(toy.groups(local_statistics(build), task=toy.task_with_public), toy.data(), cohort=5)
         with self.assertRaisesRegex(ValueError, "^distil.on=True: with statistics='local' the server has no batch statistics"):
             sim.rounds(sim.init(0), 1)
@@ -157,4 +157,4 @@ class PerAdaTest(chex.TestCase):
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
-            perada(toy.task(), optimizer=training.sgd(0.1), **arguments)
+            perada(toy.task(), optimizer=local_training.sgd(0.1), **arguments)

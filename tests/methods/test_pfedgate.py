@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Net
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.pfedgate import keep, layout, pfedgate
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -203,4 +203,4 @@ class PFedGateTest(chex.TestCase):
 
     def test_a_task_without_shape_is_refused(self):
         with self.assertRaisesRegex(ValueError, "task.shape=None: pfedgate must know"):
-            pfedgate(dataclasses.replace(toy.task(), shape=None), optimizer=training.sgd(0.1))
+            pfedgate(dataclasses.replace(toy.task(), shape=None), optimizer=local_training.sgd(0.1))

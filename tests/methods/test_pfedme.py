@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.pfedme import pfedme
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -14,7 +14,7 @@ from tests.methods.test_fedavg import oracle as fedavg_after
 from tests.methods.test_fedper import STEPS, ended, made, one, simulate
 
 FRESH = 0x6672
-PLAIN = training.sgd(0.1)
+PLAIN = local_training.sgd(0.1)
 
 
 def solved(w, x, y, key, *, lam, steps, outer, warm, lr, momentum=0.0, epochs=2):
@@ -92,7 +92,7 @@ class PFedMeTest(chex.TestCase):
     def test_a_strong_pull_solved_well_is_fedavg_with_the_outer_rate(self):
         """theta = w_i - gradient / lambda, so that w_i moves by eta times the gradient."""
         lam = 1e4
-        build = made(pfedme, lam=lam, inner_steps=3, outer_lr=0.05, epochs=2, optimizer=training.sgd(1 / lam))
+        build = made(pfedme, lam=lam, inner_steps=3, outer_lr=0.05, epochs=2, optimizer=local_training.sgd(1 / lam))
         w = fedavg_after(0, 1, weights="uniform", lr=0.05, momentum=0.0)
         sim = simulate(build)
         state, _ = sim.rounds(sim.init(0), 1)
@@ -100,7 +100,7 @@ class PFedMeTest(chex.TestCase):
 
     def test_every_setting_moves_theta(self):
         held, key = toy.reference("pfedme")[0].host, jax.random.key(5)
-        data = training.ClientData(held.train, held.index[0], held.size[0])
+        data = local_training.ClientData(held.train, held.index[0], held.size[0])
         w, found = MODEL.init(jax.random.key(1)), []
         for more in ({}, {"lam": 1.0}, {"inner_steps": 3}, {"outer_lr": 0.1}, {"warm": False}):
             settings = {"lam": 2.0, "inner_steps": 2, "outer_lr": 0.3} | more
@@ -113,10 +113,10 @@ class PFedMeTest(chex.TestCase):
     def test_an_optimiser_that_is_annealed_knows_where_it_is(self):
         """With a cosine to zero the last inner steps are small ones."""
         held, key = toy.reference("pfedme")[0].host, jax.random.key(5)
-        data = training.ClientData(held.train, held.index[0], held.size[0])
+        data = local_training.ClientData(held.train, held.index[0], held.size[0])
         w, ends = MODEL.init(jax.random.key(1)), []
         for anneal in (None, "linear"):
-            build = made(pfedme, lam=2.0, inner_steps=2, outer_lr=0.3, optimizer=training.sgd(0.1, anneal=anneal))
+            build = made(pfedme, lam=2.0, inner_steps=2, outer_lr=0.3, optimizer=local_training.sgd(0.1, anneal=anneal))
             out = jax.jit(build(toy.task()).client_update)(w, w, data, key)
             ends.append(np.abs(np.subtract(out.state.params["head"]["kernel"], w.params["head"]["kernel"])).max())
         self.assertGreater(ends[0], ends[1])

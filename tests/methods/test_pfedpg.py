@@ -7,8 +7,8 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort
-from fedjax_core.learning import training
 from fedjax_core.nn import count
+from fedjax_core.training import local_training
 from methods.pfedpg import generator, pfedpg, prompts_of
 from tests import naive, toy
 
@@ -67,7 +67,7 @@ def small(seed=0, clients=8):
 
 def step(psi, deltas, cohort=None, **arguments):
     """The server's."""
-    arguments = dict(heads=HEADS, inner=4, optimizer=training.sgd(0.1)) | arguments
+    arguments = dict(heads=HEADS, inner=4, optimizer=local_training.sgd(0.1)) | arguments
     algorithm = pfedpg(toy.task_with_prompts(), **arguments)
     cohort = cohort or Cohort(jnp.array([6, 1]), jnp.array([3, 3]))
     return jax.jit(algorithm.server_update)(psi, deltas, cohort, jax.random.key(0))[0]
@@ -139,7 +139,7 @@ class PFedPGTest(chex.TestCase):
 
     def test_a_network_without_such_prompts_is_refused(self):
         with self.assertRaisesRegex(ValueError, r"params\['prompts'\] of toy6 is None; pfedpg needs prompts \[n, D\]"):
-            pfedpg(toy.task(), optimizer=training.sgd(0.1))
+            pfedpg(toy.task(), optimizer=local_training.sgd(0.1))
 
     @parameterized.parameters(
         (dict(heads=3), "heads=3 must divide inner=4"),

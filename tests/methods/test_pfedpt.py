@@ -12,8 +12,9 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, Examples, Net
-from fedjax_core.learning import augment, training
 from fedjax_core.task import Model, of_model
+from fedjax_core.training import local_training
+from fedjax_core.training.augment import pipeline
 from methods.pfedpt import frame, pfedpt
 from tests import naive, toy
 from tests.methods.test_fedavg import PLAIN as MODEL
@@ -111,7 +112,7 @@ class PFedPTTest(chex.TestCase):
             return {"logits": x, "features": x}, net.stats
 
         task = dataclasses.replace(toy.task(), network=lambda frozen: MODEL._replace(apply=apply))
-        predict = pfedpt(task, optimizer=training.sgd(0.1), pad=1).predict["personal"]
+        predict = pfedpt(task, optimizer=local_training.sgd(0.1), pad=1).predict["personal"]
         x = np.arange(10, dtype=np.uint8).reshape(2, 5)
         logits = predict(MODEL.init(jax.random.key(0)), jnp.asarray([0.0, 2.0]), x)["logits"]
         np.testing.assert_allclose(logits, x / 255 + np.array([0, 0, 0, 0, 1.0]), rtol=1e-6)
@@ -129,13 +130,13 @@ class PFedPTTest(chex.TestCase):
 
         def trained(model, x):
             task = of_model(model, classes=3, population=1, shape=shape)
-            made = pfedpt(task, optimizer=training.sgd(0.1), pad=1, epochs=1, prompt_epochs=1, batch=3)
+            made = pfedpt(task, optimizer=local_training.sgd(0.1), pad=1, epochs=1, prompt_epochs=1, batch=3)
             client = made.client_init(jax.random.key(0), made.server_init(jax.random.key(0)), 0)
             data = ClientData(Examples(x, y), jnp.arange(6), jnp.int32(6))
             out = made.client_update(plain.init(None), client, data, jax.random.key(1))
             return out.state, out.uplink, out.metrics
 
-        mirrored = augment.augmented(plain, lambda key, image: image[:, ::-1])
+        mirrored = pipeline.augmented(plain, lambda key, image: image[:, ::-1])
         found, wanted, other = trained(mirrored, x), trained(plain, x[:, :, ::-1]), trained(plain, x)
         chex.assert_trees_all_close(found, wanted, atol=1e-6)
         self.assertGreater(np.abs(found[0] - other[0]).max(), 1e-3)
@@ -158,4 +159,4 @@ class PFedPTTest(chex.TestCase):
 
     def test_a_task_without_shape_is_refused(self):
         with self.assertRaisesRegex(ValueError, "task.shape=None: pfedpt must know"):
-            pfedpt(dataclasses.replace(toy.task(), shape=None), optimizer=training.sgd(0.1))
+            pfedpt(dataclasses.replace(toy.task(), shape=None), optimizer=local_training.sgd(0.1))

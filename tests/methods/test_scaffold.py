@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from methods.scaffold import scaffold
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL, PLAIN, divided
@@ -53,7 +53,7 @@ def one(tree, i):
 @functools.cache
 def paper():
     """Plain SGD, partial participation, dropout, a server learning rate: (simulation, states before and after each of 3 rounds)."""
-    build = functools.partial(scaffold, optimizer=training.sgd(0.2), server_lr=0.7, epochs=2, batch=toy.BATCH)
+    build = functools.partial(scaffold, optimizer=local_training.sgd(0.2), server_lr=0.7, epochs=2, batch=toy.BATCH)
     groups = toy.groups(build)
     sim = simulator.Simulation(groups, toy.data(), cohort=5, dropout=0.3, plan=client_loop.Plan(1, 1), dispatch=3)
     states = [sim.init(2)]
@@ -87,7 +87,7 @@ class ScaffoldTest(chex.TestCase):
     def test_weight_decay_is_not_in_the_controls(self):
         """Of one client's first round: the loss's mean gradient; option II would store decay times the mean weights more."""
         lr, decay = 0.2, 0.1
-        algorithm = scaffold(toy.task(), optimizer=training.sgd(lr, weight_decay=decay), batch=toy.SIZES[0])  # one full batch
+        algorithm = scaffold(toy.task(), optimizer=local_training.sgd(lr, weight_decay=decay), batch=toy.SIZES[0])  # one full batch
         server = algorithm.server_init(jax.random.key(0))
         data = ClientData(jax.tree.map(jnp.asarray, toy.data().train), jnp.arange(toy.SIZES[0]), jnp.int32(toy.SIZES[0]))
         found = algorithm.client_update(server, server.c, data, jax.random.key(1))
@@ -119,7 +119,7 @@ class ScaffoldTest(chex.TestCase):
     def test_one_full_batch_of_all_is_a_step_by_the_mean_gradient(self):
         """In every round, whatever the controls; and a control is then the client's gradient at x, as in option I."""
         lr = 0.3
-        build = functools.partial(scaffold, optimizer=training.sgd(lr), epochs=1, batch=max(toy.SIZES))
+        build = functools.partial(scaffold, optimizer=local_training.sgd(lr), epochs=1, batch=max(toy.SIZES))
         sim = simulator.Simulation(toy.groups(build, statistics=False), toy.data(), plan=client_loop.Plan(1, 1))
         state = sim.init(0)
         for _ in range(3):
@@ -133,7 +133,7 @@ class ScaffoldTest(chex.TestCase):
 
     def test_one_client_is_local_sgd(self):
         rows = np.arange(4, 17)
-        build = functools.partial(scaffold, optimizer=training.sgd(0.1, momentum=0.9), epochs=2, batch=toy.BATCH)
+        build = functools.partial(scaffold, optimizer=local_training.sgd(0.1, momentum=0.9), epochs=2, batch=toy.BATCH)
         task = dataclasses.replace(toy.task(), population=1)
         sim = simulator.Simulation(simulator.one_group(build, task, 1), divided(rows), plan=client_loop.Plan(1, 1))
         state, _ = sim.rounds(sim.init(1), 3)
@@ -152,4 +152,4 @@ class ScaffoldTest(chex.TestCase):
     @parameterized.parameters(0.0, -1.0, float("nan"))
     def test_server_lr_must_be_positive(self, server_lr):
         with self.assertRaisesRegex(ValueError, f"server_lr={server_lr} must be positive"):
-            scaffold(toy.task(), optimizer=training.sgd(0.1), server_lr=server_lr)
+            scaffold(toy.task(), optimizer=local_training.sgd(0.1), server_lr=server_lr)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_NAME = re.compile(r"batches_of_(\d+)\)*(?:/while)?$")  # what `learning/rows.py` calls its loops
+_NAME = re.compile(r"batches_of_(\d+)\)*(?:/while)?$")  # what `training/batching.py` calls its loops
 
 
 class Clients(NamedTuple):

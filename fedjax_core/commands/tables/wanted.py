@@ -8,8 +8,8 @@ from fedjax_core.commands.tables.measures import ANALYSIS
 from fedjax_core.engine.evaluation_step import STATISTICS
 from fedjax_core.experiment import Asked
 from fedjax_core.language import prepare as language
-from fedjax_core.learning import scored
 from fedjax_core.reporting.words import is_gap
+from fedjax_core.training import scored
 
 SCOPES = {"own", "all", "post_local", "unseen"}
 

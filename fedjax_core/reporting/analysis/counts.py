@@ -9,8 +9,8 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, ClientData, Net, PyTree
 from fedjax_core.engine.simulator import Group, Simulation
-from fedjax_core.learning import metrics
-from fedjax_core.learning.trained import watched
+from fedjax_core.training import metrics
+from fedjax_core.training.trained import watched
 
 
 def communication(simulation: Simulation) -> list[dict[str, Any]]:

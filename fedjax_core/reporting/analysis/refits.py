@@ -11,9 +11,9 @@ import optax
 
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import Simulation, State, View
-from fedjax_core.learning import losses
 from fedjax_core.reporting.analysis.models import longest, model_of, need_classes, output, outputs, rows_at_once, take
 from fedjax_core.task import Model
+from fedjax_core.training import losses
 
 STEPS = 100  # of L-BFGS, for a convex problem
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import federated, poison, sources
-from fedjax_core.learning import backdoor
 from fedjax_core.testing import federation
+from fedjax_core.training import backdoor
 
 
 def images(dtype=np.uint8):

@@ -8,10 +8,10 @@ from fedjax_core.algorithm import Algorithm, ClientOutput
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Group, Simulation
-from fedjax_core.learning import aggregators, training
+from fedjax_core.training import aggregators, local_training
 from tests import toy
 
-SGD = training.sgd(0.1, momentum=0.5)
+SGD = local_training.sgd(0.1, momentum=0.5)
 
 N = toy.CLIENTS
 

@@ -17,7 +17,7 @@ from fedjax_core.algorithm import Cohort
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.client_loop import Plan
-from fedjax_core.learning import aggregators, training
+from fedjax_core.training import aggregators, local_training
 from fedjax_core.uplink import dp_mechanisms, robust_aggregation
 from methods.fedavg import fedavg
 from tests import toy
@@ -187,7 +187,7 @@ def simulate(cohort, population=64, chunk=1, hidden=400, links=()):
     whole = toy.data()
     dataset = sources.Dataset("toy", whole.train, whole.test, whole.class_names)
     data = federated.from_index(dataset, [[i % 30, i % 30 + 1] for i in range(population)], [[0]] * population)
-    build = functools.partial(fedavg, optimizer=training.sgd(0.1), batch=toy.BATCH, weights="uniform" if links else "samples")
+    build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), batch=toy.BATCH, weights="uniform" if links else "samples")
     groups = simulator.one_group(build, toy.task(hidden, statistics=not links), population)
     return simulator.Simulation(groups, data, cohort=cohort, plan=Plan(chunk, 1), links=links)
 

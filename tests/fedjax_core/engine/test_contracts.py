@@ -9,8 +9,8 @@ import pytest
 from fedjax_core.algorithm import Reduce
 from fedjax_core.engine import contracts
 from fedjax_core.engine.simulator import Simulation, one_group
-from fedjax_core.learning import aggregators, training
 from fedjax_core.testing import federation
+from fedjax_core.training import aggregators, local_training
 from methods.fedavg import fedavg
 from tests import toy
 
@@ -19,7 +19,7 @@ def simulate(change, task=None) -> Simulation:
     """FedAvg with functions replaced: `change` takes its Algorithm, and returns {field: in its place}."""
 
     def mine(task):
-        inner = fedavg(task, optimizer=training.sgd(0.1))
+        inner = fedavg(task, optimizer=local_training.sgd(0.1))
         return inner._replace(**change(inner))
 
     return Simulation(one_group(mine, task or toy.task(), toy.CLIENTS), toy.data())
@@ -37,7 +37,7 @@ def refused(error, message, change, task=None):
 
 def test_a_builder_returns_an_algorithm():
     def mine(task) -> Any:
-        fedavg(task, optimizer=training.sgd(0.1))
+        fedavg(task, optimizer=local_training.sgd(0.1))
 
     with pytest.raises(TypeError, match=r"^mine must return a fedjax_core.algorithm.Algorithm, it returned None$"):
         Simulation(one_group(functools.partial(mine), toy.task(), toy.CLIENTS), toy.data())

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Algorithm, ClientOutput
 from fedjax_core.engine import client_loop, divergence, simulator
-from fedjax_core.learning import aggregators
+from fedjax_core.training import aggregators
 from tests import toy
 
 LOSS, UPLINK, STATE, SERVER, LARGE = 1, 2, 4, 8, 16

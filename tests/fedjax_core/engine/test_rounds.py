@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Reduce
 from fedjax_core.engine import rounds
-from fedjax_core.learning import aggregators, training
+from fedjax_core.training import aggregators, local_training
 from methods.fedavg import fedavg
 from methods.local import local
 from tests import naive, toy
@@ -123,7 +123,7 @@ class RoundTest(chex.TestCase):
 
     def test_learning_rates_follow_the_round(self):
         """At decay d, round r trains with lr * d ** r."""
-        build = functools.partial(fedavg, optimizer=training.sgd(0.2, decay=0.5), batch=toy.BATCH)
+        build = functools.partial(fedavg, optimizer=local_training.sgd(0.2, decay=0.5), batch=toy.BATCH)
         sim = simulate(build, cohort=None)
         state = sim.init(0)
         for r in range(2):

@@ -14,9 +14,9 @@ from fedjax_core.data.unseen import set_apart
 from fedjax_core.data.validation import hold_out
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
-from fedjax_core.learning import training
-from fedjax_core.learning.scores import AUROC, CalibrationError, MacroF1
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
+from fedjax_core.training.scores import AUROC, CalibrationError, MacroF1
 from methods.fedper import fedper
 from tests import toy
 
@@ -49,7 +49,7 @@ def simulated(scores=SCORES, data=None, scopes=("global", "own", "post_local", "
     of = toy.data() if data is None else data
     task = of_model(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
     task = dataclasses.replace(task, scores=scores)
-    build = functools.partial(fedper, optimizer=training.sgd(0.1), epochs=1, batch=4)
+    build = functools.partial(fedper, optimizer=local_training.sgd(0.1), epochs=1, batch=4)
     return Simulation(one_group(build, task, of.clients), of, evaluation=Evaluation(scopes, batch=batch), **settings)
 
 
@@ -147,7 +147,7 @@ def test_the_server_model_is_scored_by_the_whole_test_set():
     from methods.fedavg import fedavg
 
     task = dataclasses.replace(of_model(toy.model(), classes=toy.CLASSES, population=of.clients), scores=SCORES)
-    build = functools.partial(fedavg, optimizer=training.sgd(0.1), epochs=1, batch=4)
+    build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=1, batch=4)
     found = []
     every: tuple[dict[str, Any], ...] = ({"plan": client_loop.Plan(1, 1)}, {"plan": client_loop.Plan(1, 8)}, {"data_on": "host"})
     for settings in every:

@@ -15,9 +15,9 @@ from fedjax_core.data.unseen import set_apart
 from fedjax_core.data.validation import hold_out
 from fedjax_core.engine import client_loop, evaluation, planned
 from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
-from fedjax_core.learning import scored, training
 from fedjax_core.nn import build
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training, scored
 from methods.fedavg import fedavg
 from tests import toy
 
@@ -43,7 +43,7 @@ def data(kind: str) -> federated.FederatedData:
 
 def declared(name: str) -> tuple[str, ...]:
     case = toy.CASES[name]
-    return case.method(case.task(), optimizer=training.sgd(0.1)).targets
+    return case.method(case.task(), optimizer=local_training.sgd(0.1)).targets
 
 
 def test_methods_declare_what_they_train_on():
@@ -70,7 +70,7 @@ def test_a_method_trains_on_numbers_or_is_refused_by_name(name):
 
 
 def simulated(kind, method=None, data_=None, **settings):
-    build_ = method or functools.partial(fedavg, optimizer=training.sgd(0.1), epochs=2, batch=4)
+    build_ = method or functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=2, batch=4)
     of = data(kind) if data_ is None else data_
     task = of_model(toy.model(), classes=toy.CLASSES, population=of.clients, shape=(toy.INPUTS,))
     return Simulation(one_group(build_, task, of.clients), of, **settings)
@@ -94,7 +94,7 @@ def test_clients_are_scored_in_blocks_where_labels_make_much_of_each(monkeypatch
 
 def test_fedavg_on_numbers_is_a_naive_loop():
     """Full batches, one epoch, all clients: w - sum_k n_k / n lr grad MSE_k, by hand."""
-    method = functools.partial(fedavg, optimizer=training.sgd(0.1), epochs=1, batch=16)
+    method = functools.partial(fedavg, optimizer=local_training.sgd(0.1), epochs=1, batch=16)
     of = data("numbers")
     task = of_model(toy.model(statistics=False), classes=toy.CLASSES, population=8, shape=(toy.INPUTS,))
     sim = Simulation(one_group(method, task, 8), of, evaluation=Evaluation(("global",)))
@@ -169,7 +169,7 @@ def test_next_tokens_are_learnt(name):
     dataset = sources.from_arrays(text, None, text[:4], None, tuple("abcd"), targets="tokens")
     of = federated.federate(dataset, {"name": "iid"}, 2, 0)
     model = build(place, 4, (8,), None, None, **options)
-    method = functools.partial(fedavg, optimizer=training.adam(0.03), epochs=5, batch=4)
+    method = functools.partial(fedavg, optimizer=local_training.adam(0.03), epochs=5, batch=4)
     sim = Simulation(one_group(method, of_model(model, classes=4, population=2, shape=(8,)), 2), of)
     state, records = sim.rounds(sim.init(0), 6)
     scores = sim.evaluate(state)
@@ -194,7 +194,7 @@ def test_a_network_that_gives_something_else_is_refused():
     of = federated.federate(dataset, {"name": "iid"}, 2, 0)
     task = of_model(build("mlp", 4, (4,), widths=(3,)), classes=4, population=2)
     with pytest.raises(ValueError, match=r"network 'mlp' gives \[4\] for a row, tokens need \[4, 4\]; 'lstm' and 'causal'"):
-        Simulation(one_group(functools.partial(fedavg, optimizer=training.sgd(0.1)), task, 2), of)
+        Simulation(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of)
     with pytest.raises(ValueError, match="model 'lstm' reads token ids"):
         build("lstm", 4, (8, 8, 1))
 
@@ -207,4 +207,4 @@ def test_a_network_of_next_tokens_is_refused_for_classes(name):
     with pytest.raises(
         ValueError, match=rf"network '{name}' gives \[6, 3\] for a row, the next token of each place; classes need \[3\]"
     ):
-        Simulation(one_group(functools.partial(fedavg, optimizer=training.sgd(0.1)), task, 2), of)
+        Simulation(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of)

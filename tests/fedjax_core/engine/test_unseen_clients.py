@@ -13,9 +13,9 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import unseen as data_unseen
 from fedjax_core.engine import client_loop, unseen_clients
 from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
-from fedjax_core.learning import training
-from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.reporting import report
+from fedjax_core.training import local_training
+from fedjax_core.training.local_batch_norm import local_statistics
 from fedjax_core.uplink import attacks
 from methods.ditto import ditto
 from methods.fedavg import fedavg
@@ -59,7 +59,7 @@ def beside():
 def simulate(method, **settings):
     """Minibatches are whole clients, so that a loop need not know how they are drawn."""
     task = dataclasses.replace(toy.task(statistics=False), population=data().clients)
-    build = functools.partial(method, optimizer=training.sgd(RATE), batch=64)
+    build = functools.partial(method, optimizer=local_training.sgd(RATE), batch=64)
     return Simulation(one_group(build, task, data().clients), data(), cohort=4, plan=client_loop.Plan(1, 1), dispatch=2, **settings)
 
 
@@ -206,7 +206,7 @@ def traced(sim):
 
 
 def test_statistics_that_stay_with_clients_are_a_newcomer_s_own():
-    build = local_statistics(functools.partial(fedavg, optimizer=training.sgd(RATE), batch=64))
+    build = local_statistics(functools.partial(fedavg, optimizer=local_training.sgd(RATE), batch=64))
     sim = Simulation(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1))
     state = sim.init(0)
     for place, rows in enumerate(newcomers().train_index):
@@ -220,7 +220,7 @@ def test_statistics_that_stay_with_clients_are_a_newcomer_s_own():
 
 
 def test_what_a_newcomer_begins_with_has_its_own_statistics_too():
-    build = local_statistics(functools.partial(ditto, optimizer=training.sgd(RATE), batch=64))
+    build = local_statistics(functools.partial(ditto, optimizer=local_training.sgd(RATE), batch=64))
     traced(Simulation(one_group(build, toy.task(), toy.CLIENTS), beside(), plan=client_loop.Plan(1, 1)))
 
 

@@ -11,9 +11,9 @@ from fedjax_core.algorithm import Net
 from fedjax_core.data import federated
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.language import instructions, text
-from fedjax_core.learning import lora, training
 from fedjax_core.nn import bert, llama
 from fedjax_core.task import Model, Task
+from fedjax_core.training import adapters, local_training
 from methods.fedavg import fedavg
 from tests.fedjax_core.language.test_instructions import END, Letters, divided
 from tests.fedjax_core.nn.test_bert import CONFIG as BERT
@@ -77,8 +77,8 @@ def test_scores_are_cosines_with_the_options_of_the_row():
 
 def test_rows_of_padding_count_for_nothing():
     model, net, data = frozen()
-    loss = training.cross_entropy(model)
-    take = lambda rows, mask: training.take(data.train, np.array(rows), np.array(mask))
+    loss = local_training.cross_entropy(model)
+    take = lambda rows, mask: local_training.take(data.train, np.array(rows), np.array(mask))
     slope = jax.jit(jax.grad(lambda params, batch: loss(Net(params, {}), batch, jax.random.key(0))[0]))
     wide, narrow = (
         slope(net.params, take([3, 9, 4], [True, True, False])),
@@ -89,7 +89,7 @@ def test_rows_of_padding_count_for_nothing():
 
 
 def fitted(task: Task, data: federated.FederatedData, rate: float, rounds: int):
-    build = functools.partial(fedavg, optimizer=training.sgd(rate), epochs=2, batch=4)
+    build = functools.partial(fedavg, optimizer=local_training.sgd(rate), epochs=2, batch=4)
     sim = simulator.Simulation(simulator.one_group(build, task, data.clients), data, plan=client_loop.Plan(2, 1))
     state = sim.init(0)
     state, records = sim.rounds(state, rounds)
@@ -99,7 +99,7 @@ def fitted(task: Task, data: federated.FederatedData, rate: float, rounds: int):
 def test_a_federation_trains_an_adapter_of_it():
     """The base stays where it is; the options' embeddings too, though a network's head."""
     model, arrays, data = frozen()
-    task = lora.adapted(model, arrays, lora.lora(rank=2, dropout=0.0), classes=data.classes, population=data.clients)
+    task = adapters.adapted(model, arrays, adapters.lora(rank=2, dropout=0.0), classes=data.classes, population=data.clients)
     sim, state, losses = fitted(task, data, 0.02, 4)
     assert sim.shapes.up == 2 * 2 * (12 * 2) * 4
     assert losses[-1] < 0.95 * losses[0]
@@ -126,7 +126,7 @@ def writer():
 def test_the_loss_is_on_the_answers_and_their_ends():
     (params, of), data = writer(), instructions.to_write(divided(), Letters(), 200, END)
     rows, there = np.array([2, 29, 33]), np.array([True, True, False])
-    batch = training.take(data.train, rows, there)
+    batch = local_training.take(data.train, rows, there)
     model, net = text.writing(WRITER), Net(params, {})
     found = jax.jit(lambda net, x: model.apply(net, x, mask=batch.mask)[0])(net, batch.x)
     tokens, mask, answer = (np.asarray(batch.x[name]) for name in ("tokens", "mask", "answer"))
@@ -140,7 +140,7 @@ def test_the_loss_is_on_the_answers_and_their_ends():
             count += 1
         assert real[-1] == END
         np.testing.assert_allclose(found["features"][row], hidden[-1], atol=1e-4)
-    loss = lambda mask: training.cross_entropy(model)(net, batch._replace(mask=mask), jax.random.key(0))[0]
+    loss = lambda mask: local_training.cross_entropy(model)(net, batch._replace(mask=mask), jax.random.key(0))[0]
     np.testing.assert_allclose(jax.jit(loss)(batch.mask), total / count, rtol=1e-4)
     assert float(jax.jit(loss)(jnp.zeros(3, bool))) == 0
     last = model.head(net, found["features"][:1])
@@ -149,9 +149,9 @@ def test_the_loss_is_on_the_answers_and_their_ends():
 
 def test_a_federation_trains_an_adapter_of_a_writer():
     data = instructions.to_write(divided(), Letters(), 144, END, long="cut")
-    kind = lora.lora(rank=2, dropout=0.1)
+    kind = adapters.lora(rank=2, dropout=0.1)
     net = Net(writer()[0], {})
-    task = lora.adapted(text.writing(WRITER), net, kind, classes=data.classes, population=data.clients)
+    task = adapters.adapted(text.writing(WRITER), net, kind, classes=data.classes, population=data.clients)
     sim, state, losses = fitted(task, data, 0.1, 3)
     assert sim.shapes.up == ((16 * 2 + 2 * 16) + (16 * 2 + 2 * 8)) * 4
     assert losses[-1] < losses[0]
@@ -163,16 +163,16 @@ def test_seven_billion_numbers_are_held_once():
     seven = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
     model = text.writing(llama.build({"model_type": "llama", "num_attention_heads": 32} | seven, remat=True))
     base = jax.eval_shape(model.init, jax.random.key(0)).params
-    own = lora.adapter(lora.lora(), base)
+    own = adapters.adapter(adapters.lora(), base)
     trained = jax.eval_shape(own.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(trained)) == 4_194_304
     shape = jax.ShapeDtypeStruct
     x = {"tokens": shape((4, 512), jnp.int32), "mask": shape((4, 512), bool), "answer": shape((4, 16), bool)}
 
     def loss(trained, base, x):
-        batch = training.Batch(x, jnp.zeros(4, jnp.int32), jnp.ones(4, bool))
+        batch = local_training.Batch(x, jnp.zeros(4, jnp.int32), jnp.ones(4, bool))
         key = jax.random.key(0)
-        return training.cross_entropy(model)(Net(own.wrap(base, trained, key), {}), batch, key)[0]
+        return local_training.cross_entropy(model)(Net(own.wrap(base, trained, key), {}), batch, key)[0]
 
     memory = jax.jit(jax.grad(loss)).lower(trained, base, x).compile().memory_analysis()
     assert memory is not None
@@ -211,7 +211,7 @@ def test_prompts_are_completed_in_their_order():
 
 
 def adapted(model: Model, arrays: Net, dropout: float = 0.1) -> Task:
-    return lora.adapted(model, arrays, lora.lora(rank=2, dropout=dropout), classes=3, population=4)
+    return adapters.adapted(model, arrays, adapters.lora(rank=2, dropout=dropout), classes=3, population=4)
 
 
 def kinds():
@@ -232,8 +232,8 @@ def test_batches_are_cut_to_their_longest_text(kind, widths):
 
     def gradient(task):
         def of(net, rows, mask, key, frozen):
-            loss = training.cross_entropy(task.network(frozen))
-            return jax.value_and_grad(lambda net: loss(net, training.take(examples, rows, mask), key)[0])(net)
+            loss = local_training.cross_entropy(task.network(frozen))
+            return jax.value_and_grad(lambda net: loss(net, local_training.take(examples, rows, mask), key)[0])(net)
 
         return jax.jit(jax.vmap(of, in_axes=(0, 0, 0, 0, None)))
 
@@ -316,7 +316,7 @@ def test_what_is_frozen_is_not_copied():
     wide = llama.build(LLAMA | {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 2048}, remat=True)
     base = jax.eval_shape(wide.init, jax.random.key(0))
     size = sum(leaf.size * 4 for leaf in jax.tree.leaves(base["layers"]))
-    own = lora.adapter(lora.lora(), base)
+    own = adapters.adapter(adapters.lora(), base)
     shape = jax.ShapeDtypeStruct
     x = {"tokens": shape((1, 48), jnp.int32), "mask": shape((1, 48), bool), "answer": shape((1, 4), bool)}
 
@@ -324,8 +324,8 @@ def test_what_is_frozen_is_not_copied():
         model = text.bucketed(text.writing(wide), widths, "left")
 
         def loss(trained, base, x):
-            batch = training.Batch(x, jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
-            return training.cross_entropy(model)(Net(own.wrap(base, trained, None), {}), batch, jax.random.key(0))[0]
+            batch = local_training.Batch(x, jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+            return local_training.cross_entropy(model)(Net(own.wrap(base, trained, None), {}), batch, jax.random.key(0))[0]
 
         lowered = jax.jit(jax.grad(loss)).lower(jax.eval_shape(own.init, jax.random.key(0)), base, x)
         found = lowered.compile().memory_analysis()

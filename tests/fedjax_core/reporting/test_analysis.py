@@ -14,11 +14,11 @@ from sklearn.linear_model import LogisticRegression
 from fedjax_core.algorithm import Net
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.simulator import Evaluation
-from fedjax_core.learning import losses, trained, training
 from fedjax_core.reporting import analysis
 from fedjax_core.reporting.analysis import counts, landscapes, refits
 from fedjax_core.storage.export import _logits, trained_network
 from fedjax_core.testing.case import Case
+from fedjax_core.training import local_training, losses, trained
 from methods.fedavg import fedavg
 from methods.fedpft import fedpft
 from tests import toy
@@ -206,7 +206,7 @@ class RefitTest(chex.TestCase):
 
     def test_heads_are_found_wherever_they_are(self):
         """FedPFT's in a net; FedCAC's clients hold no net; a personal classifier of FedPFT's lies beside the prompts."""
-        personal = functools.partial(fedpft, optimizer=training.sgd(0.1), prompts=2, batch=toy.BATCH, classifier="personal")
+        personal = functools.partial(fedpft, optimizer=local_training.sgd(0.1), prompts=2, batch=toy.BATCH, classifier="personal")
         own = simulator.Simulation(toy.groups(personal), toy.data(), plan=client_loop.Plan(1, 1))
         for sim, state in (drawn("fedpft"), drawn("fedcac"), (own, own.init(0))):
             view = sim.view(state, 4)
@@ -223,7 +223,7 @@ class RefitTest(chex.TestCase):
             return base._replace(predict={"global": lambda sent, client, x: doubled(task.model.apply(sent, x)[0])})
 
         doubled = lambda made: made | {"logits": 2 * made["logits"] + 1}
-        build = functools.partial(twice, optimizer=training.sgd(0.1))
+        build = functools.partial(twice, optimizer=local_training.sgd(0.1))
         sim = simulator.Simulation(toy.groups(build), toy.data(), plan=client_loop.Plan(1, 1))
         with self.assertRaisesRegex(ValueError, "none of the nets that client 0 holds has a head"):
             analysis.match(sim, sim.init(0))

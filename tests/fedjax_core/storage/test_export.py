@@ -12,11 +12,11 @@ import pytest
 from fedjax_core import nn
 from fedjax_core.algorithm import Net
 from fedjax_core.engine import client_loop, federation, simulator
-from fedjax_core.learning import training
-from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage import export
 from fedjax_core.storage.tensors import write_tensors
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
+from fedjax_core.training.local_batch_norm import local_statistics
 from tests import toy
 
 DESCRIPTION = {
@@ -146,7 +146,7 @@ X = toy.data().test.x[:4]
 
 
 def simulate(build, mixed=False):
-    build = functools.partial(build, optimizer=training.sgd(0.1))
+    build = functools.partial(build, optimizer=local_training.sgd(0.1))
     return simulator.Simulation(toy.groups(build, mixed), toy.data(), plan=client_loop.Plan(1, 1), cohort=5)
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from fedjax_core import experiment, nn
 from fedjax_core.engine.client_view import View
-from fedjax_core.learning import lora, training
-from fedjax_core.learning.normalisation import local_statistics
 from fedjax_core.storage import export, predictor
 from fedjax_core.storage.tensors import read_tensors, write_tensors
 from fedjax_core.task import Task, of_model, part_of
+from fedjax_core.training import adapters, local_training
+from fedjax_core.training.local_batch_norm import local_statistics
 
 SHAPE, CLIENTS = (4, 4, 1), 3
 MLP = "mlp(widths=(5,))"
@@ -65,7 +65,7 @@ def task(told: dict[str, Any]) -> Task:
         return of_model(model, **settings)
     net = model.init(jax.random.key(5))
     if told["adapter"] is not None:
-        return lora.adapted(model, net, lora.parse(told["adapter"]), told["train"], **settings)
+        return adapters.adapted(model, net, adapters.parse(told["adapter"]), told["train"], **settings)
     return part_of(model, net, told["train"], **settings)
 
 
@@ -73,7 +73,7 @@ def task(told: dict[str, Any]) -> Task:
 def view(name: str) -> View:
     """What client 1 holds, every number of it moved; nothing is compiled."""
     told, bound = described(name), task(described(name))
-    build = functools.partial(experiment.method(told["method"]), optimizer=training.sgd(0.1), **told["options"])
+    build = functools.partial(experiment.method(told["method"]), optimizer=local_training.sgd(0.1), **told["options"])
     algorithm = (local_statistics(build) if told["statistics"] == "local" else build)(bound)
     key, client = jax.random.key(1), jnp.int32(1)
     server = algorithm.server_init(key)

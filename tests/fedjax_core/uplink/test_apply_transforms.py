@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Cohort, Net
 from fedjax_core.engine import divergence
-from fedjax_core.learning import aggregators
+from fedjax_core.training import aggregators
 from fedjax_core.uplink import (
     Link,
     Passed,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.learning.metrics import nbytes
+from fedjax_core.training.metrics import nbytes
 from fedjax_core.uplink import Carried, Sender, bare, compression
 from fedjax_core.uplink.packing import packed, unpacked
 from tests import toy

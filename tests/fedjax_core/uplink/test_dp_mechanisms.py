@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as arrays
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Net
 from fedjax_core.experiment import protection
-from fedjax_core.learning import aggregators
 from fedjax_core.privacy import Release
+from fedjax_core.training import aggregators
 from fedjax_core.uplink import Carried, Sender, attacks, bare, dp_mechanisms
 from fedjax_core.uplink.apply_transforms import wrap
 from fedjax_core.uplink.dp_mechanisms import adaptive, gaussian, local_gaussian, local_laplace

@@ -8,15 +8,15 @@ import optax
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Examples
 from fedjax_core.commands.plans import flops, loops
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 
 ROWS = loops.Clients(np.array([10, 10]))
 
 
 def trained(model, shape, classes):
     """The jaxpr of two epochs over ten rows, in batches of four."""
-    loss = training.cross_entropy(model)
-    fit = training.fit(loss, optax.sgd(0.1), epochs=2, batch=4)
+    loss = local_training.cross_entropy(model)
+    fit = local_training.fit(loss, optax.sgd(0.1), epochs=2, batch=4)
     arrays = Examples(jnp.zeros((20, *shape), jnp.float32), jnp.zeros(20, jnp.int32))
 
     def local(key, size):

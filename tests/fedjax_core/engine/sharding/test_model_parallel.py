@@ -21,9 +21,9 @@ from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.sharding import model_parallel
 from fedjax_core.language import text
 from fedjax_core.lazy_array import Deferred
-from fedjax_core.learning import lora, training
 from fedjax_core.nn import llama
 from fedjax_core.task import axis_of, of_model
+from fedjax_core.training import adapters, local_training
 from methods.fedavg import fedavg
 from methods.fedit import fedit
 from methods.fedoa import fedoa
@@ -47,7 +47,7 @@ def data() -> federated.FederatedData:
 
 def whole():
     """FedAvg of a transformer."""
-    return functools.partial(fedavg, optimizer=training.sgd(0.1, momentum=0.9), batch=2), of_model(VIT, **SETTINGS)
+    return functools.partial(fedavg, optimizer=local_training.sgd(0.1, momentum=0.9), batch=2), of_model(VIT, **SETTINGS)
 
 
 @functools.cache
@@ -58,22 +58,22 @@ def frozen():
 
 def adapter(method, dropout: float):
     """A method with LoRA beside a frozen transformer."""
-    kind = lora.lora(rank=2, dropout=dropout, targets=("query", "out", "mlp1"))
-    return method, lora.adapted(VIT, frozen(), kind, ("head",), **SETTINGS)
+    kind = adapters.lora(rank=2, dropout=dropout, targets=("query", "out", "mlp1"))
+    return method, adapters.adapted(VIT, frozen(), kind, ("head",), **SETTINGS)
 
 
 def prompted():
     """FedPFT of a convolutional network."""
     net = nn.build("cnn", 4, (8, 8, 1), widths=(8, 64), dense=16)
-    build = functools.partial(fedpft, optimizer=training.sgd(0.1), batch=4, prompts=2, transform_epochs=1)
+    build = functools.partial(fedpft, optimizer=local_training.sgd(0.1), batch=4, prompts=2, transform_epochs=1)
     return build, of_model(net, **SETTINGS)
 
 
 FACTOR = 10  # by how much more they may be apart than by a unit in the last place at the start; with FedOA it is 4
 CASES = {
     "fedavg": whole,
-    "fedit": lambda: adapter(functools.partial(fedit, optimizer=training.adam(0.01), batch=2), 0.1),
-    "fedoa": lambda: adapter(functools.partial(fedoa, optimizer=training.sgd(0.1), batch=2, lam=0.7), 0.0),
+    "fedit": lambda: adapter(functools.partial(fedit, optimizer=local_training.adam(0.01), batch=2), 0.1),
+    "fedoa": lambda: adapter(functools.partial(fedoa, optimizer=local_training.sgd(0.1), batch=2, lam=0.7), 0.0),
     "fedpft": prompted,
 }
 
@@ -180,7 +180,7 @@ def test_states_of_clients_and_moments_are_divided_off_the_devices_too():
 
 def test_a_network_without_rules_stays_whole_which_is_said_once(caplog):
     model_parallel._tell.cache_clear()
-    build = functools.partial(fedavg, optimizer=training.sgd(0.1), batch=toy.BATCH)
+    build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
     for _ in range(2):
         sim = simulator.Simulation(toy.groups(build), toy.data(), plan=Plan(1, 8, 2))
     said = [record.getMessage() for record in caplog.records]

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Array, ClientData, Net, PyTree, targets_of
-from fedjax_core.learning import losses, metrics
-from fedjax_core.learning.optimizers import Optimizer, adam, annealed, mean_gradient, proximal, sgd
-from fedjax_core.learning.parts import join, part, split, under
-from fedjax_core.learning.rows import Batch, accumulate, batches, class_means, class_sums, each, in_order, received, steps, take
-from fedjax_core.learning.trained import tell
 from fedjax_core.task import Model, Task
+from fedjax_core.training import losses, metrics
+from fedjax_core.training.batching import Batch, accumulate, batches, class_means, class_sums, each, in_order, received, steps, take
+from fedjax_core.training.optimizers import Optimizer, adam, annealed, mean_gradient, proximal, sgd
+from fedjax_core.training.param_partition import join, part, split, under
+from fedjax_core.training.trained import tell
 
 __all__ = [
     "Aux",

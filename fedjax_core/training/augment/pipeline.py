@@ -26,9 +26,9 @@ import jax.numpy as jnp
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Array
-from fedjax_core.learning.colours import colour_jitter, greyscale, normalise
-from fedjax_core.learning.crops import Augment, crop, flip, resized_crop
 from fedjax_core.task import Model
+from fedjax_core.training.augment.color import colour_jitter, greyscale, normalise
+from fedjax_core.training.augment.geometric import Augment, crop, flip, resized_crop
 
 _STREAM = 0x617567  # keeps these draws apart from the network's own (dropout), which come from the same key
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithm import ClientData, Examples
-from fedjax_core.learning import augment, colours, crops, training
+from fedjax_core.training import local_training
+from fedjax_core.training.augment import color, geometric, pipeline
 from tests import toy
 
 RNG = np.random.default_rng(0)
@@ -27,7 +28,7 @@ def image(shape=(7, 5, 3), seed=0) -> np.ndarray:
 def many(text: str, shape=(7, 5, 3), n: int = 400) -> np.ndarray:
     """[n, H, W, C] results for one image, each with a key of its own."""
     keys = jax.random.split(jax.random.key(1), n)
-    return np.asarray(jax.jit(jax.vmap(augment.parse(text), (0, None)))(keys, image(shape)))
+    return np.asarray(jax.jit(jax.vmap(pipeline.parse(text), (0, None)))(keys, image(shape)))
 
 
 def apart(results: np.ndarray) -> list[np.ndarray]:
@@ -60,7 +61,7 @@ def test_crop_is_each_shift_equally_often(shape):
 def test_crop_wider_than_the_image_is_refused():
     """Some of its windows would hold nothing."""
     with pytest.raises(ValueError, match="augmentation crop: padding=5 of images 5x9 must be less than 5, their smaller side"):
-        augment.parse("crop(padding=5)")(jax.random.key(0), jnp.zeros((5, 9, 1)))
+        pipeline.parse("crop(padding=5)")(jax.random.key(0), jnp.zeros((5, 9, 1)))
 
 
 def test_flip():
@@ -83,7 +84,7 @@ def test_what_does_nothing_does_nothing(shape):
     ]
     nothing += ["colour_jitter(brightness=0, contrast=0, saturation=0, hue=0)", "normalise(mean=0.0, std=1.0)"]
     for text in nothing:
-        found = augment.parse(text.format(shape[1] / shape[0]))(jax.random.key(3), jnp.asarray(x))
+        found = pipeline.parse(text.format(shape[1] / shape[0]))(jax.random.key(3), jnp.asarray(x))
         np.testing.assert_array_equal(found, x, err_msg=text)
         assert found.dtype == x.dtype
 
@@ -92,8 +93,8 @@ def test_what_does_nothing_does_nothing(shape):
 def test_what_is_certain_happens_always(shape):
     x = image(shape)
     key = jax.random.key(3)
-    np.testing.assert_array_equal(augment.parse("flip(probability=1.0)")(key, x), x[:, ::-1])
-    grey = augment.parse("greyscale(probability=1.0)")(key, x)
+    np.testing.assert_array_equal(pipeline.parse("flip(probability=1.0)")(key, x), x[:, ::-1])
+    grey = pipeline.parse("greyscale(probability=1.0)")(key, x)
     assert grey.shape == x.shape
     np.testing.assert_allclose(grey, np.broadcast_to(grey_of(x)[..., None], x.shape), atol=1e-6)
 
@@ -117,7 +118,7 @@ def windowed(x: np.ndarray, top: int, left: int, height: int, width: int) -> np.
 @pytest.mark.parametrize("shape", SHAPES[:3])
 def test_resize_is_bilinear_and_stays_in_the_window(shape):
     x = image(shape)
-    resize = jax.jit(crops.resize)
+    resize = jax.jit(geometric.resize)
     for height, width in {(1, 1), (2, 3), (shape[0], 1), (1, shape[1]), shape[:2]}:
         for top, left in {(0, 0), (shape[0] - height, shape[1] - width)}:
             found = resize(x, *np.float32([top, left, height, width]))
@@ -128,7 +129,7 @@ def test_resize_is_bilinear_and_stays_in_the_window(shape):
 
 
 def test_windows_lie_inside_and_are_as_asked():
-    draw = functools.partial(crops.window, height=60, width=80, scale=(0.2, 0.5), ratio=(0.5, 2.0))
+    draw = functools.partial(geometric.window, height=60, width=80, scale=(0.2, 0.5), ratio=(0.5, 2.0))
     found = np.stack(jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(2), 500)), -1)
     top, left, height, width = found.T
     np.testing.assert_array_equal(found, np.round(found))
@@ -156,13 +157,13 @@ def test_windows_lie_inside_and_are_as_asked():
 )
 def test_windows_that_never_fit_give_the_middle(height, width, ratio, wanted):
     """Of the image's whole area at a ratio that it has not, no window fits."""
-    assert tuple(map(int, crops.window(jax.random.key(0), height, width, (1.0, 1.0), ratio))) == wanted
+    assert tuple(map(int, geometric.window(jax.random.key(0), height, width, (1.0, 1.0), ratio))) == wanted
 
 
 def test_resized_crop_takes_the_drawn_window():
     x, key = image((9, 12, 3)), jax.random.key(5)
-    place = np.asarray(crops.window(key, 9, 12, (0.2, 0.6), (0.75, 4 / 3)), int)
-    found = augment.resized_crop((0.2, 0.6))(key, x)
+    place = np.asarray(geometric.window(key, 9, 12, (0.2, 0.6), (0.75, 4 / 3)), int)
+    found = pipeline.resized_crop((0.2, 0.6))(key, x)
     np.testing.assert_allclose(found, windowed(x, *place), atol=1e-6)
 
 
@@ -200,7 +201,7 @@ CORNERS = np.array(list(itertools.product((0.0, 0.5, 1.0), repeat=3)), np.float3
 @pytest.mark.parametrize("name", NAIVE)
 @pytest.mark.parametrize("x", [image(), CORNERS], ids=["random", "corners"])
 def test_adjustments(name, x):
-    adjust = jax.jit(colours.ADJUST[name])
+    adjust = jax.jit(color.ADJUST[name])
     for amount in (-0.5, -0.3, 0.0, 0.2, 0.5) if name == "hue" else (0.0, 0.6, 1.0, 1.4, 2.0):
         found = np.stack(adjust(tuple(np.moveaxis(x, -1, 0)), np.float32(amount)), -1)
         np.testing.assert_allclose(found, NAIVE[name](x.astype(np.float64), amount), atol=2e-6, err_msg=f"{amount}")
@@ -214,7 +215,7 @@ def test_colour_jitter_is_all_of_them_in_the_drawn_order(channels):
     amounts = {"brightness": 0.4, "contrast": 0.3, "saturation": 0.5, "hue": 0.2}
     names = list(amounts)[: 4 if channels == 3 else 2]
     keys = jax.random.split(jax.random.key(4), 60)
-    found = jax.jit(jax.vmap(augment.colour_jitter(**amounts), (0, None)))(keys, x)
+    found = jax.jit(jax.vmap(pipeline.colour_jitter(**amounts), (0, None)))(keys, x)
     orders = set()
     for key, result in zip(keys, found, strict=True):
         of_order, of_amounts = jax.random.split(key)
@@ -232,7 +233,7 @@ def test_colour_jitter_is_all_of_them_in_the_drawn_order(channels):
 def test_colour_jitter_leaves_out_what_is_zero_and_never_inverts():
     x = image()
     keys = jax.random.split(jax.random.key(4), 200)
-    found = jax.vmap(augment.colour_jitter(brightness=3.0, contrast=0, saturation=0, hue=0), (0, None))(keys, x * 0.1)
+    found = jax.vmap(pipeline.colour_jitter(brightness=3.0, contrast=0, saturation=0, hue=0), (0, None))(keys, x * 0.1)
     factors = found[:, 0, 0, 0] / (0.1 * x[0, 0, 0])
     assert 0 <= factors.min() < 0.1  # max(0, 1 - 3) ... 1 + 3
     assert 3.9 < factors.max() <= 4.001
@@ -243,8 +244,8 @@ def test_normalise():
     x = image()
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     wanted = np.stack([(x[..., c] - mean[c]) / std[c] for c in range(3)], -1)
-    np.testing.assert_allclose(augment.normalise(mean, std)(jax.random.key(0), x), wanted, rtol=1e-6)
-    np.testing.assert_allclose(augment.parse("normalise(mean=0.5, std=0.25)")(jax.random.key(0), x), (x - 0.5) * 4, rtol=1e-6)
+    np.testing.assert_allclose(pipeline.normalise(mean, std)(jax.random.key(0), x), wanted, rtol=1e-6)
+    np.testing.assert_allclose(pipeline.parse("normalise(mean=0.5, std=0.25)")(jax.random.key(0), x), (x - 0.5) * 4, rtol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ keys, batches, dtypes
@@ -254,10 +255,10 @@ def test_parts_draw_apart_and_from_left_to_right():
     x = image()
     key = jax.random.key(7)
     first, second = jax.random.split(key)
-    found = augment.parse("crop(padding=2) | flip(probability=1.0)")(key, x)
-    np.testing.assert_array_equal(found, augment.crop(2)(first, x)[:, ::-1])
-    found = augment.parse("flip(probability=1.0) | crop(padding=2)")(key, x)
-    np.testing.assert_array_equal(found, augment.crop(2)(second, x[:, ::-1]))
+    found = pipeline.parse("crop(padding=2) | flip(probability=1.0)")(key, x)
+    np.testing.assert_array_equal(found, pipeline.crop(2)(first, x)[:, ::-1])
+    found = pipeline.parse("flip(probability=1.0) | crop(padding=2)")(key, x)
+    np.testing.assert_array_equal(found, pipeline.crop(2)(second, x[:, ::-1]))
     both = many("flip | flip")  # two flips cancel, so half of the images come back: they do not share their draw
     assert 0.4 < (both == x).all((1, 2, 3)).mean() < 0.6
 
@@ -265,20 +266,20 @@ def test_parts_draw_apart_and_from_left_to_right():
 def test_an_example_draws_from_its_key_alone():
     """The same key gives the same bits; neither the rows beside it nor how many there are change its view."""
     pixels = RNG.integers(0, 256, (6, 7, 5, 3)).astype(np.uint8)
-    run = jax.jit(augment.batched(augment.parse(EVERYTHING)))
+    run = jax.jit(pipeline.batched(pipeline.parse(EVERYTHING)))
     whole, again, other = (np.asarray(run(jax.random.key(k), pixels)) for k in (0, 0, 1))
     np.testing.assert_array_equal(again, whole)
     assert np.all(np.abs(other - whole).max((1, 2, 3)) > 0)
     beside = pixels.copy()
     beside[[0, 1, 2, 3, 5]] = 0
     np.testing.assert_array_equal(run(jax.random.key(0), beside)[4], whole[4])
-    alone = jax.jit(augment.parse(EVERYTHING))(jax.random.fold_in(jax.random.key(0), 4), pixels[4].astype(np.float32) / 255)
+    alone = jax.jit(pipeline.parse(EVERYTHING))(jax.random.fold_in(jax.random.key(0), 4), pixels[4].astype(np.float32) / 255)
     np.testing.assert_allclose(alone, whole[4], atol=1e-6)
 
 
 def test_a_vmap_over_clients_or_a_scan_over_steps_changes_nothing():
     pixels = RNG.integers(0, 256, (2, 4, 7, 5, 3)).astype(np.uint8)
-    run = augment.batched(augment.parse("greyscale(probability=0.5) | crop(padding=2) | colour_jitter(saturation=0, hue=0)"))
+    run = pipeline.batched(pipeline.parse("greyscale(probability=0.5) | crop(padding=2) | colour_jitter(saturation=0, hue=0)"))
     keys = jax.random.split(jax.random.key(0), 2)
     mapped = jax.jit(jax.vmap(run))(keys, pixels)
     np.testing.assert_allclose(mapped[1, :3], jax.jit(run)(keys[1], pixels[1, :3]), atol=1e-6)
@@ -287,12 +288,12 @@ def test_a_vmap_over_clients_or_a_scan_over_steps_changes_nothing():
 
 def test_bytes_become_parts_of_one_and_floats_keep_their_type():
     pixels = RNG.integers(0, 256, (3, 6, 6, 3)).astype(np.uint8)
-    run = augment.batched(augment.parse("flip(probability=1.0)"))
+    run = pipeline.batched(pipeline.parse("flip(probability=1.0)"))
     found = run(jax.random.key(0), jnp.asarray(pixels))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, pixels[:, :, ::-1] / 255, rtol=1e-6)
     x = jnp.asarray(pixels / 255, jnp.bfloat16)
-    found = jax.jit(augment.batched(augment.parse(EVERYTHING)))(jax.random.key(0), x)
+    found = jax.jit(pipeline.batched(pipeline.parse(EVERYTHING)))(jax.random.key(0), x)
     assert (found.dtype, found.shape) == (jnp.bfloat16, x.shape)
     assert found.min() >= 0
     assert found.max() <= 1
@@ -315,7 +316,7 @@ def model():
 
 
 def test_a_model_sees_views_in_training_only():
-    plain, augmented = model(), augment.augmented(model(), "flip(probability=1.0)")
+    plain, augmented = model(), pipeline.augmented(model(), "flip(probability=1.0)")
     net = plain.init(jax.random.key(0))
     x, key, mask = (
         image((4, 1 * toy.INPUTS, 1)).reshape(4, 1, toy.INPUTS, 1),
@@ -334,13 +335,13 @@ def test_a_model_sees_views_in_training_only():
 
 
 def test_training_on_views_ignores_padding():
-    augmented = augment.augmented(model(), "flip")
+    augmented = pipeline.augmented(model(), "flip")
     net = augmented.init(jax.random.key(0))
     arrays = Examples(jnp.asarray(image((9, toy.INPUTS, 1)).reshape(9, 1, toy.INPUTS, 1)), jnp.arange(9) % toy.CLASSES)
     rows = jnp.array([3, 1, 8, 5, 6])
 
     def trained(model, index):
-        train = training.fit(training.cross_entropy(model), training.sgd(0.1)(0), epochs=1, batch=2)
+        train = local_training.fit(local_training.cross_entropy(model), local_training.sgd(0.1)(0), epochs=1, batch=2)
         return jax.jit(train)(net, ClientData(arrays, index, jnp.int32(5)), jax.random.key(3)).net
 
     views = trained(augmented, rows)
@@ -376,18 +377,18 @@ def test_training_on_views_ignores_padding():
 )
 def test_mistakes_are_named(text, kind, said):
     with pytest.raises(kind, match=re.escape(said).replace(re.escape(".*"), ".*")) as caught:
-        augment.parse(text)
+        pipeline.parse(text)
     assert "\n" not in str(caught.value)
 
 
 def test_mistakes_about_the_data_are_named():
     with pytest.raises(ValueError, match="the network normalises its inputs"):
-        augment.augmented(model(), "flip | normalise(mean=0.5, std=0.5)")
+        pipeline.augmented(model(), "flip | normalise(mean=0.5, std=0.5)")
     with pytest.raises(ValueError, match=r"for images \[H, W, C\], these examples are \[5\]"):
-        augment.batched(augment.flip())(jax.random.key(0), jnp.zeros((2, 5)))
+        pipeline.batched(pipeline.flip())(jax.random.key(0), jnp.zeros((2, 5)))
     for name in ("greyscale", "colour_jitter"):
         with pytest.raises(ValueError, match=f"{name} is for images of 1 or 3 channels, these have 2"):
-            augment.parse(name)(jax.random.key(0), jnp.zeros((4, 4, 2)))
+            pipeline.parse(name)(jax.random.key(0), jnp.zeros((4, 4, 2)))
 
 
 def test_an_augmentation_of_ones_own(tmp_path):
@@ -396,10 +397,10 @@ def test_an_augmentation_of_ones_own(tmp_path):
         "def cut(rows: int):\n    return lambda key, x: x[rows:]\n"
     )
     x = image()
-    found = augment.parse(f"flip(probability=1.0) | {tmp_path}/mine.py:darker(factor=0.25)")(jax.random.key(0), jnp.asarray(x))
+    found = pipeline.parse(f"flip(probability=1.0) | {tmp_path}/mine.py:darker(factor=0.25)")(jax.random.key(0), jnp.asarray(x))
     np.testing.assert_allclose(found, 0.25 * x[:, ::-1])
     with pytest.raises(ValueError, match=r"mine\.py:darker': factor='x' must be a finite number"):
-        augment.parse(f"{tmp_path}/mine.py:darker(factor='x')")
-    cut = augment.batched(augment.parse(f"{tmp_path}/mine.py:cut(rows=2)"))
+        pipeline.parse(f"{tmp_path}/mine.py:darker(factor='x')")
+    cut = pipeline.batched(pipeline.parse(f"{tmp_path}/mine.py:cut(rows=2)"))
     with pytest.raises(ValueError, match=r"augmentation made float32\[5, 5, 3\] of an image float32\[7, 5, 3\]: must keep shape"):
         cut(jax.random.key(0), jnp.asarray(x)[None])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from fedjax_core.learning import scored
-from fedjax_core.learning.scores import AUROC, SCORES, BalancedAccuracy, CalibrationError, MacroF1
+from fedjax_core.training import scored
+from fedjax_core.training.scores import AUROC, SCORES, BalancedAccuracy, CalibrationError, MacroF1
 
 CLASSES = 5
 

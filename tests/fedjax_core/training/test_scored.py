@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, log_loss, mean_squared_error, r2_score
 
-from fedjax_core.learning import losses, scored
+from fedjax_core.training import losses, scored
 
 
 def added(outputs, y, batch=7):

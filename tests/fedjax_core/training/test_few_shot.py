@@ -17,9 +17,9 @@ from fedjax_core.algorithm import ClientData, Examples
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
-from fedjax_core.learning import training
-from fedjax_core.learning.episodes import Episode, Episodes, prototypical
 from fedjax_core.task import of_model
+from fedjax_core.training import local_training
+from fedjax_core.training.few_shot import Episode, Episodes, prototypical
 from methods.fedavg import fedavg
 from methods.local import local
 from methods.scaffold import scaffold
@@ -29,7 +29,7 @@ PLAIN = toy.model()
 MODEL = prototypical(PLAIN, toy.CLASSES)
 DRAWN = Episodes(way=2, shot=2, query=3, tests=20)
 LR, BATCH = 0.05, 4
-FEDAVG = functools.partial(fedavg, optimizer=training.sgd(LR), batch=BATCH)
+FEDAVG = functools.partial(fedavg, optimizer=local_training.sgd(LR), batch=BATCH)
 
 
 # ---------------------------------------------------------------------------------------------------- as the docstrings say it
@@ -175,7 +175,9 @@ class TrainingTest(chex.TestCase):
     def test_fit_equals_loops_over_episodes(self, rows, padding, epochs):
         """The second client has one class, the third two of one row each, the last a single row: none of them has a gradient."""
         x, y = client(rows)
-        fit = jax.jit(training.fit(training.cross_entropy(MODEL), training.sgd(LR)(0), epochs=epochs, batch=BATCH))
+        fit = jax.jit(
+            local_training.fit(local_training.cross_entropy(MODEL), local_training.sgd(LR)(0), epochs=epochs, batch=BATCH)
+        )
         start, key = MODEL.init(jax.random.key(1)), jax.random.key(2)
         index = np.pad(np.array(rows, np.int32), (0, padding), constant_values=30)
         arrays = jax.tree.map(jnp.asarray, toy.data().train)
@@ -187,7 +189,7 @@ class TrainingTest(chex.TestCase):
         self.assertEqual(moved > 1e-3, len(rows) > 4)
 
     def test_one_vmap_over_unequal_clients_is_one_by_one(self):
-        fit = training.fit(training.cross_entropy(MODEL), training.sgd(LR)(0), epochs=1, batch=BATCH)
+        fit = local_training.fit(local_training.cross_entropy(MODEL), local_training.sgd(LR)(0), epochs=1, batch=BATCH)
         start, keys = MODEL.init(jax.random.key(1)), jax.random.split(jax.random.key(2), 3)
         index, sizes = np.arange(27, dtype=np.int32).reshape(3, 9), np.array([9, 0, 5], np.int32)
         arrays = jax.tree.map(jnp.asarray, toy.data().train)
@@ -240,13 +242,13 @@ class EngineTest(chex.TestCase):
     def test_plans_and_places_agree(self):
         ends = []
         for settings in ({}, {"plan": (3, 2), "hold": "host"}):
-            sim = simulate(functools.partial(scaffold, optimizer=training.sgd(LR), batch=BATCH), cohort=5, **settings)
+            sim = simulate(functools.partial(scaffold, optimizer=local_training.sgd(LR), batch=BATCH), cohort=5, **settings)
             state, _ = sim.rounds(sim.init(0), 2)
             ends.append((jax.device_get(state.server), sim.evaluate(state)))
         chex.assert_trees_all_close(*ends, atol=1e-5, rtol=1e-5)
 
     def test_personal_models_are_scored_on_all_test_episodes(self):
-        sim = simulate(functools.partial(local, optimizer=training.sgd(LR), batch=BATCH), scopes=("all",), plan=(3, 1))
+        sim = simulate(functools.partial(local, optimizer=local_training.sgd(LR), batch=BATCH), scopes=("all",), plan=(3, 1))
         state = sim.init(0)
         noise = jax.random.normal(jax.random.key(5), (toy.CLIENTS,))
         state = state._replace(clients=jax.tree.map(lambda a: jnp.einsum("n,n...->n...", noise, a), state.clients))

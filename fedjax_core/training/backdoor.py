@@ -7,8 +7,8 @@ from typing import Protocol
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, PyTree
-from fedjax_core.learning import metrics
 from fedjax_core.task import Task
+from fedjax_core.training import metrics
 
 OUTPUT = "triggered"  # logits of the examples with the trigger, beside a predictor's own outputs
 

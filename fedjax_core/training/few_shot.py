@@ -1,4 +1,4 @@
-"""Few-shot episodes and prototypical networks: another task for methods that train by `training.fit` and need no linear head.
+"""Few-shot episodes and prototypical networks: another task for methods that train by `local_training.fit` and need no linear head.
 
 Snell, Swersky, Zemel. Prototypical Networks for Few-shot Learning. NeurIPS 2017. https://arxiv.org/abs/1703.05175
 
@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, ClientData, Examples, Net, PyTree
-from fedjax_core.learning import training
 from fedjax_core.task import Model
+from fedjax_core.training import local_training
 
 LOWEST = -1e9  # logit of a class that is not in the episode
 _TEST_SEED = 0
@@ -73,7 +73,7 @@ class Episodes:
             if not isinstance(found, int) or isinstance(found, bool) or found < least:
                 raise ValueError(f"episodes: {name}={found!r} must be a whole number, at least {least}")
 
-    def __call__(self, data: ClientData, key: Array) -> training.Batch:
+    def __call__(self, data: ClientData, key: Array) -> local_training.Batch:
         """One episode of a client's rows: `way` of its classes at random, all alike, and rows of each at random.
 
         The order of the classes is drawn from (key, class), that of the rows from (key, row's place), so padding is invisible.
@@ -119,7 +119,7 @@ class Episodes:
         return rows[..., : self.shot], rows[..., self.shot :]
 
 
-def assemble(arrays: Examples, support: Array, query: Array, held: Array, asked: Array) -> training.Batch:
+def assemble(arrays: Examples, support: Array, query: Array, held: Array, asked: Array) -> local_training.Batch:
     """An episode of given rows.
 
     Args:
@@ -131,7 +131,7 @@ def assemble(arrays: Examples, support: Array, query: Array, held: Array, asked:
     """
     x, y = jax.tree.map(lambda a: a[query.reshape(-1)], arrays)
     episode = Episode(x, jax.tree.map(lambda a: a[support], arrays.x), arrays.y[support[:, 0]], held)
-    return training.Batch(episode, y, asked.reshape(-1))
+    return local_training.Batch(episode, y, asked.reshape(-1))
 
 
 def prototypes(support: Array, held: Array) -> Array:

@@ -11,11 +11,11 @@ import pytest
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, Examples, Net
-from fedjax_core.learning import training
+from fedjax_core.training import local_training
 from tests import naive, toy
 
 MODEL = toy.model()
-LOSS = training.cross_entropy(MODEL)
+LOSS = local_training.cross_entropy(MODEL)
 
 
 @functools.cache
@@ -40,7 +40,7 @@ def by_hand(rows, key, **settings):
 
 
 def fitted(rows, key, padding=(), *, lr=0.1, momentum=0.0, **settings):
-    fit = jax.jit(training.fit(LOSS, training.sgd(lr, momentum=momentum)(0), **settings))
+    fit = jax.jit(local_training.fit(LOSS, local_training.sgd(lr, momentum=momentum)(0), **settings))
     return fit(MODEL.init(jax.random.key(1)), data(rows, padding), key)
 
 
@@ -52,7 +52,7 @@ def recorder(net, batch, key):
         "rows": net.stats["rows"].at[i].set(jnp.where(batch.mask, batch.x, -1)),
         "keys": net.stats["keys"].at[i].set(jax.random.key_data(key)),
     }
-    return net.params["w"] * 0.0, training.Aux(stats, {"rows": jnp.sum(batch.mask)})
+    return net.params["w"] * 0.0, local_training.Aux(stats, {"rows": jnp.sum(batch.mask)})
 
 
 def recorded(rows, padding, *, epochs, batch, key):
@@ -60,7 +60,7 @@ def recorded(rows, padding, *, epochs, batch, key):
     numbers = Examples(jnp.arange(40.0), jnp.zeros(40, jnp.int32))
     b = min(batch, len(rows) + len(padding))
     stats = {"step": jnp.int32(0), "rows": jnp.full((50, b), -2.0), "keys": jnp.zeros((50, 2), jnp.uint32)}
-    fit = jax.jit(training.fit(recorder, optax.sgd(0.1), epochs=epochs, batch=batch))
+    fit = jax.jit(local_training.fit(recorder, optax.sgd(0.1), epochs=epochs, batch=batch))
     end = fit(Net({"w": jnp.float32(0)}, stats), data(rows, padding, numbers), key)
     steps = int(end.net.stats["step"])
     return steps, np.asarray(end.net.stats["rows"])[:steps], np.asarray(end.net.stats["keys"])[:steps], int(end.sums["rows"])
@@ -107,10 +107,10 @@ class FitTest(chex.TestCase):
         targets = np.where(rng.random((rows, 4)) < np.linspace(0.1, 0.9, rows)[:, None], rng.integers(0, 3, (rows, 4)), -1)
         x = {"z": rng.normal(size=(rows, 4, 5)).astype(np.float32), "targets": targets}
         apply = lambda net, x, key, train, mask: ({"logits": x["z"] @ net.params, "targets": x["targets"]}, net.stats)
-        loss = training.cross_entropy(MODEL._replace(apply=apply))
+        loss = local_training.cross_entropy(MODEL._replace(apply=apply))
         net = Net(jax.random.normal(jax.random.key(0), (5, 3)), {})
         index = jnp.asarray([4, 0, 8, 1, 7, 2, 3, 5, 6])
-        step = jax.jit(training.full_step(loss, training.sgd(0.5, anneal="cosine")(0), batch=3))
+        step = jax.jit(local_training.full_step(loss, local_training.sgd(0.5, anneal="cosine")(0), batch=3))
         end = step(net, ClientData(Examples(x, jnp.zeros(rows, int)), index, jnp.int32(7)), jax.random.key(1))
 
         def mean(params, chosen):
@@ -128,7 +128,7 @@ class FitTest(chex.TestCase):
         self.assertGreater(float(jnp.abs(sum(others) / 3 - gradient).max()), 0.01)
         self.assertGreater(float(value), 0.1)
         with self.assertRaisesRegex(ValueError, "batch=0 must be at least 1"):
-            training.full_step(loss, training.sgd(0.5)(0), batch=0)
+            local_training.full_step(loss, local_training.sgd(0.5)(0), batch=0)
 
     def test_padded_rows_are_invisible(self):
         """Whatever they hold, and however many they are."""
@@ -136,7 +136,7 @@ class FitTest(chex.TestCase):
         far.x[30:] = 1e4
         plain = fitted(range(10), key, epochs=2, batch=4)
         for padding in ([30], [31] * 6):
-            fit = jax.jit(training.fit(LOSS, training.sgd(0.1)(0), epochs=2, batch=4))
+            fit = jax.jit(local_training.fit(LOSS, local_training.sgd(0.1)(0), epochs=2, batch=4))
             end = fit(MODEL.init(jax.random.key(1)), data(range(10), padding, far), key)
             chex.assert_trees_all_close(end.net, plain.net, atol=1e-6)
             chex.assert_trees_all_close(end.sums, plain.sums, atol=1e-5)
@@ -152,7 +152,7 @@ class FitTest(chex.TestCase):
         index = np.stack([np.arange(7) + 8 * i for i in range(4)])
         keys = jax.random.split(jax.random.key(2), 4)
         net = MODEL.init(jax.random.key(1))
-        fit = training.fit(LOSS, training.sgd(0.1, momentum=0.5)(0), epochs=2, batch=4)
+        fit = local_training.fit(LOSS, local_training.sgd(0.1, momentum=0.5)(0), epochs=2, batch=4)
         together = jax.jit(jax.vmap(lambda i, n, k: fit(net, ClientData(on_device(examples()), i, n), k)))(
             index, np.array(sizes), keys
         )
@@ -171,7 +171,7 @@ class FitTest(chex.TestCase):
     @parameterized.parameters((-1, 4), (1, 0))
     def test_impossible_numbers(self, epochs, batch):
         with self.assertRaisesRegex(ValueError, f"epochs={epochs}, batch={batch}"):
-            training.fit(LOSS, optax.sgd(0.1), epochs=epochs, batch=batch)
+            local_training.fit(LOSS, optax.sgd(0.1), epochs=epochs, batch=batch)
 
     def test_what_is_beside_the_rows_goes_with_them(self):
         rows = [5, 3, 11, 8, 20, 2, 7]
@@ -179,10 +179,10 @@ class FitTest(chex.TestCase):
 
         def loss(net, batch, key):
             right = jnp.where(batch.mask, batch.beside["own"] == 10 * batch.x, True)
-            return net.params["w"] * 0.0, training.Aux(net.stats, (jnp.sum(right), jnp.sum(batch.mask)))
+            return net.params["w"] * 0.0, local_training.Aux(net.stats, (jnp.sum(right), jnp.sum(batch.mask)))
 
         numbers = Examples(jnp.arange(40.0), jnp.zeros(40, jnp.int32))
-        run = jax.jit(training.fit(loss, optax.sgd(0.1), epochs=2, batch=4))
+        run = jax.jit(local_training.fit(loss, optax.sgd(0.1), epochs=2, batch=4))
         end = run(Net({"w": jnp.float32(0)}), data(rows, (0, 0), numbers), jax.random.key(0), beside)
         self.assertEqual(tuple(map(int, end.sums)), (2 * 2 * 4, 2 * 7))
 
@@ -191,15 +191,15 @@ class FitTest(chex.TestCase):
         """Seven rows in twos are four steps, twice; each step alone is one by its share of the rate."""
 
         def loss(net, batch, key):
-            return net.params["w"], training.Aux(net.stats, ())
+            return net.params["w"], local_training.Aux(net.stats, ())
 
-        run = jax.jit(training.fit(loss, training.sgd(0.5, anneal=form)(0), epochs=2, batch=2))
+        run = jax.jit(local_training.fit(loss, local_training.sgd(0.5, anneal=form)(0), epochs=2, batch=2))
         end = run(Net({"w": jnp.float32(0)}), data(range(7)), jax.random.key(0))
         shares = [1 - t / 8 if form == "linear" else (1 + np.cos(np.pi * t / 8)) / 2 for t in range(8)]
         np.testing.assert_allclose(end.net.params["w"], -0.5 * sum(shares), rtol=1e-6)
 
     def test_annealing_has_two_forms(self):
-        for make in (training.sgd, training.adam):
+        for make in (local_training.sgd, local_training.adam):
             with self.assertRaisesRegex(ValueError, "optimizer.anneal='step' is not one of 'linear', 'cosine'"):
                 make(0.1, anneal="step")
 
@@ -208,7 +208,7 @@ class TrainableTest(chex.TestCase):
     @parameterized.parameters("head", "body")
     def test_only_the_chosen_leaves_move(self, name):
         rows, key = range(9), jax.random.key(0)
-        end = fitted(rows, key, epochs=2, batch=4, momentum=0.5, trainable=training.under(name))
+        end = fitted(rows, key, epochs=2, batch=4, momentum=0.5, trainable=local_training.under(name))
         hand = by_hand(rows, key, epochs=2, batch=4, lr=0.1, momentum=0.5, chosen=(name,))
         chex.assert_trees_all_close(end.net.params, hand.params, atol=2e-6)
         other = {"head": "body", "body": "head"}[name]
@@ -229,7 +229,7 @@ class TrainableTest(chex.TestCase):
             return LOSS(net._replace(params=net.params | {"body": jax.tree.map(guarded, net.params["body"])}), batch, key)
 
         def run(name):
-            fit = training.fit(loss, optax.sgd(0.1), epochs=1, batch=4, trainable=training.under(name))
+            fit = local_training.fit(loss, optax.sgd(0.1), epochs=1, batch=4, trainable=local_training.under(name))
             return jax.eval_shape(fit, MODEL.init(jax.random.key(1)), data(range(5)), jax.random.key(0))
 
         run("head")
@@ -239,7 +239,7 @@ class TrainableTest(chex.TestCase):
     def test_phases_follow_each_other(self):
         rows, first, second = range(10), *jax.random.split(jax.random.key(8))
         head, body = (
-            training.fit(LOSS, training.sgd(0.1)(0), epochs=n, batch=4, trainable=training.under(name))
+            local_training.fit(LOSS, local_training.sgd(0.1)(0), epochs=n, batch=4, trainable=local_training.under(name))
             for n, name in [(2, "head"), (1, "body")]
         )
         both = jax.jit(lambda net: body(head(net, data(rows), first).net, data(rows), second).net)
@@ -263,7 +263,7 @@ def descend(optimizer, gradients, w):
 
 def test_nesterov_needs_momentum():
     with pytest.raises(ValueError, match=r"optimizer.nesterov=True needs optimizer.momentum, which is 0"):
-        training.sgd(0.1, nesterov=True)
+        local_training.sgd(0.1, nesterov=True)
 
 
 class OptimizersTest(chex.TestCase):
@@ -281,7 +281,7 @@ class OptimizersTest(chex.TestCase):
     )
     def test_sgd_as_torch_writes_it(self, momentum=0.0, nesterov=False, weight_decay=0.0, clip=None, decay=1.0):
         lr, r = 0.2, 3
-        optimizer = training.sgd(lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, clip=clip, decay=decay)(
+        optimizer = local_training.sgd(lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, clip=clip, decay=decay)(
             jnp.int32(r)
         )
         w, buffer, expected = self.START.astype(np.float64), None, []
@@ -299,7 +299,7 @@ class OptimizersTest(chex.TestCase):
     @parameterized.parameters(dict(), dict(weight_decay=0.1), dict(clip=0.5, decay=0.9, b1=0.8, b2=0.95, eps=1e-3))
     def test_adam_with_decoupled_decay(self, weight_decay=0.0, clip=None, decay=1.0, b1=0.9, b2=0.999, eps=1e-8):
         lr, r = 0.1, 2
-        optimizer = training.adam(lr, weight_decay=weight_decay, clip=clip, decay=decay, b1=b1, b2=b2, eps=eps)(r)
+        optimizer = local_training.adam(lr, weight_decay=weight_decay, clip=clip, decay=decay, b1=b1, b2=b2, eps=eps)(r)
         w, m, v, expected = self.START.astype(np.float64), 0.0, 0.0, []
         for t, g in enumerate(self.GRADIENTS.astype(np.float64), 1):
             norm = np.sqrt((g**2).sum())
@@ -316,18 +316,18 @@ class OptimizersTest(chex.TestCase):
             np.testing.assert_allclose(found, descend(published, self.GRADIENTS, jnp.asarray(self.START)), rtol=1e-6, atol=1e-6)
 
     @parameterized.parameters(
-        (training.sgd, dict(lr=0.0), "optimizer.lr=0.0"),
-        (training.sgd, dict(lr=0.1, clip=-1.0), "optimizer.clip=-1.0"),
-        (training.sgd, dict(lr=float("nan")), "optimizer.lr=nan"),
-        (training.adam, dict(lr=0.1, decay=0.0), "optimizer.decay=0.0"),
-        (training.adam, dict(lr=0.1, eps=0.0), "optimizer.eps=0.0"),
+        (local_training.sgd, dict(lr=0.0), "optimizer.lr=0.0"),
+        (local_training.sgd, dict(lr=0.1, clip=-1.0), "optimizer.clip=-1.0"),
+        (local_training.sgd, dict(lr=float("nan")), "optimizer.lr=nan"),
+        (local_training.adam, dict(lr=0.1, decay=0.0), "optimizer.decay=0.0"),
+        (local_training.adam, dict(lr=0.1, eps=0.0), "optimizer.eps=0.0"),
     )
     def test_what_must_be_positive(self, make, arguments, message):
         with self.assertRaisesRegex(ValueError, f"{message} must be positive"):
             make(**arguments)
 
     def test_mean_gradient_passes_on_and_remembers(self):
-        chain = training.mean_gradient()
+        chain = local_training.mean_gradient()
         params = {"a": jnp.zeros(3), "b": None}
         state = chain.init(params)
         chex.assert_trees_all_equal(state.mean, params)
@@ -338,7 +338,7 @@ class OptimizersTest(chex.TestCase):
         self.assertEqual(int(state.steps), 5)
 
     def test_proximal_pulls_to_where_training_began(self):
-        chain = optax.chain(training.proximal(2.0), optax.sgd(0.1))
+        chain = optax.chain(local_training.proximal(2.0), optax.sgd(0.1))
         start = {"a": jnp.asarray([1.0, -1.0]), "b": None}
         state, params = chain.init(start), start
         for g in self.GRADIENTS[:3, :2]:
@@ -348,7 +348,7 @@ class OptimizersTest(chex.TestCase):
             np.testing.assert_allclose(params["a"], expected, atol=1e-6)
 
     def test_proximal_pulls_to_a_given_centre(self):
-        transform, centre = training.proximal(3.0, {"a": jnp.asarray([0.5, 2.0])}), np.array([0.5, 2.0])
+        transform, centre = local_training.proximal(3.0, {"a": jnp.asarray([0.5, 2.0])}), np.array([0.5, 2.0])
         params = {"a": jnp.asarray([1.0, -1.0])}
         updates, _ = transform.update({"a": jnp.zeros(2)}, transform.init(params), params)
         np.testing.assert_allclose(updates["a"], 3.0 * (np.array([1.0, -1.0]) - centre), rtol=1e-6)

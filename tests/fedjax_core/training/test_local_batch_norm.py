@@ -11,8 +11,8 @@ from absl.testing import parameterized
 
 from fedjax_core.algorithm import Net
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import training
-from fedjax_core.learning.normalisation import local_statistics
+from fedjax_core.training import local_training
+from fedjax_core.training.local_batch_norm import local_statistics
 from methods.fedavg import fedavg
 from methods.fedper import fedper
 from methods.local import local
@@ -21,7 +21,7 @@ from methods.scaffold import scaffold
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 
-SGD = training.sgd(0.1, momentum=0.5)
+SGD = local_training.sgd(0.1, momentum=0.5)
 SETTINGS = dict(optimizer=SGD, epochs=2, batch=toy.BATCH)
 PARAMS, STATS = (5 * 6 + 6) + (6 * 3 + 3), 5
 
@@ -132,7 +132,7 @@ class LocalStatisticsTest(chex.TestCase):
         stats = {"mean": stats["mean"] + 3.0}
         prepared = algorithm.prepare(sent, (mine, stats), None, key)
         chex.assert_trees_all_equal(prepared, (mine + 3.0, stats))
-        size = training.ClientData((), jnp.zeros(1), jnp.int32(5))
+        size = local_training.ClientData((), jnp.zeros(1), jnp.int32(5))
         new, (mine2, stats2) = algorithm.personalise(sent, (mine, stats), size, key)
         chex.assert_trees_all_equal(new, Net(jax.tree.map(lambda p: p + 1, sent.params), ()))
         np.testing.assert_array_equal(mine2, mine + 1)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.learning import losses
+from fedjax_core.training import losses
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(5, 3)).astype(np.float32)

@@ -14,7 +14,7 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjax_core.algorithm import Array, Cohort, PyTree, Reduce
-from fedjax_core.learning import losses
+from fedjax_core.training import losses
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 

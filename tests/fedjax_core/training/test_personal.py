@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Net
-from fedjax_core.learning import personal, training
+from fedjax_core.training import local_training, personal
 from tests import toy
 
 
@@ -28,8 +28,8 @@ class PersonalTest(chex.TestCase):
             shared, mine = personal.divide(net, own)
             self.assertEqual(paths(shared) | paths(mine), paths(net))
             self.assertFalse(paths(shared) & paths(mine))
-            chex.assert_trees_all_equal(training.join(shared, mine), net)
-            chex.assert_trees_all_equal(training.join(mine, shared), net)
+            chex.assert_trees_all_equal(local_training.join(shared, mine), net)
+            chex.assert_trees_all_equal(local_training.join(mine, shared), net)
 
     def test_entries_take_their_statistics_along(self):
         net = Net({"body": {"scale": 1.0}, "head": {"kernel": 2.0}}, {"body": {"mean": 3.0}})

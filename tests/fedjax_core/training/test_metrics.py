@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.learning import metrics
+from fedjax_core.training import metrics
 
 LOGITS = jnp.asarray([[0.1, 2.0], [1.0, 0.0], [0.0, 0.5], [jnp.nan, jnp.nan]])
 Y = jnp.asarray([1, 1, 1, 0])

@@ -12,10 +12,10 @@ from flax import nnx
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.learning import lora, training
-from fedjax_core.learning.metrics import nbytes
 from fedjax_core.nn import bert, build, llama, outside
 from fedjax_core.task import Model
+from fedjax_core.training import adapters, local_training
+from fedjax_core.training.metrics import nbytes
 from methods.fedoa import fedoa
 from tests import toy
 
@@ -29,7 +29,7 @@ LLAMA_7B = {
     "max_position_embeddings": 2048,
     "eos_token_id": 2,
 }
-KIND = lora.lora(rank=2, alpha=6.0, dropout=0.5)
+KIND = adapters.lora(rank=2, alpha=6.0, dropout=0.5)
 TOKENS = np.arange(10).reshape(2, 5) % 13
 MASK = np.array([[True] * 5, [False, True, True, True, True]])
 
@@ -64,7 +64,7 @@ def random_like(tree, key=7):
 def test_zero_is_the_base_bit_for_bit_and_merged_is_unmerged(name):
     params, run = NETWORKS[name]()
     run = jax.jit(run)
-    own = lora.adapter(KIND, params)
+    own = adapters.adapter(KIND, params)
     trained = own.init(jax.random.key(2))
     plain = run(params)
     np.testing.assert_array_equal(run(own.wrap(params, trained)), plain)
@@ -82,7 +82,7 @@ def test_zero_is_the_base_bit_for_bit_and_merged_is_unmerged(name):
 def test_every_part_of_the_update_counts():
     """x W + alpha / r x A B for the query and the value, of a kernel that is three side by side."""
     params, _ = images()
-    own = lora.adapter(lora.lora(rank=2, alpha=6.0, dropout=0.0, targets=("query", "value", "out")), params)
+    own = adapters.adapter(adapters.lora(rank=2, alpha=6.0, dropout=0.0, targets=("query", "value", "out")), params)
     trained = random_like(own.init(jax.random.key(2)))
     kernel = own.wrap(params, trained)["blocks"]["qkv"]["kernel"]
     one = jax.tree.map(lambda leaf: leaf[1], kernel)  # as the scan over blocks gives it
@@ -100,7 +100,7 @@ def test_every_part_of_the_update_counts():
 
 def test_a_bottleneck_bends_and_cannot_be_merged():
     params = {"layers": {"attention": {"query": {"kernel": jax.random.normal(jax.random.key(0), (1, 4, 5))}}}}
-    own = lora.adapter(lora.bottleneck(rank=3, scale=0.5, targets="query"), params)
+    own = adapters.adapter(adapters.bottleneck(rank=3, scale=0.5, targets="query"), params)
     trained = random_like(own.init(jax.random.key(1)))
     x = np.asarray(jax.random.normal(jax.random.key(2), (6, 4)))
     kernel = jax.tree.map(lambda leaf: leaf[0], own.wrap(params, trained)["layers"]["attention"]["query"]["kernel"])
@@ -113,7 +113,7 @@ def test_a_bottleneck_bends_and_cannot_be_merged():
 
 def test_it_begins_as_published_and_dropout_keeps_the_mean():
     params = {"layers": {"attention": {"query": {"kernel": jnp.zeros((2, 400, 3))}}}}
-    own = lora.adapter(lora.lora(targets="query", dropout=0.25), params)
+    own = adapters.adapter(adapters.lora(targets="query", dropout=0.25), params)
     trained = own.init(jax.random.key(0))["layers"]["attention"]["query"]
     assert trained["a"].shape == (2, 400, 8)
     assert not trained["b"].any()
@@ -130,7 +130,7 @@ def test_it_begins_as_published_and_dropout_keeps_the_mean():
 
 def test_llama_7b_has_four_million_numbers_to_train_and_takes_no_memory_here():
     shapes = jax.eval_shape(llama.build(LLAMA_7B, "bfloat16").init, jax.random.key(0))
-    own = lora.adapter(lora.lora(), shapes)
+    own = adapters.adapter(adapters.lora(), shapes)
     trained = jax.eval_shape(own.init, jax.random.key(0))
     assert nbytes(trained) == 4 * 4_194_304
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 6_738_415_616
@@ -139,7 +139,7 @@ def test_llama_7b_has_four_million_numbers_to_train_and_takes_no_memory_here():
 def test_a_round_over_many_clients_makes_no_copy_of_the_base():
     """Gradients of sixteen clients' adapters at once take less memory beside them than one base."""
     params = {"layers": {"attention": {"query": {"kernel": jnp.zeros((2, 512, 512))}}}}
-    own = lora.adapter(lora.lora(rank=1, targets="query", dropout=0.1), params)
+    own = adapters.adapter(adapters.lora(rank=1, targets="query", dropout=0.1), params)
 
     def loss(trained, params, x, key):
         layers = own.wrap(params, trained, key)["layers"]
@@ -181,11 +181,11 @@ def wide(clients: int) -> simulator.Simulation:
     head = lambda net, z: z @ net.params["head"]["kernel"]
     model, n = Model(init, apply, features, head, "wide"), 2 * clients
     arrays = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), jax.eval_shape(init, jax.random.key(0)))
-    task = lora.adapted(model, arrays, lora.lora(rank=1, dropout=0.0, targets="body"), classes=2, population=clients)
+    task = adapters.adapted(model, arrays, adapters.lora(rank=1, dropout=0.0, targets="body"), classes=2, population=clients)
     examples = Examples(np.ones((n, 1024), np.float32), np.arange(n, dtype=np.int32) % 2)
     dataset = sources.Dataset("wide", examples, Examples(examples.x[:2], examples.y[:2]), ("a", "b"))
     data = federated.from_index(dataset, list(np.arange(n).reshape(clients, 2)), [np.arange(2)] * clients)
-    build = functools.partial(fedoa, optimizer=training.sgd(0.1, momentum=0.5), batch=2, epochs=1)
+    build = functools.partial(fedoa, optimizer=local_training.sgd(0.1, momentum=0.5), batch=2, epochs=1)
     return simulator.Simulation(simulator.one_group(build, task, clients), data, plan=client_loop.Plan(clients, 1))
 
 
@@ -226,18 +226,20 @@ def test_what_cannot_be_adapted_is_refused():
         ("lorra", "unknown adapter 'lorra'; allowed: lora, bottleneck. Did you mean 'lora'"),
     ):
         with pytest.raises(ValueError, match=message):
-            lora.parse(spec)
+            adapters.parse(spec)
     with pytest.raises(TypeError, match="adapter 'lora' has no option 'scale'"):
-        lora.parse("lora(scale=2.0)")
+        adapters.parse("lora(scale=2.0)")
     with pytest.raises(ValueError, match="unknown adapter target of toy6 'query'; allowed: body"):
-        lora.adapted(model, net, lora.lora(), **settings)
+        adapters.adapted(model, net, adapters.lora(), **settings)
     with pytest.raises(ValueError, match="unknown entry to train of toy6 'prompts'; allowed: body, head"):
-        lora.adapted(model, net, lora.lora(targets="body"), ("prompts",), **settings)
+        adapters.adapted(model, net, adapters.lora(targets="body"), ("prompts",), **settings)
     with pytest.raises(ValueError, match="toy6 needs frozen arrays for body"):
-        lora.adapted(model, net._replace(params={"head": net.params["head"]}), lora.lora(targets="body"), "head", **settings)
+        adapters.adapted(
+            model, net._replace(params={"head": net.params["head"]}), adapters.lora(targets="body"), "head", **settings
+        )
     mlp = build("mlp", 3, (5,))
     with pytest.raises(ValueError, match="mlp does not use its kernels as x @ kernel"):
-        lora.adapted(mlp, mlp.init(jax.random.key(0)), lora.lora(targets="dense1"), shape=(5,), **settings)
+        adapters.adapted(mlp, mlp.init(jax.random.key(0)), adapters.lora(targets="dense1"), shape=(5,), **settings)
 
 
 class Words(nnx.Module):
@@ -255,5 +257,5 @@ class Words(nnx.Module):
 def test_a_network_of_token_ids_is_adapted():
     model = outside.build(Words, "words", 3, (7,), {})
     net = model.init(jax.random.key(0))
-    task = lora.adapted(model, net, lora.lora(targets="query"), "head", classes=3, population=2, shape=(7,))
+    task = adapters.adapted(model, net, adapters.lora(targets="query"), "head", classes=3, population=2, shape=(7,))
     assert task.model.apply(task.model.init(jax.random.key(1)), jnp.zeros((2, 7), int))[0]["logits"].shape == (2, 3)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array
-from fedjax_core.learning.crops import Augment
 from fedjax_core.option_types import Fraction, NonNegative, Positive
+from fedjax_core.training.augment.geometric import Augment
 
 Planes = tuple[Array, ...]  # the channels of an image, each [H, W]: one, or red, green and blue
 GREY = (0.2989, 0.587, 0.114)  # of red, green, blue

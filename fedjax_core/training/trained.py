@@ -47,7 +47,7 @@ def watched() -> Iterator[Watch]:
 
 
 def tell(before: PyTree, after: PyTree, trains: bool = True) -> None:
-    """What `training.fit` and `training.full_step` call; nothing happens where nobody watches."""
+    """What `local_training.fit` and `local_training.full_step` call; nothing happens where nobody watches."""
     watch = _WATCH.get()
     if watch is not None:
         watch.add(before, after, trains)

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.learning import losses
-from fedjax_core.learning.scored import mean_of_defined
 from fedjax_core.option_types import AtLeastOne
+from fedjax_core.training import losses
+from fedjax_core.training.scored import mean_of_defined
 
 Outputs = Mapping[str, Array]
 FINEST, LARGEST = 0.01, 1e4  # log-odds: within which bins are of one width, and beyond which there are none

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Cohort
-from fedjax_core.learning.rows import received
+from fedjax_core.training.batching import received
 
 
 class ReceivedTest(chex.TestCase):

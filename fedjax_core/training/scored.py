@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, PyTree, targets_of
-from fedjax_core.learning import losses, metrics
-from fedjax_core.learning.metrics import Pair
+from fedjax_core.training import losses, metrics
+from fedjax_core.training.metrics import Pair
 
 NAMES = {
     "classes": ("accuracy", "loss"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_core.algorithm import Cohort
-from fedjax_core.learning import aggregators
+from fedjax_core.training import aggregators
 
 C, K = 6, 4
 cases = st.integers(0, 2**32 - 1).map(np.random.default_rng)
