@@ -42,7 +42,7 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.nn.project import layer, linear
+from fedjax_core.nn.projection_head import layer, linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, common_width
 from fedjax_core.training import aggregators, local_training, losses

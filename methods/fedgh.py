@@ -28,7 +28,7 @@ never moves; here it does. `projection` puts a linear layer between a body and t
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.nn.project import projected
+from fedjax_core.nn.projection_head import projected
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, common_width
 from fedjax_core.training import aggregators, local_training, losses

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
-from fedjax_core.nn.project import layer, linear
+from fedjax_core.nn.projection_head import layer, linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task, common_width
 from fedjax_core.training import aggregators, local_training, losses

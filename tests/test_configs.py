@@ -20,8 +20,8 @@ from fedjax_core.data import sources
 from fedjax_core.data.sources import idx
 from fedjax_core.language import instructions, pretrained
 from fedjax_core.language import prepare as language
-from fedjax_core.nn import llama
-from fedjax_core.nn.model import build as network
+from fedjax_core.language.models import llama
+from fedjax_core.nn.from_nnx import build as network
 from fedjax_core.reporting import analysis, words
 from tests.fedjax_core.training.test_adapters import LLAMA_7B
 

@@ -21,7 +21,7 @@ from fedjax_core import experiment, nn, outside, registry
 from fedjax_core.commands import ending, fields, shipped
 from fedjax_core.data import partition, poison, sources
 from fedjax_core.language import prepare as language
-from fedjax_core.nn.model import FIXED
+from fedjax_core.nn.from_nnx import FIXED
 from fedjax_core.reporting import loggers, report
 from fedjax_core.training import adapters
 from fedjax_core.training.augment import pipeline

@@ -183,7 +183,7 @@ def network(spec: str, file: str | None = None) -> Network:
 
 
 def builder(name: str) -> Callable:
-    """The builder of a network from outside (`nn/outside.py`).
+    """The builder of a network from outside (`nn/flax_adapter.py`).
 
     Raises:
       ValueError: there is none of that name.

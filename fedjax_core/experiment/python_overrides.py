@@ -40,7 +40,7 @@ def into(
       method: (task, optimizer=..., ...) -> Algorithm. Of `config.method`'s options it has those that `method_registry.switch` keeps, of its
         own those that are bound by `functools.partial`.
       model: a network, or a sequence of them for client i mod their number: what builds a module of Flax NNX or Linen
-        (`nn/outside.py`), a Linen module, or a `Model`.
+        (`nn/flax_adapter.py`), a Linen module, or a `Model`.
       loss: of labels, (logits [B, K], y [B], mask [B]) -> the mean over the rows in `mask`.
       scores: (outputs, x, y, mask [B]) -> (sum, weight), or objects with `finalize` (`training/scores.py`); one, a sequence, or by
         name.

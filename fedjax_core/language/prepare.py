@@ -27,7 +27,7 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.data import federated, sources
 from fedjax_core.language import instructions, prepared, pretrained, text
-from fedjax_core.nn.transformer import DTYPES, Encoder, LanguageModel
+from fedjax_core.language.models.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.task import Task, check_tokens, part_of

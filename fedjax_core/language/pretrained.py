@@ -1,6 +1,6 @@
 """Pre-trained language models from a local folder in the public layout. Nothing is downloaded.
 
-config.json                            what the network is; its `model_type` chooses between `nn/llama.py` and `nn/bert.py`
+config.json                            what the network is; its `model_type` chooses between `language/models/llama.py` and `language/models/bert.py`
 model.safetensors, or
 model.safetensors.index.json           its weights, in one file or in several
 tokenizer.json                         how text becomes tokens; read by the package `tokenizers` (pip install '.[text]')
@@ -20,8 +20,8 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import PyTree
-from fedjax_core.nn import bert, llama
-from fedjax_core.nn.transformer import Encoder, LanguageModel
+from fedjax_core.language.models import bert, llama
+from fedjax_core.language.models.transformer import Encoder, LanguageModel
 from fedjax_core.option_types import short
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.tensors import read_tensors

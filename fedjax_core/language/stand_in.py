@@ -10,8 +10,8 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated
 from fedjax_core.data.sources import Dataset
 from fedjax_core.language import instructions, pretrained
+from fedjax_core.language.models.transformer import Encoder
 from fedjax_core.language.prepare import Prepared, Source, Spec, check, described
-from fedjax_core.nn.transformer import Encoder
 
 _LLAMA = {"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 2048, "eos_token_id": 2}
 _SIZES = {  # width, inner width, layers, heads: Touvron et al. 2023, Table 2, and the inner widths of the published files

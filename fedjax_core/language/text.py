@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.nn.attention import MINUS
-from fedjax_core.nn.transformer import Encoder, LanguageModel, last
+from fedjax_core.language.models.transformer import Encoder, LanguageModel, last
+from fedjax_core.nn.kernels.attention import MINUS
 from fedjax_core.task import Model
 from fedjax_core.training import adapters, losses
 

@@ -1,7 +1,7 @@
 """Networks: layers that are fast inside loops, and modules split into pure functions."""
 
-from fedjax_core.nn import outside
-from fedjax_core.nn.conv import describe
-from fedjax_core.nn.model import FIXED, MODULES, TEXTS, build, count, from_module, image_size, normalise
+from fedjax_core.nn import flax_adapter
+from fedjax_core.nn.from_nnx import FIXED, MODULES, TEXTS, build, count, from_module, image_size, normalise
+from fedjax_core.nn.kernels.conv import describe
 
-__all__ = ["FIXED", "MODULES", "TEXTS", "build", "count", "describe", "from_module", "image_size", "normalise", "outside"]
+__all__ = ["FIXED", "MODULES", "TEXTS", "build", "count", "describe", "from_module", "image_size", "normalise", "flax_adapter"]

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 import jax
 from flax import nnx
 
+from fedjax_core.nn.kernels.pool import max_pool
 from fedjax_core.nn.layers import Conv, dropout
-from fedjax_core.nn.pool import max_pool
 from fedjax_core.option_types import BelowOne, Width, one_of
 
 Array = jax.Array

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from fedjax_core.nn.conv import Padding, conv, describe
+from fedjax_core.nn.kernels.conv import Padding, conv, describe
 
 Array = jax.Array
 EPSILON = 1e-5

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fedjax_core.nn.kernels.pool import max_pool
 from fedjax_core.nn.layers import Conv, make_norm
-from fedjax_core.nn.pool import max_pool
 from fedjax_core.option_types import Width
 
 Array = jax.Array

@@ -26,7 +26,7 @@ import numpy as np
 from fedjax_core import nn, registry
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import View
-from fedjax_core.nn.attention import MINUS
+from fedjax_core.nn.kernels.attention import MINUS
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain
 from fedjax_core.storage.tensors import read_tensors, write_tensors

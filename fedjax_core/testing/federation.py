@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
-from fedjax_core.nn.project import projected
+from fedjax_core.nn.projection_head import projected
 from fedjax_core.task import Model, Task, of_model, part_of
 from fedjax_core.training import adapters
 

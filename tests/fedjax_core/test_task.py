@@ -14,12 +14,12 @@ from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated
 from fedjax_core.data.sources import Dataset
 from fedjax_core.engine.simulator import Simulation, one_group
-from fedjax_core.nn import bert, llama
+from fedjax_core.language.models import bert, llama
 from fedjax_core.task import Peers, Task, of_model, part_of, width
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
 from tests import toy
-from tests.fedjax_core.nn import test_bert, test_llama
+from tests.fedjax_core.language.models import test_bert, test_llama
 
 
 def test_a_bound_task_reads_the_given_arrays():

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import Cohort
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.nn.project import projected
+from fedjax_core.nn.projection_head import projected
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from methods.fedgh import fedgh

@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.nn.project import projected
+from fedjax_core.nn.projection_head import projected
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from fedjax_core.training.local_batch_norm import local_statistics

@@ -27,7 +27,7 @@ from fedjax_core.engine.simulator import Simulation
 from fedjax_core.engine.vmapped_runs import Lanes, reason
 from fedjax_core.experiment import build_simulator, mock_data
 from fedjax_core.experiment.run_experiment import tuples
-from fedjax_core.nn import conv
+from fedjax_core.nn.kernels import conv
 from fedjax_core.storage.json_files import write_json
 
 _GIB = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -82,7 +82,7 @@ def from_arrays(
       train_x: [rows, ...], one array of numbers. Images are [rows, H, W, C], uint8 or floats; features [rows, D], series
         [rows, T, D], volumes and others have any shape. Floats become float32, truth values 0.0 and 1.0. uint8 is 0..255, which
         networks divide by 255. All other integers are numbers, normalised as the same floats would be, except where a network
-        asks for token ids [rows, T] (`nn/outside.py`) or targets are "tokens": it gets them as they are.
+        asks for token ids [rows, T] (`nn/flax_adapter.py`) or targets are "tokens": it gets them as they are.
       train_y: the targets, see `targets`; None of "tokens": those of x shifted by one place.
       test_x: as `train_x`, with the same shape of a row.
       test_y: [test rows].

@@ -16,15 +16,15 @@ from fedjax_core import experiment
 from fedjax_core.commands import analyse
 from fedjax_core.language import prepare as language
 from fedjax_core.language import pretrained, text
+from fedjax_core.language.models import bert, llama
 from fedjax_core.lazy_array import Deferred
-from fedjax_core.nn import bert, llama
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.tensors import write_tensors
 from tests.fedjax_core.language import test_pretrained
+from tests.fedjax_core.language.models import test_llama
+from tests.fedjax_core.language.models.test_bert import CONFIG as BERT
+from tests.fedjax_core.language.models.test_llama import PLAIN as LLAMA
 from tests.fedjax_core.language.test_instructions import END, Letters, decoded, rows
-from tests.fedjax_core.nn import test_llama
-from tests.fedjax_core.nn.test_bert import CONFIG as BERT
-from tests.fedjax_core.nn.test_llama import PLAIN as LLAMA
 
 LOAD = pretrained.load
 MODELS = {

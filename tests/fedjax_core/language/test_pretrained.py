@@ -14,7 +14,7 @@ from fedjax_core.language import instructions, pretrained, text
 from fedjax_core.storage.tensors import write_tensors
 from tests import reference
 from tests.fedjax_core.language import test_instructions
-from tests.fedjax_core.nn import test_bert, test_llama
+from tests.fedjax_core.language.models import test_bert, test_llama
 
 VECTORS = Path(__file__).with_name("minilm_vectors.json")
 TEXTS = (

@@ -11,13 +11,13 @@ from fedjax_core.algorithm import Net
 from fedjax_core.data import federated
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.language import instructions, text
-from fedjax_core.nn import bert, llama
+from fedjax_core.language.models import bert, llama
 from fedjax_core.task import Model, Task
 from fedjax_core.training import adapters, local_training
 from methods.fedavg import fedavg
+from tests.fedjax_core.language.models.test_bert import CONFIG as BERT
+from tests.fedjax_core.language.models.test_llama import PLAIN as LLAMA
 from tests.fedjax_core.language.test_instructions import END, Letters, divided
-from tests.fedjax_core.nn.test_bert import CONFIG as BERT
-from tests.fedjax_core.nn.test_llama import PLAIN as LLAMA
 
 ENCODER = bert.build(BERT | {"vocab_size": 128, "max_position_embeddings": 48, "num_hidden_layers": 1, "initializer_range": 0.3})
 WRITER = llama.build(LLAMA | {"vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 256, "initializer_range": 0.3})

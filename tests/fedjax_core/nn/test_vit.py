@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
-from fedjax_core.nn import model
+from fedjax_core.nn import from_nnx
 
 SHAPE, PATCH, WIDTH, DEPTH, HEADS = (8, 12, 3), 4, 8, 3, 2
 TINY = {"patch": PATCH, "width": WIDTH, "depth": DEPTH, "heads": HEADS, "mlp": 3}
@@ -19,7 +19,7 @@ PROMPTS = {"none": {}, "shallow": {"prompts": 2, "deep": False}, "deep": {"promp
 
 @functools.cache
 def build(prompts="none", **options):
-    return model.build("vit", 5, SHAPE, **TINY, **PROMPTS[prompts], **options)
+    return from_nnx.build("vit", 5, SHAPE, **TINY, **PROMPTS[prompts], **options)
 
 
 @functools.cache
@@ -100,7 +100,7 @@ def test_equals_loops(prompts):
 def test_without_prompts_it_is_the_plain_one():
     """Bit for bit, and drawn alike; prompts are one more entry and nothing else."""
     x, key = images(), jax.random.key(4)
-    plain, none = build(), model.build("vit", 5, SHAPE, **TINY, prompts=0, deep=False)
+    plain, none = build(), from_nnx.build("vit", 5, SHAPE, **TINY, prompts=0, deep=False)
     found = jax.jit(functools.partial(none.apply, intermediates=True))(net(), x)
     chex.assert_trees_all_equal(found, compiled()(net(), x))
     bound = math.sqrt(6 / (3 * PATCH**2 + WIDTH))
@@ -122,16 +122,16 @@ def test_published_parameter_counts(name, numbers, width, depth):
     """FedHPL, Tables 5 and 6; what is trained in units of 1024: ViT-S 3.76 + 4.5 n deep and + 0.375 n shallow, ..."""
 
     def params(**options):
-        return jax.eval_shape(model.build(name, 10, (224, 224, 3), **options).init, jax.random.key(0)).params
+        return jax.eval_shape(from_nnx.build(name, 10, (224, 224, 3), **options).init, jax.random.key(0)).params
 
     plain = params()
-    head = model.count(plain["head"])
-    assert model.count(plain) - head == numbers
+    head = from_nnx.count(plain["head"])
+    assert from_nnx.count(plain) - head == numbers
     assert round(head / 1024, 2) == {384: 3.76, 768: 7.51, 1024: 10.01}[width]
     for n in (1, 3):
         deep, shallow = params(prompts=n), params(prompts=n, deep=False)
-        assert model.count(deep["prompts"]) / 1024 == {384: 4.5, 768: 9, 1024: 24}[width] * n
-        assert model.count(shallow["prompts"]) / 1024 == {384: 0.375, 768: 0.75, 1024: 1}[width] * n
+        assert from_nnx.count(deep["prompts"]) / 1024 == {384: 4.5, 768: 9, 1024: 24}[width] * n
+        assert from_nnx.count(shallow["prompts"]) / 1024 == {384: 0.375, 768: 0.75, 1024: 1}[width] * n
         assert deep["prompts"].shape == (depth, n, width)
         assert plain == {entry: tree for entry, tree in deep.items() if entry != "prompts"}
 
@@ -187,9 +187,9 @@ def test_epsilon_counts():
 )
 def test_errors(options, words):
     with pytest.raises(ValueError, match=words):
-        model.build("vit", 5, SHAPE, **(TINY | options))
+        from_nnx.build("vit", 5, SHAPE, **(TINY | options))
 
 
 def test_sizes_of_named_networks_are_fixed():
     with pytest.raises(ValueError, match="unknown option of vit_s16 'width'"):
-        model.build("vit_s16", 5, (32, 32, 3), width=8)
+        from_nnx.build("vit_s16", 5, (32, 32, 3), width=8)

@@ -18,7 +18,7 @@ import pytest
 from scipy.ndimage import zoom
 
 from fedjax_core import nn
-from fedjax_core.nn.model import from_module
+from fedjax_core.nn.from_nnx import from_module
 from fedjax_core.nn.resnet import Block, Bottleneck, ResNet
 from fedjax_core.storage import export, layouts, positions, weights
 from fedjax_core.storage.tensors import read_tensors, write_tensors

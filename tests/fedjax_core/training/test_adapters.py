@@ -12,7 +12,8 @@ from flax import nnx
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated, sources
 from fedjax_core.engine import client_loop, simulator
-from fedjax_core.nn import bert, build, llama, outside
+from fedjax_core.language.models import bert, llama
+from fedjax_core.nn import build, flax_adapter
 from fedjax_core.task import Model
 from fedjax_core.training import adapters, local_training
 from fedjax_core.training.metrics import nbytes
@@ -255,7 +256,7 @@ class Words(nnx.Module):
 
 
 def test_a_network_of_token_ids_is_adapted():
-    model = outside.build(Words, "words", 3, (7,), {})
+    model = flax_adapter.build(Words, "words", 3, (7,), {})
     net = model.init(jax.random.key(0))
     task = adapters.adapted(model, net, adapters.lora(targets="query"), "head", classes=3, population=2, shape=(7,))
     assert task.model.apply(task.model.init(jax.random.key(1)), jnp.zeros((2, 7), int))[0]["logits"].shape == (2, 3)

@@ -18,7 +18,7 @@ from fedjax_core.engine import aot, client_loop, evaluation
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment import mock_data
 from fedjax_core.experiment.mock_data import Counts
-from fedjax_core.nn.conv import compiled_for, describe
+from fedjax_core.nn.kernels.conv import compiled_for, describe
 from fedjax_core.storage.json_files import plain
 from tests.fedjax_core.commands.plans.made import ABOUT, config, sims
 

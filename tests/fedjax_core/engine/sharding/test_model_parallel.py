@@ -20,8 +20,8 @@ from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.sharding import model_parallel
 from fedjax_core.language import text
+from fedjax_core.language.models import llama
 from fedjax_core.lazy_array import Deferred
-from fedjax_core.nn import llama
 from fedjax_core.task import axis_of, of_model
 from fedjax_core.training import adapters, local_training
 from methods.fedavg import fedavg
@@ -29,7 +29,7 @@ from methods.fedit import fedit
 from methods.fedoa import fedoa
 from methods.fedpft import fedpft
 from tests import toy
-from tests.fedjax_core.nn.test_llama import PLAIN, tensors
+from tests.fedjax_core.language.models.test_llama import PLAIN, tensors
 
 CLIENTS = 4
 SETTINGS = {"classes": 4, "population": CLIENTS, "shape": (8, 8, 1)}

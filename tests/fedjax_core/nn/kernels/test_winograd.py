@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.nn import winograd
+from fedjax_core.nn.kernels import winograd
 from tests.fedjax_core.nn import windows
 
 CASES = [

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.nn.attention import attend, heads
 from fedjax_core.nn.gelu import gelu
+from fedjax_core.nn.kernels.attention import attend, heads
 
 
 def by_formula(query, key, value, mask):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedjax_core.language import pretrained
-from fedjax_core.nn import beam, llama
+from fedjax_core.language.models import beam_search, llama
 from tests import reference
-from tests.fedjax_core.nn.test_llama import CONFIGS, LENGTHS, PLAIN, built, naive, tensors, texts
+from tests.fedjax_core.language.models.test_llama import CONFIGS, LENGTHS, PLAIN, built, naive, tensors, texts
 
 LIMIT = 5
 PROMPTS = [np.random.default_rng(row).integers(3, 23, n).tolist() for row, n in enumerate(LENGTHS)]  # those of `texts`
@@ -79,7 +79,7 @@ def test_what_it_cannot_do_is_named():
     with pytest.raises(ValueError, match="beams=0 must be at least 1"):
         built("plain").model.generate(built("plain").params, *texts("left"), limit=2, beams=0)
     with pytest.raises(ValueError, match="limit=0 must be at least 1"):
-        beam.beam_search(lambda *_: None, (), *texts("left"), limit=0, stop=(), beams=2)  # type: ignore[arg-type]
+        beam_search.beam_search(lambda *_: None, (), *texts("left"), limit=0, stop=(), beams=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", CONFIGS)

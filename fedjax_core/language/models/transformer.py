@@ -70,7 +70,7 @@ class LanguageModel(NamedTuple):
         [L, ...]): what f makes of each layer's output [B, T, D].
       logits: (params, hidden [..., D]) -> [..., V] float32: of the next token.
       generate: (params, tokens [B, T], mask [B, T], *, limit, stop=..., beams=1) -> (tokens [B, limit], mask [B, limit]), see
-        `greedy`, and for more beams than one `beam.beam_search`.
+        `greedy`, and for more beams than one `beam_search.beam_search`.
       width: D.
       context: the most tokens that it takes at once.
       stop: ids of the tokens that end a text, from the configuration; may be empty.

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_core.nn import paired, tiny, winograd
+from fedjax_core.nn.kernels import conv_few_channels, conv_tiny_images, winograd
 
 Array = jax.Array
 Around = tuple[tuple[int, int], tuple[int, int]]
@@ -179,11 +179,11 @@ def _canonical(x: Array, kernel: Array, stride: int, around: Around) -> Array:
     """As `lax` does it, but by Winograd's products, those inside of a tiny image or those of pairs where they pay, and patches for
     other images smaller than the kernel both ways, 30 to 100 times faster there on XLA:CPU."""
     if _tiny(x.dtype, x.shape[1:3], kernel.shape[:2], stride, around):
-        return tiny.forward(x, kernel, stride, around)
+        return conv_tiny_images.forward(x, kernel, stride, around)
     if stride == 1 and _fewer_products(x, kernel.shape):
         return winograd.forward(x, kernel, around)
-    if paired.pays(x.shape[1:3], kernel.shape, stride, around) and _float32_on_cpu(x.dtype):
-        return paired.forward(x, kernel, around)
+    if conv_few_channels.pays(x.shape[1:3], kernel.shape, stride, around) and _float32_on_cpu(x.dtype):
+        return conv_few_channels.forward(x, kernel, around)
     smaller = x.shape[1] < kernel.shape[0] and x.shape[2] < kernel.shape[1]
     return (_patches if smaller else _native)(x, kernel, stride, around)
 
@@ -196,7 +196,7 @@ def _canonical_x(dy: Array, kernel: Array, size: Size, stride: int, around: Arou
     """
     kh, kw, c, _ = kernel.shape
     if _tiny(dy.dtype, size, (kh, kw), stride, around):
-        return tiny.image_gradient(dy, kernel, size, stride, around)
+        return conv_tiny_images.image_gradient(dy, kernel, size, stride, around)
     if stride > 1:
         parts = [dy @ kernel[i, j].T for i in range(kh) for j in range(kw)]
         return spread(parts, (len(dy), *size, c), (kh, kw), stride, around)
@@ -215,7 +215,7 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
     """
     (kh, kw), c, o = size, x.shape[-1], dy.shape[-1]
     if _tiny(x.dtype, x.shape[1:3], size, stride, around):
-        return tiny.kernel_gradient(x, dy, size, stride, around)
+        return conv_tiny_images.kernel_gradient(x, dy, size, stride, around)
     if stride == 1 and _fewer_products(dy, (*size, c, o)):
         return winograd.kernel_gradient(x, dy, around)
     large = kh * kw > 1 and min(dy.shape[1:3]) >= 4 and o >= 32 and kh * kw * c * o >= 1600
@@ -226,7 +226,7 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
 
 def _tiny(dtype: jnp.dtype, image: Size, kernel: Size, stride: int, around: Around) -> bool:
     """Whether `tiny` is faster, on a CPU."""
-    return tiny.pays(image, kernel, stride, around) and _float32_on_cpu(dtype)
+    return conv_tiny_images.pays(image, kernel, stride, around) and _float32_on_cpu(dtype)
 
 
 def _fewer_products(image: Array, kernel: Size) -> bool:

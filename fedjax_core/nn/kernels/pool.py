@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedjax_core.nn.conv import Padding, pads, spread, windows
+from fedjax_core.nn.kernels.conv import Padding, pads, spread, windows
 
 Array = jax.Array
 Around = tuple[tuple[int, int], tuple[int, int]]

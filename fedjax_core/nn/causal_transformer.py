@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fedjax_core.nn.attention import attend, heads
+from fedjax_core.nn.kernels.attention import attend, heads
 from fedjax_core.nn.layers import dropout
 from fedjax_core.option_types import AtLeastOne, BelowOne, Width
 from fedjax_core.task import check_tokens

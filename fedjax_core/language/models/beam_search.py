@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.nn.transformer import last, positions
+from fedjax_core.language.models.transformer import last, positions
 
 NEVER = -1e9  # the score of a beam that is none
 

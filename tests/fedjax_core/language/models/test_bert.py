@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.language import pretrained
-from fedjax_core.nn import bert
-from fedjax_core.nn.transformer import Encoder
+from fedjax_core.language.models import bert
+from fedjax_core.language.models.transformer import Encoder
 from tests import reference
 
 CONFIG = {

@@ -27,9 +27,8 @@ import numpy as np
 from flax import nnx
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.nn.attention import attend, heads
-from fedjax_core.nn.beam import beam_search
-from fedjax_core.nn.transformer import (
+from fedjax_core.language.models.beam_search import beam_search
+from fedjax_core.language.models.transformer import (
     AXES,
     LanguageModel,
     Linear,
@@ -44,6 +43,7 @@ from fedjax_core.nn.transformer import (
     read_params,
     stack,
 )
+from fedjax_core.nn.kernels.attention import attend, heads
 from fedjax_core.task import check_tokens
 
 ROPE_TYPES = ("default", "linear", "llama3")

@@ -12,7 +12,7 @@ from flax import nnx
 
 from configs import fedavg, fedper, fedproto, fedrcl, fedrod
 from fedjax_core import experiment
-from fedjax_core.nn import normalise, outside
+from fedjax_core.nn import flax_adapter, normalise
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
@@ -64,7 +64,7 @@ class OfLinen(linen.Module):
 
 
 def of(builder, **options):
-    return outside.build(builder, builder.__name__, 3, (4,), options)
+    return flax_adapter.build(builder, builder.__name__, 3, (4,), options)
 
 
 @pytest.mark.parametrize("builder", [Plain, lambda classes: OfLinen(classes)], ids=["nnx", "linen"])
@@ -126,7 +126,7 @@ def test_batch_statistics_leave_out_padding_or_are_refused():
 
 def test_what_is_no_module_is_told():
     with pytest.raises(TypeError, match="is a int; a builder returns a module"):
-        outside.build(lambda classes: classes, "mine", 3, (4,), {})
+        flax_adapter.build(lambda classes: classes, "mine", 3, (4,), {})
 
 
 def test_a_config_names_a_module_of_a_file(tmp_path):
@@ -185,7 +185,7 @@ class Own(linen.Module):
     "builder", [Masked, MaskedOfLinen, lambda classes: MaskedOfLinen(classes, True)], ids=["nnx", "field", "call"]
 )
 def test_frozen_statistics_are_used_in_training_too(builder):
-    model = outside.build(builder, "frozen", 3, (4,), {}, stats_mode="freeze")
+    model = flax_adapter.build(builder, "frozen", 3, (4,), {}, stats_mode="freeze")
     net, mask = model.init(jax.random.key(0)), jnp.ones(6, bool)
     net = net._replace(stats=jax.tree.map(lambda leaf: leaf + 0.5, net.stats))
     run = jax.jit(lambda net, x: model.apply(net, x, jax.random.key(1), train=True, mask=mask))
@@ -201,7 +201,7 @@ def test_frozen_statistics_are_used_in_training_too(builder):
 
 @pytest.mark.parametrize("builder", [Stubborn, Own])
 def test_frozen_statistics_that_move_are_refused(builder):
-    model = outside.build(builder, "mine", 3, (4,), {}, stats_mode="freeze")
+    model = flax_adapter.build(builder, "mine", 3, (4,), {}, stats_mode="freeze")
     net, mask = model.init(jax.random.key(0)), jnp.ones(6, bool)
     with pytest.raises(ValueError, match="model 'mine' moves batch statistics, which are frozen"):
         model.apply(net, X, jax.random.key(1), train=True, mask=mask)
@@ -217,7 +217,7 @@ class Words(linen.Module):
 
 def test_a_linen_module_reads_token_ids():
     as_they_are = functools.partial(normalise, mean=None, std=None, dtype=None)
-    model = outside.build(Words, "words", 3, (7,), {}, as_they_are)
+    model = flax_adapter.build(Words, "words", 3, (7,), {}, as_they_are)
     outputs, _ = model.apply(model.init(jax.random.key(0)), jnp.arange(14).reshape(2, 7))
     assert outputs["logits"].shape == (2, 3)
 

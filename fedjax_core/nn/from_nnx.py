@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_core.algorithm import Array, Net, PyTree
-from fedjax_core.nn.causal import Causal
+from fedjax_core.nn.causal_transformer import Causal
 from fedjax_core.nn.cnn import CNN
+from fedjax_core.nn.input_wrappers import framed, resized
 from fedjax_core.nn.lstm import LSTM
 from fedjax_core.nn.mlp import MLP
 from fedjax_core.nn.resnet import Bottleneck, ResNet
 from fedjax_core.nn.vit import ViT
-from fedjax_core.nn.wrap import framed, resized
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Model
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.language import pretrained
-from fedjax_core.nn import count, llama
+from fedjax_core.language.models import llama
+from fedjax_core.nn import count
 from tests import reference
 
 PLAIN = {

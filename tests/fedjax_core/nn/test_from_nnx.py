@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from fedjax_core import nn, registry
-from fedjax_core.nn import model
+from fedjax_core.nn import from_nnx
 
 SMALL = {
     "mlp": {"widths": (8, 6)},
@@ -21,7 +21,7 @@ SHAPE = (9, 8, 3)
 
 
 def build(name, **options):
-    return model.build(name, 5, SHAPE, mean=(0.4, 0.5, 0.6), std=0.25, **SMALL[name], **options)
+    return from_nnx.build(name, 5, SHAPE, mean=(0.4, 0.5, 0.6), std=0.25, **SMALL[name], **options)
 
 
 def images(rows=4, seed=1):
@@ -41,21 +41,21 @@ def images(rows=4, seed=1):
     ],
 )
 def test_published_parameter_counts(name, classes, stem, trainable, all_but_head):
-    net = jax.eval_shape(model.build(name, classes, (32, 32, 3), stem=stem).init, jax.random.key(0))
-    body = model.count(net.params) - model.count(net.params["head"]) + model.count(net.stats)
-    assert trainable in (None, model.count(net.params))
+    net = jax.eval_shape(from_nnx.build(name, classes, (32, 32, 3), stem=stem).init, jax.random.key(0))
+    body = from_nnx.count(net.params) - from_nnx.count(net.params["head"]) + from_nnx.count(net.stats)
+    assert trainable in (None, from_nnx.count(net.params))
     assert all_but_head in (None, body)
 
 
 def test_cnn_parameter_count():
-    net = jax.eval_shape(model.build("cnn", 62, (28, 28, 1)).init, jax.random.key(0))
-    assert model.count(net.params) == (9 + 1) * 32 + (9 * 32 + 1) * 64 + (12 * 12 * 64 + 1) * 128 + (128 + 1) * 62
+    net = jax.eval_shape(from_nnx.build("cnn", 62, (28, 28, 1)).init, jax.random.key(0))
+    assert from_nnx.count(net.params) == (9 + 1) * 32 + (9 * 32 + 1) * 64 + (12 * 12 * 64 + 1) * 128 + (128 + 1) * 62
 
 
 def test_the_cnn_of_mcmahan_et_al_has_the_published_parameters():
     """1,663,370, as they count: 5x5 convolutions of 32 and 64 channels, each with a 2x2 max-pool, 512 ReLU, softmax."""
-    network = model.build("cnn", 10, (28, 28, 1), kernel=5, padding="SAME", pool="each", dense=512)
-    assert model.count(jax.eval_shape(network.init, jax.random.key(0)).params) == 1_663_370
+    network = from_nnx.build("cnn", 10, (28, 28, 1), kernel=5, padding="SAME", pool="each", dense=512)
+    assert from_nnx.count(jax.eval_shape(network.init, jax.random.key(0)).params) == 1_663_370
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -150,7 +150,7 @@ def test_dropout_is_a_function_of_the_key():
 
 def test_a_cnn_s_dropout_before_the_head_may_be_another():
     def zeros(**rates) -> float:
-        network = model.build("cnn", 5, SHAPE, widths=(4,), dense=2000, **rates)
+        network = from_nnx.build("cnn", 5, SHAPE, widths=(4,), dense=2000, **rates)
         features = network.apply(network.init(jax.random.key(0)), images(), jax.random.key(3), train=True)[0]["features"]
         return float(jnp.mean(features == 0))
 
@@ -165,13 +165,13 @@ def test_bytes_and_numbers_are_normalised_alike():
     net, x = network.init(jax.random.key(0)), images()
     found, wanted = (network.apply(net, v)[0]["logits"] for v in (x, x.astype(jnp.float32) / 255))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    bare = model.build("mlp", 5, SHAPE, **SMALL["mlp"])
+    bare = from_nnx.build("mlp", 5, SHAPE, **SMALL["mlp"])
     normal = (x / 255 - jnp.asarray([0.4, 0.5, 0.6])[None, None, None]) / 0.25
     np.testing.assert_allclose(found, bare.apply(net, normal)[0]["logits"], rtol=1e-4, atol=1e-5)
 
 
 def test_bottlenecks():
-    network = model.build("resnet50", 5, SHAPE, width=2, norm="group")
+    network = from_nnx.build("resnet50", 5, SHAPE, width=2, norm="group")
     net = jax.eval_shape(network.init, jax.random.key(0))
     outputs, stats = jax.eval_shape(lambda net, x: network.apply(net, x, intermediates=True), net, images())
     assert outputs["features"].shape == (4, 2 * 8 * 4)
@@ -221,7 +221,7 @@ def test_bfloat16_computes_and_float32_stays():
 )
 def test_errors(name, options, words):
     with pytest.raises(ValueError, match=words):
-        model.build(name, 5, SHAPE, **options)
+        from_nnx.build(name, 5, SHAPE, **options)
 
 
 def test_other_variables_are_refused():
@@ -230,7 +230,7 @@ def test_other_variables_are_refused():
             self.count, self.head = nnx.Cache(jnp.zeros(())), nnx.Linear(2, 2, rngs=rngs)
 
     with pytest.raises(ValueError, match="variables besides Param and BatchStat"):
-        model.from_module(Counting, "counting")
+        from_nnx.from_module(Counting, "counting")
 
 
 @pytest.mark.parametrize("name", ["cnn(widths=(4,), dense=4)", "resnet8(width=4)", "vit(patch=4, width=8, depth=1, heads=2)"])

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.nn import tiny
+from fedjax_core.nn.kernels import conv_tiny_images
 from tests.fedjax_core.nn import windows
 
 CASES = [  # size, kernel, stride, around, products
@@ -26,9 +26,9 @@ def test_equals_loops_over_windows(size, window, stride, around, products):
 
     @jax.jit
     def found(x, kernel, dy):
-        y = tiny.forward(x, kernel, stride, around)
-        dx = tiny.image_gradient(dy, kernel, size, stride, around)
-        return y, dx, tiny.kernel_gradient(x, dy, window, stride, around)
+        y = conv_tiny_images.forward(x, kernel, stride, around)
+        dx = conv_tiny_images.image_gradient(dy, kernel, size, stride, around)
+        return y, dx, conv_tiny_images.kernel_gradient(x, dy, window, stride, around)
 
     for a, b in zip(found(x, kernel, dy), windows.convolution(x, kernel, dy, stride, around), strict=True):
         assert a.shape == b.shape
@@ -38,8 +38,12 @@ def test_equals_loops_over_windows(size, window, stride, around, products):
 
 def test_pays_where_padding_is_most_of_what_is_met():
     one, none = ((1, 1), (1, 1)), ((0, 0), (0, 0))
-    assert [tiny.pays((n, n), (3, 3), 1, one) for n in (1, 2, 3, 4, 32)] == [True, True, False, False, False]
-    assert [tiny.pays((n, n), (3, 3), 2, one) for n in (2, 4, 8)] == [True, True, False]
-    assert not tiny.pays((4, 4), (1, 1), 2, none)
-    assert not tiny.pays((3, 3), (3, 3), 1, none)
-    assert [tiny.pays(size, (3, 3), 1, none) for size in ((1, 1), (2, 2), (2, 5))] == [False, False, False]  # nothing comes out
+    assert [conv_tiny_images.pays((n, n), (3, 3), 1, one) for n in (1, 2, 3, 4, 32)] == [True, True, False, False, False]
+    assert [conv_tiny_images.pays((n, n), (3, 3), 2, one) for n in (2, 4, 8)] == [True, True, False]
+    assert not conv_tiny_images.pays((4, 4), (1, 1), 2, none)
+    assert not conv_tiny_images.pays((3, 3), (3, 3), 1, none)
+    assert [conv_tiny_images.pays(size, (3, 3), 1, none) for size in ((1, 1), (2, 2), (2, 5))] == [
+        False,
+        False,
+        False,
+    ]  # nothing comes out

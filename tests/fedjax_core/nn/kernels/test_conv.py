@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from fedjax_core.nn import conv
+from fedjax_core.nn.kernels import conv
 
 # kernel, stride, size of the image, padding, channels, outputs: each branch of every form
 CASES = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_core.nn import conv, pool
+from fedjax_core.nn.kernels import conv, pool
 
 CASES = [(2, 2, (6, 8), "VALID"), (2, 2, (5, 7), "VALID"), (3, 2, (8, 7), 1), (3, 2, (7, 8), "SAME"), (3, 1, (5, 5), 1)]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_core.nn.tiny import results
+from fedjax_core.nn.kernels.conv_tiny_images import results
 
 Array = jax.Array
 Size = tuple[int, ...]

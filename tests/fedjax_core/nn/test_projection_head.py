@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.nn import count
-from fedjax_core.nn.project import layer, linear, projected
+from fedjax_core.nn.projection_head import layer, linear, projected
 from tests import toy
 
 MODEL = toy.model()

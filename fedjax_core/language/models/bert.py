@@ -26,9 +26,7 @@ import numpy as np
 from flax import nnx
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.nn.attention import attend, heads
-from fedjax_core.nn.gelu import gelu
-from fedjax_core.nn.transformer import (
+from fedjax_core.language.models.transformer import (
     AXES,
     Encoder,
     Linear,
@@ -42,6 +40,8 @@ from fedjax_core.nn.transformer import (
     read_params,
     stack,
 )
+from fedjax_core.nn.gelu import gelu
+from fedjax_core.nn.kernels.attention import attend, heads
 from fedjax_core.task import check_tokens
 
 ACTIVATIONS = {

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.nn import conv, paired
+from fedjax_core.nn.kernels import conv, conv_few_channels
 from tests.fedjax_core.nn import windows
 
 CASES = [  # size, kernel, around
@@ -20,7 +20,7 @@ CASES = [  # size, kernel, around
 def test_equals_loops_over_windows(size, window, around):
     rng = np.random.default_rng(0)
     x, kernel = (rng.normal(size=shape).astype(np.float32) for shape in ((3, *size, window[2]), window))
-    found = jax.jit(paired.forward, static_argnums=2)(x, kernel, around)
+    found = jax.jit(conv_few_channels.forward, static_argnums=2)(x, kernel, around)
     nothing = np.zeros((3, *windows.results(size, window[:2], 1, around), window[3]))
     np.testing.assert_allclose(found, windows.convolution(x, kernel, nothing, 1, around)[0], atol=1e-5)
 
@@ -40,7 +40,7 @@ def test_equals_loops_over_windows(size, window, around):
     ],
 )
 def test_where_it_is_taken(size, window, stride, taken):
-    assert paired.pays(size, window, stride, ((1, 1), (1, 1))) == taken
+    assert conv_few_channels.pays(size, window, stride, ((1, 1), (1, 1))) == taken
 
 
 def test_a_convolution_between_few_channels_takes_it_on_a_cpu_alone():

@@ -55,7 +55,7 @@ def build(
       options: the builder's own.
       prepare: of inputs, such as normalisation. One that leaves whole numbers as they are says that inputs are such numbers, with
         which a Linen module is then initialised; else it is with floats. None: inputs are floats that are taken as they are.
-      stats_mode: "freeze" uses running batch statistics always; see `model.from_module`.
+      stats_mode: "freeze" uses running batch statistics always; see `from_nnx.from_module`.
 
     Raises:
       TypeError: it returned something else than a module or a Model.
