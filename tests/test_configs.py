@@ -18,8 +18,8 @@ from configs import base
 from fedjax_core import experiment, nn
 from fedjax_core.data import sources
 from fedjax_core.data.sources import idx
-from fedjax_core.language import instructions, pretrained
-from fedjax_core.language import prepare as language
+from fedjax_core.language import instruction_data, load_pretrained
+from fedjax_core.language import instruction_task as language
 from fedjax_core.language.models import llama
 from fedjax_core.nn.from_nnx import build as network
 from fedjax_core.reporting import analysis, words
@@ -79,17 +79,17 @@ TASKS = {"entailment": 2, "sentiment": 2, "paraphrase": 2, "reading_comprehensio
 
 
 def instances(path, split=None):
-    """`instructions.read`, as many rows as FedOA has."""
+    """`instruction_data.read`, as many rows as FedOA has."""
     del split
     rows = []
     for task, sets in TASKS.items():
         for dataset in range(sets * (1000 if "train" in Path(path).name else 200)):
-            rows.append(instructions.Instance(task, f"{task} {dataset % sets}", "is it?", "is it?", ("no", "yes"), "yes"))
+            rows.append(instruction_data.Instance(task, f"{task} {dataset % sets}", "is it?", "is it?", ("no", "yes"), "yes"))
     return rows
 
 
 class Words:
-    """`pretrained.Tokenizer`; every text has 300 tokens, with an answer one more."""
+    """`load_pretrained.Tokenizer`; every text has 300 tokens, with an answer one more."""
 
     def encode(self, texts, special=True, limit=None):
         return [[1] * 300 + [2] * text.endswith("yes") for text in texts]
@@ -115,8 +115,8 @@ def build(config):
     llama_7b = lambda folder, spec: llama.build(LLAMA_7B, spec.dtype, spec.remat)
     with (
         mock.patch.dict(sources.READERS, READERS),
-        mock.patch.object(instructions, "read", instances),
-        mock.patch.object(pretrained, "tokenizer", return_value=Words()),
+        mock.patch.object(instruction_data, "read", instances),
+        mock.patch.object(load_pretrained, "tokenizer", return_value=Words()),
         mock.patch.object(language, "described", llama_7b),
         mock.patch.object(nn, "build", traced_once),
     ):

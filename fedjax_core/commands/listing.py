@@ -20,7 +20,7 @@ from flax import nnx
 from fedjax_core import experiment, nn, outside, registry
 from fedjax_core.commands import ending, fields, shipped
 from fedjax_core.data import partition, poison, sources
-from fedjax_core.language import prepare as language
+from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED
 from fedjax_core.reporting import loggers, report
 from fedjax_core.training import adapters

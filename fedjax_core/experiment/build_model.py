@@ -14,7 +14,7 @@ from fedjax_core.data.unseen import seen_rows
 from fedjax_core.experiment import input_normalization
 from fedjax_core.experiment.lookup import Network, files, network
 from fedjax_core.experiment.resolve import Config
-from fedjax_core.language import prepare as language
+from fedjax_core.language import instruction_task as language
 from fedjax_core.registry import BUILT_IN
 from fedjax_core.storage import weights
 from fedjax_core.task import PARTS, Model

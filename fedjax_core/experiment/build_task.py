@@ -20,7 +20,7 @@ from fedjax_core.data.validation import hold_out
 from fedjax_core.experiment import build_model, input_normalization
 from fedjax_core.experiment.lookup import Network
 from fedjax_core.experiment.resolve import Asked, Config, resolve
-from fedjax_core.language import prepare as language
+from fedjax_core.language import instruction_task as language
 from fedjax_core.registry import Found
 from fedjax_core.storage.json_files import plain
 from fedjax_core.task import PARTS, Model, Task, of_model, part_of

@@ -11,7 +11,7 @@ import optax
 from fedjax_core import nn, option_types, registry
 from fedjax_core.data import partition, sources
 from fedjax_core.experiment.method_registry import METHODS, Config, without_none
-from fedjax_core.language import prepare as language
+from fedjax_core.language import instruction_task as language
 from fedjax_core.registry import Found
 from fedjax_core.run.callbacks import find as callback
 from fedjax_core.training import local_training, losses

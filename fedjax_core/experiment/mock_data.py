@@ -16,8 +16,8 @@ from fedjax_core.data.sources import known
 from fedjax_core.experiment import build_task
 from fedjax_core.experiment.lookup import Network
 from fedjax_core.experiment.resolve import Asked
-from fedjax_core.language import prepare as language
-from fedjax_core.language import stand_in as texts
+from fedjax_core.language import instruction_task as language
+from fedjax_core.language import mock_instructions as texts
 from fedjax_core.registry import Found, choose
 
 WANTED = "--rows, --test_rows, --shape and --classes (and --users, the natural clients; --targets; --dtype)"

@@ -13,7 +13,7 @@ from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.experiment import lookup, schema, uplink_options
 from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.experiment.method_registry import Config
-from fedjax_core.language import prepare as language
+from fedjax_core.language import instruction_task as language
 from fedjax_core.privacy import Privacy
 from fedjax_core.registry import Found
 from fedjax_core.task import PARTS

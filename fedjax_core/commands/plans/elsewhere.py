@@ -18,7 +18,7 @@ from fedjax_core.commands import shipped
 from fedjax_core.commands.plans import targets
 from fedjax_core.data import memory
 from fedjax_core.experiment.mock_data import Counts
-from fedjax_core.language import stand_in as language
+from fedjax_core.language import mock_instructions as language
 from fedjax_core.storage.json_files import plain, read_json, write_json
 
 KEPT = os.path.join("~", ".cache", "fedjax_core", "plan")

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.language import pretrained
+from fedjax_core.language import load_pretrained
 from fedjax_core.language.models import beam_search, llama
 from tests import reference
 from tests.fedjax_core.language.models.test_llama import CONFIGS, LENGTHS, PLAIN, built, naive, tensors, texts
@@ -92,7 +92,7 @@ def test_it_is_transformers_beam_search(name, tmp_path):
     scaling = dict(CONFIGS[name].get("rope_scaling", {"rope_type": "default"}))
     rope = {"rope_theta": 100.0, "rope_type": scaling.pop("type", scaling.get("rope_type"))} | scaling
     other = reference.saved(library.LlamaForCausalLM(library.LlamaConfig(**own, rope_parameters=rope)), tmp_path)
-    model, params = pretrained.load(tmp_path)
+    model, params = load_pretrained.load(tmp_path)
     assert isinstance(model, llama.LanguageModel)
     tokens, mask = texts("left")
     early = 0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.language import pretrained
+from fedjax_core.language import load_pretrained
 from fedjax_core.language.models import bert
 from fedjax_core.language.models.transformer import Encoder
 from tests import reference
@@ -116,7 +116,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path):
         warnings.simplefilter("ignore")
         names = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
         wanted = other(**{name: torch.from_numpy(array).long() for name, array in names.items()}).last_hidden_state.numpy()[mask]
-    encoder, params = pretrained.load(tmp_path)
+    encoder, params = load_pretrained.load(tmp_path)
     assert isinstance(encoder, Encoder)
     assert jax.tree.structure(params) == jax.tree.structure(model()[1])
     np.testing.assert_allclose(np.asarray(model()[2](params, tokens, mask, types))[mask], wanted, atol=1e-4)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.language import pretrained
+from fedjax_core.language import load_pretrained
 from fedjax_core.language.models import llama
 from fedjax_core.nn import count
 from tests import reference
@@ -167,18 +167,18 @@ def test_logits_are_those_of_transformers(name, tmp_path):
     config = library.LlamaConfig(**own, rope_parameters=rope, attn_implementation="eager")
     sizes = {"max_shard_size": "8KB"} if name == "plain" else {}
     other = reference.saved(library.LlamaForCausalLM(config), tmp_path, **sizes)
-    assert (tmp_path / pretrained.INDEX).is_file() == (name == "plain")
+    assert (tmp_path / load_pretrained.INDEX).is_file() == (name == "plain")
     tokens, mask = texts("left")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         text = {"input_ids": torch.from_numpy(tokens).long(), "attention_mask": torch.from_numpy(mask).long()}
         wanted = other(**text).logits.numpy()[mask]
-    model, params = pretrained.load(tmp_path)
+    model, params = load_pretrained.load(tmp_path)
     assert isinstance(model, llama.LanguageModel)
     logits = jax.jit(lambda p: model.logits(p, model.hidden(p, jnp.asarray(tokens), jnp.asarray(mask))))
     np.testing.assert_allclose(np.asarray(logits(params))[mask], wanted, atol=1e-4)
     if name == "plain":
-        half = pretrained.load(tmp_path, dtype="bfloat16")[1]
+        half = load_pretrained.load(tmp_path, dtype="bfloat16")[1]
         assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
         assert np.abs(np.asarray(logits(half))[mask] - wanted).mean() < 0.05 * np.abs(wanted).mean()
 

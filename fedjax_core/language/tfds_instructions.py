@@ -11,7 +11,7 @@
   reading_comprehension   openbookqa            test              the four choices
                           super_glue/record     validation        the article's entities
 
-A question ends with its answers, as `instructions.read` has them. Rows without a label are left out. Those that are taken are
+A question ends with its answers, as `instruction_data.read` has them. Rows without a label are left out. Those that are taken are
 always the same: of the training rows of each answer equally many, as far as there are; of the tests any. TensorFlow is not needed.
 """
 
@@ -26,7 +26,7 @@ import numpy as np
 from fedjax_core.data.draws import generator
 from fedjax_core.data.sources.prepared import tfds_folder
 from fedjax_core.data.sources.splits import SPLIT_SEED
-from fedjax_core.language.instructions import OPTIONS, Instance
+from fedjax_core.language.instruction_data import OPTIONS, Instance
 
 BLOCK = 2000  # records read at once
 Words = tuple[str, Sequence[str], str] | None  # question, permitted answers, the right one; None: no label

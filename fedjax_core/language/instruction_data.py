@@ -2,8 +2,8 @@
 
   train, test = read("train.jsonl.gz"), read("test.jsonl.gz")
   divided = leave_out(train, test, "sentiment", clients=6, seed=0)
-  data, options = to_choose(divided, tokenizer, limit=256)       # an encoder scores the listed options (`text.scoring`)
-  data = to_write(divided, tokenizer, limit=512, end=eos)        # a language model writes the answer (`text.written`)
+  data, options = to_choose(divided, tokenizer, limit=256)       # an encoder scores the listed options (`option_scoring.scoring`)
+  data = to_write(divided, tokenizer, limit=512, end=eos)        # a language model writes the answer (`option_scoring.written`)
 
 A file has one JSON object per line, with the fields task, dataset, instruction and output, where the instruction may end with the
 permitted answers:
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
-    """What this file needs of a tokenizer; `pretrained.Tokenizer` is one."""
+    """What this file needs of a tokenizer; `load_pretrained.Tokenizer` is one."""
 
     def encode(self, texts: Sequence[str], special: bool = True, limit: int | None = None) -> list[list[int]]: ...
 

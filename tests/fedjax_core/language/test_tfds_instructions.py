@@ -8,8 +8,8 @@ import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
 from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
 
-from fedjax_core.language import prepared
-from fedjax_core.language.instructions import parse_options
+from fedjax_core.language import tfds_instructions
+from fedjax_core.language.instruction_data import parse_options
 
 TEXT, NUMBER = tfds.features.Text(), np.int32
 PAIR = {"sentence1": TEXT, "sentence2": TEXT, "idx": NUMBER}
@@ -132,20 +132,20 @@ def folder(tmp_path_factory):
 
 
 def test_every_set_becomes_questions(folder):
-    train, test = prepared.read(folder, examples=12, tests=6)
+    train, test = tfds_instructions.read(folder, examples=12, tests=6)
     for rows, number in ((train, 12), (test, 6)):
         assert [(row.task, row.dataset) for row in rows] == [
-            (form.task, name) for name, form in prepared.FORMS.items() for _ in range(number)
+            (form.task, name) for name, form in tfds_instructions.FORMS.items() for _ in range(number)
         ]
         for row in rows:
             assert row.answer in row.options
             assert parse_options(row.instruction) == (row.question, row.options)
-    assert prepared.read(folder, examples=12, tests=6) == (train, test), "the same rows again"
+    assert tfds_instructions.read(folder, examples=12, tests=6) == (train, test), "the same rows again"
     assert not {row.instruction for row in train} & {row.instruction for row in test}
 
 
 def test_words_are_those_of_the_records(folder):
-    train, _ = prepared.read(folder, examples=12, tests=6)
+    train, _ = tfds_instructions.read(folder, examples=12, tests=6)
     snli = next(row for row in train if row.dataset == "snli" and row.answer == "no")
     assert int(snli.question.removeprefix("Rain ").partition(".")[0]) % 4 == 3
     assert snli.question.endswith("\nIt is wet.")
@@ -163,7 +163,7 @@ def test_words_are_those_of_the_records(folder):
 
 
 def test_answers_are_balanced_and_rows_without_a_label_left_out(folder):
-    train, _ = prepared.read(folder, examples=16, tests=6)
+    train, _ = tfds_instructions.read(folder, examples=16, tests=6)
     count = lambda name: sorted(sum(row.answer == answer for row in train if row.dataset == name) for answer in of[name])
     of = {row.dataset: row.options for row in train}
     assert count("sst2") == [8, 8], "of 8 and 32"
@@ -174,12 +174,12 @@ def test_answers_are_balanced_and_rows_without_a_label_left_out(folder):
 
 def test_what_is_not_there_is_named(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"tfds:snli is not prepared in .*array_record"):
-        prepared.read(tmp_path)
+        tfds_instructions.read(tmp_path)
     with pytest.raises(ValueError, match=r"tfds:snli: split 'train' has 30 rows with a label, 31 are asked for"):
-        prepared.read(folder, examples=31)
+        tfds_instructions.read(folder, examples=31)
     with pytest.raises(ValueError, match="examples=0 and test_examples=200 must be at least 1"):
-        prepared.read(folder, examples=0)
+        tfds_instructions.read(folder, examples=0)
     write(tmp_path, "snli")
     (tmp_path / "snli/1.1.0/snli-train.array_record-00000-of-00001").unlink()
     with pytest.raises(ValueError, match=r"tfds:snli: split 'train' is missing, damaged or of another form"):
-        prepared.read(tmp_path)
+        tfds_instructions.read(tmp_path)

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_core.language import instructions
-from fedjax_core.language.instructions import Instance
+from fedjax_core.language import instruction_data
+from fedjax_core.language.instruction_data import Instance
 
 TASKS = {"mood": ("films", "tweets"), "logic": ("pairs", "proofs"), "facts": ("school", "news")}
 END = 9
@@ -39,8 +39,8 @@ def rows(each: int) -> list[Instance]:
     return found
 
 
-def divided(**how) -> instructions.Divided:
-    return instructions.leave_out(rows(10), rows(5), **({"task": "logic", "clients": 4, "seed": 0} | how))
+def divided(**how) -> instruction_data.Divided:
+    return instruction_data.leave_out(rows(10), rows(5), **({"task": "logic", "clients": 4, "seed": 0} | how))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -51,26 +51,26 @@ def test_a_file_is_read(tmp_path, packed):
     )
     path = tmp_path / f"train.jsonl{'.gz' * packed}"
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    assert instructions.read(path) == rows(3)
+    assert instruction_data.read(path) == rows(3)
 
 
 def test_the_other_form_is_read_too(tmp_path):
     row = {"task": "mood", "dataset": "films", "input": "Good?", "target": "yes", "options": ["no", "yes"], "split": "test"}
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"split": "train", "target": ""}) + "\n")
-    assert instructions.read(path, "test") == [Instance("mood", "films", "Good?", "Good?", ("no", "yes"), "yes")]
-    assert [found.answer for found in instructions.read(path)] == ["yes", ""]
+    assert instruction_data.read(path, "test") == [Instance("mood", "films", "Good?", "Good?", ("no", "yes"), "yes")]
+    assert [found.answer for found in instruction_data.read(path)] == ["yes", ""]
     with pytest.raises(ValueError, match="no rows with split='other'"):
-        instructions.read(path, "other")
+        instruction_data.read(path, "other")
 
 
 def test_fewer_rows_of_each_data_set():
-    few = instructions.fewer(rows(10), 4)
+    few = instruction_data.fewer(rows(10), 4)
     assert [row.dataset for row in few] == [name for names in TASKS.values() for name in names for _ in range(4)]
     assert few == [row for row in rows(10) if row in few], "in their order"
-    assert few == instructions.fewer(rows(10), 4)
+    assert few == instruction_data.fewer(rows(10), 4)
     with pytest.raises(ValueError, match="examples=11 of each data set: must lie between 1 and the 10 rows of films"):
-        instructions.fewer(rows(10), 11)
+        instruction_data.fewer(rows(10), 11)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_a_damaged_file_is_named(tmp_path, line, says):
     path = tmp_path / "train.jsonl"
     path.write_text('{"task": "a", "dataset": "b", "instruction": "c", "output": ""}\n' + line)
     with pytest.raises(ValueError, match=says):
-        instructions.read(path)
+        instruction_data.read(path)
     packed = tmp_path / "train.jsonl.gz"
     packed.write_bytes(gzip.compress(b"{}" * 1000)[:-9])
     with pytest.raises(ValueError, match="truncated or damaged"):
-        instructions.read(packed)
+        instruction_data.read(packed)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_named(tmp_path, line, says):
     ],
 )
 def test_options_are_parsed(text, question, options):
-    assert instructions.parse_options(text) == (question, options)
+    assert instruction_data.parse_options(text) == (question, options)
 
 
 def test_one_task_is_left_out():
@@ -149,21 +149,21 @@ def test_what_cannot_be_divided_is_named(how, says):
     with pytest.raises(ValueError, match=says):
         divided(**how)
     with pytest.raises(ValueError, match="there are 0 training and 1 test rows"):
-        instructions.leave_out(rows(1)[:1], rows(1)[:1], "mood", 1, 0)
+        instruction_data.leave_out(rows(1)[:1], rows(1)[:1], "mood", 1, 0)
 
 
 def test_questions_with_their_options(caplog):
     found = divided()
     with caplog.at_level("WARNING"):
-        data, options = instructions.to_choose(found, Letters(), limit=40, multiple=8, long="cut")
+        data, options = instruction_data.to_choose(found, Letters(), limit=40, multiple=8, long="cut")
     told = caplog.messages
     for dataset in found.datasets:
         cut = sum(len(row.question) + 1 > 40 for row in found.train if row.dataset == dataset)
         assert f"{dataset}: {cut} of 10 training texts had more than 40 tokens; their beginnings were left out" in told
     assert len(told) == 4, "the test texts fit"
     with pytest.raises(ValueError, match=r"films: a text has 42 tokens, limit=40; raise it, or take long='cut'"):
-        instructions.to_choose(found, Letters(), limit=40)
-    assert instructions.to_choose(found, Letters(), limit=76)[0].train.x["tokens"].shape[1] == 76, "no wider than the limit"
+        instruction_data.to_choose(found, Letters(), limit=40)
+    assert instruction_data.to_choose(found, Letters(), limit=76)[0].train.x["tokens"].shape[1] == 76, "no wider than the limit"
     texts = [decoded(tokens[mask]) for tokens, mask in zip(options["tokens"], options["mask"], strict=True)]
     assert len(texts) == len(set(texts))
     for examples, mine in ((data.train, found.train), (data.test, found.test)):
@@ -182,13 +182,13 @@ def test_questions_with_their_options(caplog):
     assert data.clients == 4
     wrong = found._replace(test=[dataclasses.replace(found.test[0], answer="perhaps")])
     with pytest.raises(ValueError, match=r"pairs: the answer 'perhaps' must be one of its options \['no', 'yes'\]"):
-        instructions.to_choose(wrong, Letters(), limit=40, long="cut")
+        instruction_data.to_choose(wrong, Letters(), limit=40, long="cut")
 
 
 def test_questions_with_their_answers():
     found = divided()
     silent = found._replace(train=[dataclasses.replace(row, answer="") for row in found.train[:1]] + found.train[1:])
-    data = instructions.to_write(silent, Letters(), 400, END)
+    data = instruction_data.to_write(silent, Letters(), 400, END)
     for examples, mine in ((data.train, silent.train), (data.test, silent.test)):
         tokens, mask, answer = (examples.x[name] for name in ("tokens", "mask", "answer"))
         assert tokens.shape[1] % 16 == 0
@@ -202,7 +202,7 @@ def test_questions_with_their_answers():
             prompt = f"### Instruction:\n{row.instruction}\n\n### Response:\n"
             assert tokens[i, -n] == 1
             assert decoded(tokens[i, -n + 1 : -a]) == prompt
-            assert instructions.prompts([row], Letters(), 400, END) == [tokens[i, -n:-a].tolist()]
+            assert instruction_data.prompts([row], Letters(), 400, END) == [tokens[i, -n:-a].tolist()]
     assert data.class_names == (*found.datasets, "pairs", "proofs")
     assert data.label_table[2].tolist() == [0, 0, 10, 0, 0, 0]
 
@@ -210,29 +210,29 @@ def test_questions_with_their_answers():
 def test_long_texts_are_cut_as_asked_or_refused():
     row = rows(9)[8]
     with pytest.raises(ValueError, match=r"films: a text has \d+ tokens, limit=90; raise it, or take long='cut'"):
-        instructions.tokenise([row], Letters(), 90, END)
-    [(prompt, answer)] = instructions.tokenise([row], Letters(), 90, END, long="cut")
+        instruction_data.tokenise([row], Letters(), 90, END)
+    [(prompt, answer)] = instruction_data.tokenise([row], Letters(), 90, END, long="cut")
     assert len(prompt) + len(answer) == 90
-    whole = instructions.ALPACA.replace("{instruction}", row.instruction)
+    whole = instruction_data.ALPACA.replace("{instruction}", row.instruction)
     before = len("### Instruction:\n")
     assert decoded(prompt) == whole[:before] + whole[-(90 - 1 - before - len(answer)) :]
     assert decoded(answer) == row.answer
-    [asked] = instructions.prompts([row], Letters(), 90, END, long="cut")
+    [asked] = instruction_data.prompts([row], Letters(), 90, END, long="cut")
     assert len(asked) == 90
     with pytest.raises(ValueError, match="limit=20 leaves no room for an instruction beside an answer of 3 tokens"):
-        instructions.tokenise([row], Letters(), 20, END, long="cut")
+        instruction_data.tokenise([row], Letters(), 20, END, long="cut")
     with pytest.raises(ValueError, match="unknown long 'drop'; allowed: refuse, cut"):
-        instructions.prompts([row], Letters(), 90, END, long="drop")
+        instruction_data.prompts([row], Letters(), 90, END, long="drop")
 
 
 def test_it_is_told_how_many_texts_were_cut(caplog):
-    instructions.tokenise(rows(9), Letters(), 400, END, long="cut")
+    instruction_data.tokenise(rows(9), Letters(), 400, END, long="cut")
     assert not caplog.messages
     long = {row.dataset: 0 for row in rows(9)}
     for row in rows(9):
-        length = len(Letters().encode([instructions.ALPACA.replace("{instruction}", row.instruction) + row.answer])[0]) + 1
+        length = len(Letters().encode([instruction_data.ALPACA.replace("{instruction}", row.instruction) + row.answer])[0]) + 1
         long[row.dataset] += length > 100
-    instructions.tokenise(rows(9), Letters(), 100, END, long="cut", what="training texts")
+    instruction_data.tokenise(rows(9), Letters(), 100, END, long="cut", what="training texts")
     assert caplog.messages == [
         f"{dataset}: {number} of 9 training texts had more than 100 tokens; their beginnings were left out"
         for dataset, number in long.items()
@@ -251,13 +251,15 @@ def test_an_end_that_the_tokenizer_sets_is_no_part_of_a_prompt():
 
     few = [*rows(2), dataclasses.replace(rows(1)[0], answer="")]
     for limit, long in ((400, "refuse"), (60, "cut")):
-        with_end, plain = ([*instructions.tokenise(few, kind(), limit, END, long=long)] for kind in (Ending, Letters))
+        with_end, plain = ([*instruction_data.tokenise(few, kind(), limit, END, long=long)] for kind in (Ending, Letters))
         assert with_end == plain
-        asked = instructions.prompts(few, Ending(), limit, END, long=long)
-        assert asked == instructions.prompts(few, Letters(), limit, END, long=long)
+        asked = instruction_data.prompts(few, Ending(), limit, END, long=long)
+        assert asked == instruction_data.prompts(few, Letters(), limit, END, long=long)
         assert not any(END in prompt for prompt in asked)
     assert asked != [prompt for prompt, _ in plain], "an answer takes room"
-    assert instructions.prompts(few, Ending(), 400, END) == [prompt for prompt, _ in instructions.tokenise(few, Ending(), 400, END)]
+    assert instruction_data.prompts(few, Ending(), 400, END) == [
+        prompt for prompt, _ in instruction_data.tokenise(few, Ending(), 400, END)
+    ]
 
 
 def test_tokens_that_run_over_the_boundary_belong_to_the_answer():
@@ -277,19 +279,19 @@ def test_tokens_that_run_over_the_boundary_belong_to_the_answer():
             return found
 
     row = Instance("mood", "films", "q", "q", (), "aab")
-    [(prompt, answer)] = instructions.tokenise([row], Pairs(), 90, END, template="{instruction} a")
+    [(prompt, answer)] = instruction_data.tokenise([row], Pairs(), 90, END, template="{instruction} a")
     assert (prompt, answer) == ([1, ord("q"), ord(" ")], [ord("a") + 1000, ord("a"), ord("b"), END])
 
 
 def test_the_published_rows_are_read(shared_data):
     """8,000 and 1,600 rows; every answer is among its options."""
-    train, test = (instructions.read(shared_data / "flan_ood" / f"{part}.jsonl.gz") for part in ("train", "test"))
+    train, test = (instruction_data.read(shared_data / "flan_ood" / f"{part}.jsonl.gz") for part in ("train", "test"))
     assert (len(train), len(test)) == (8000, 1600)
-    assert all(row.answer in row.options and instructions.OPTIONS not in row.question for row in train + test)
-    other = instructions.read(shared_data / "text_tasks.jsonl.gz", "test")
+    assert all(row.answer in row.options and instruction_data.OPTIONS not in row.question for row in train + test)
+    other = instruction_data.read(shared_data / "text_tasks.jsonl.gz", "test")
     assert len(other) == 1600
     assert all(row.answer in row.options for row in other)
-    found = instructions.leave_out(train, test, "reading_comprehension", 30, 0)
+    found = instruction_data.leave_out(train, test, "reading_comprehension", 30, 0)
     assert [len(index) for index in found.train_index] == [200] * 30
     assert {row.dataset for row in found.test} == {"openbook_qa", "record"}
     assert len(found.test_index[0]) == 400

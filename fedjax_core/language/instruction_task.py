@@ -26,7 +26,7 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
 from fedjax_core.data import federated, sources
-from fedjax_core.language import instructions, prepared, pretrained, text
+from fedjax_core.language import instruction_data, load_pretrained, option_scoring, tfds_instructions
 from fedjax_core.language.models.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
 from fedjax_core.storage.json_files import read_json
@@ -45,7 +45,7 @@ class Source(NamedTuple):
       leave_out: the task that nobody trains on.
       folder: with the files, in the directory of data.
       train, test: files; if both are one, its rows have a field `split`.
-      tested: "left_out" or "own", see `instructions.leave_out`.
+      tested: "left_out" or "own", see `instruction_data.leave_out`.
       prepared: whether tfds sets are read in place of files (`data/prepared.py`).
       examples, test_examples: rows of each data set; None: all in files, 1000 and 200 of prepared sets.
     """
@@ -54,7 +54,7 @@ class Source(NamedTuple):
     folder: str = "."
     train: str = "train.jsonl.gz"
     test: str = "test.jsonl.gz"
-    tested: Annotated[str, one_of(*instructions.TESTED)] = "left_out"
+    tested: Annotated[str, one_of(*instruction_data.TESTED)] = "left_out"
     prepared: bool = False
     examples: AtLeastOne | None = None
     test_examples: AtLeastOne | None = None
@@ -77,9 +77,9 @@ class Spec(NamedTuple):
     package: str | None = None
     dtype: Annotated[str, one_of(*DTYPES)] = "float32"
     limit: AtLeastOne = 256
-    long: Annotated[str, one_of(*instructions.LONG)] = "refuse"
+    long: Annotated[str, one_of(*instruction_data.LONG)] = "refuse"
     remat: bool = False
-    temperature: Positive = text.TEMPERATURE
+    temperature: Positive = option_scoring.TEMPERATURE
 
 
 class Prepared(NamedTuple):
@@ -93,7 +93,7 @@ class Prepared(NamedTuple):
       folder: its.
       divided: the instances, in the order of the data's rows.
       kinds: names of the test sets, or of their tasks; "kind" in a test row's x is the place of its own.
-      widths: to which batches are cut, beside the widest, see `text.bucketed`.
+      widths: to which batches are cut, beside the widest, see `option_scoring.bucketed`.
     """
 
     data: federated.FederatedData
@@ -101,7 +101,7 @@ class Prepared(NamedTuple):
     options: dict[str, np.ndarray] | None
     spec: Spec
     folder: Path
-    divided: instructions.Divided
+    divided: instruction_data.Divided
     kinds: tuple[str, ...]
     widths: tuple[int, ...]
 
@@ -131,49 +131,49 @@ def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec
     check(own)
     root = Path(data_dir or os.environ.get(sources.DATA_VARIABLE) or Path.home() / "fedjax_data").expanduser() / of.folder
     train, test = _read(of, root)
-    divided = instructions.leave_out(train, test, of.leave_out, clients, seed, of.tested)
-    folder = Path(own.folder).expanduser() if own.folder is not None else pretrained.installed(str(own.package))
-    model, tokenizer = described(folder, own), pretrained.tokenizer(folder)
+    divided = instruction_data.leave_out(train, test, of.leave_out, clients, seed, of.tested)
+    folder = Path(own.folder).expanduser() if own.folder is not None else load_pretrained.installed(str(own.package))
+    model, tokenizer = described(folder, own), load_pretrained.tokenizer(folder)
     if own.limit > model.context:
         raise ValueError(f"limit={own.limit} is too much for {model.name}: it takes at most {model.context} tokens")
     names = [row.dataset if of.tested == "left_out" else row.task for row in divided.test]
     kinds = tuple(dict.fromkeys(names))
     kind = np.array([kinds.index(name) for name in names], np.int32)
     if isinstance(model, Encoder):
-        data, options = instructions.to_choose(divided, tokenizer, own.limit, long=own.long)
+        data, options = instruction_data.to_choose(divided, tokenizer, own.limit, long=own.long)
         found = _beside(data, rouge1=_rouges(data, divided), kind=kind)
         return Prepared(found, model, options, own, folder, divided, kinds, _widths(data, divided, kind))
     if not model.stop:
         raise ValueError(f"{folder}: its config.json has no eos_token_id, with which an answer ends")
     if model.vocabulary is not None:
         check_tokens(model.stop[0], model.vocabulary, model.name, where=f"{folder}: eos_token_id: ")
-    data = instructions.to_write(divided, tokenizer, own.limit, model.stop[0], long=own.long)
+    data = instruction_data.to_write(divided, tokenizer, own.limit, model.stop[0], long=own.long)
     return Prepared(_beside(data, kind=kind), model, None, own, folder, divided, kinds, _widths(data, divided, kind))
 
 
-def _widths(data: federated.FederatedData, divided: instructions.Divided, kind: np.ndarray) -> tuple[int, ...]:
+def _widths(data: federated.FederatedData, divided: instruction_data.Divided, kind: np.ndarray) -> tuple[int, ...]:
     """Those that pay with each client's training texts, and with each test set's."""
     train, test = (np.asarray(examples.x["mask"]) for examples in (data.train, data.test))
     each = [train[index].sum(1) for index in divided.train_index] + [test[kind == i].sum(1) for i in range(kind.max() + 1)]
-    return text.widths(each, max(train.shape[1], test.shape[1]))
+    return option_scoring.widths(each, max(train.shape[1], test.shape[1]))
 
 
-def _read(of: Source, root: Path) -> tuple[list[instructions.Instance], list[instructions.Instance]]:
+def _read(of: Source, root: Path) -> tuple[list[instruction_data.Instance], list[instruction_data.Instance]]:
     if of.prepared:
-        return prepared.read(root, of.examples or 1000, of.test_examples or 200)
+        return tfds_instructions.read(root, of.examples or 1000, of.test_examples or 200)
     both = of.train == of.test
     found = []
     for file, part, number in ((of.train, "train", of.examples), (of.test, "test", of.test_examples)):
-        rows = instructions.read(root / file, part if both else None)
-        found.append(rows if number is None else instructions.fewer(rows, number))
+        rows = instruction_data.read(root / file, part if both else None)
+        found.append(rows if number is None else instruction_data.fewer(rows, number))
     return found[0], found[1]
 
 
 def described(folder: Path, spec: Spec, config: dict[str, Any] | None = None) -> Encoder | LanguageModel:
     """The model that a folder's config.json describes, or one that is given in its place."""
-    said: Any = read_json(folder / pretrained.CONFIG) if config is None else config
-    family = registry.choose(f"model_type in {folder / pretrained.CONFIG}", said.get("model_type"), pretrained.FAMILIES)
-    return pretrained.FAMILIES[family].build(said, spec.dtype, spec.remat)
+    said: Any = read_json(folder / load_pretrained.CONFIG) if config is None else config
+    family = registry.choose(f"model_type in {folder / load_pretrained.CONFIG}", said.get("model_type"), load_pretrained.FAMILIES)
+    return load_pretrained.FAMILIES[family].build(said, spec.dtype, spec.remat)
 
 
 def _beside(data: federated.FederatedData, **more: np.ndarray) -> federated.FederatedData:
@@ -181,11 +181,11 @@ def _beside(data: federated.FederatedData, **more: np.ndarray) -> federated.Fede
     return dataclasses.replace(data, test=Examples(data.test.x | more, data.test.y))
 
 
-def _rouges(data: federated.FederatedData, divided: instructions.Divided) -> np.ndarray:
+def _rouges(data: federated.FederatedData, divided: instruction_data.Divided) -> np.ndarray:
     """[test rows, K], ROUGE-1 of each option with the answer."""
     rows = np.zeros(data.test.x["options"].shape, np.float32)
     for i, row in enumerate(divided.test):
-        rows[i, : len(row.options)] = text.rouge1(row.options, [row.answer] * len(row.options))
+        rows[i, : len(row.options)] = option_scoring.rouge1(row.options, [row.answer] * len(row.options))
     return rows
 
 
@@ -223,13 +223,16 @@ def _shared(key: Hashable, make: Callable[[], PyTree]) -> PyTree:
 def _arrays(made: Prepared) -> Net:
     """The weights, read later, which all tasks on one folder share, and of an encoder the options' embeddings under them."""
     key = made.folder.resolve(), made.spec.dtype, *((f.name, f.stat().st_mtime_ns) for f in sorted(made.folder.iterdir()))
-    base, model = _shared(key, lambda: pretrained.load(made.folder, made.spec.dtype, made.spec.remat, later=True)[1]), made.model
+    base, model = (
+        _shared(key, lambda: load_pretrained.load(made.folder, made.spec.dtype, made.spec.remat, later=True)[1]),
+        made.model,
+    )
     if not isinstance(model, Encoder):
         return Net(base, {})
     assert made.options is not None
     tokens, mask = made.options["tokens"], made.options["mask"]
     of_options = (*key, tokens.shape, hashlib.sha256(tokens.tobytes() + mask.tobytes()).hexdigest())
-    embedded = lambda: text.with_options(model, jax.device_put(jax.device_get(base)), tokens, mask).params["head"]
+    embedded = lambda: option_scoring.with_options(model, jax.device_put(jax.device_get(base)), tokens, mask).params["head"]
     head = _shared(of_options, lambda: jax.device_get(embedded()))
     return Net(base | {"head": head}, {})
 
@@ -243,15 +246,15 @@ def task(made: Prepared, adapter: adapters.Kind | None, shapes_only: bool = Fals
       shapes_only: zeros that take no memory in place of its weights, which are not looked for.
 
     Raises:
-      ValueError, OSError: as `pretrained.load` and `adapters.adapted`.
+      ValueError, OSError: as `load_pretrained.load` and `adapters.adapted`.
     """
     encoder = made.options is not None
     if isinstance(made.model, Encoder):
         assert made.options is not None
-        model = text.scoring(made.model, len(made.options["tokens"]), made.spec.temperature)
+        model = option_scoring.scoring(made.model, len(made.options["tokens"]), made.spec.temperature)
     else:
-        model = text.writing(made.model)
-    model = text.bucketed(model, made.widths, "right" if encoder else "left")
+        model = option_scoring.writing(made.model)
+    model = option_scoring.bucketed(model, made.widths, "right" if encoder else "left")
     if shapes_only:
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         arrays: Any = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
@@ -274,7 +277,7 @@ def _writer(model: LanguageModel, limit: int, beams: int) -> Callable[..., tuple
 
 @functools.lru_cache(maxsize=2)
 def _chooser(model: Encoder, options: int, temperature: float) -> Callable[[PyTree, PyTree], Array]:
-    scored = text.scoring(model, options, temperature)
+    scored = option_scoring.scoring(model, options, temperature)
     return jax.jit(lambda params, x: jnp.argmax(scored.apply(Net(params, {}), x)[0]["logits"], -1))
 
 
@@ -305,11 +308,11 @@ def answers(
         return [made.divided.test[row].options[k] for row, k in zip(rows, chosen, strict=True)]
     if longest >= made.model.context:
         raise ValueError(f"longest={longest} leaves no place for a question: {made.model.name} takes {made.model.context} tokens")
-    asked, tokenizer = [made.divided.test[row] for row in rows], pretrained.tokenizer(made.folder)
+    asked, tokenizer = [made.divided.test[row] for row in rows], load_pretrained.tokenizer(made.folder)
     widest = min(made.spec.limit, made.model.context - longest)
-    tokens = instructions.prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
+    tokens = instruction_data.prompts(asked, tokenizer, widest, made.model.stop[0], long=made.spec.long)
     write = functools.partial(_writer(made.model, longest, beams), params)
-    return tokenizer.decode(text.complete(write, tokens, batch, widest=widest))
+    return tokenizer.decode(option_scoring.complete(write, tokens, batch, widest=widest))
 
 
 def parameters(made: Prepared, adapter: adapters.Kind | None, frozen: Net, net: Net) -> PyTree:

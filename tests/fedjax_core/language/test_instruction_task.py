@@ -14,19 +14,19 @@ import pytest
 from configs import base
 from fedjax_core import experiment
 from fedjax_core.commands import analyse
-from fedjax_core.language import prepare as language
-from fedjax_core.language import pretrained, text
+from fedjax_core.language import instruction_task as language
+from fedjax_core.language import load_pretrained, option_scoring
 from fedjax_core.language.models import bert, llama
 from fedjax_core.lazy_array import Deferred
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.tensors import write_tensors
-from tests.fedjax_core.language import test_pretrained
+from tests.fedjax_core.language import test_load_pretrained
 from tests.fedjax_core.language.models import test_llama
 from tests.fedjax_core.language.models.test_bert import CONFIG as BERT
 from tests.fedjax_core.language.models.test_llama import PLAIN as LLAMA
-from tests.fedjax_core.language.test_instructions import END, Letters, decoded, rows
+from tests.fedjax_core.language.test_instruction_data import END, Letters, decoded, rows
 
-LOAD = pretrained.load
+LOAD = load_pretrained.load
 MODELS = {
     "bert": BERT | {"vocab_size": 128, "max_position_embeddings": 48, "num_hidden_layers": 1, "initializer_range": 0.3},
     "llama": LLAMA
@@ -36,7 +36,7 @@ FAMILIES, LIMITS = {"bert": bert, "llama": llama}, {"bert": 40, "llama": 128}
 
 
 def loaded(folder, dtype="float32", remat=False, later=False):
-    """`pretrained.load`, random."""
+    """`load_pretrained.load`, random."""
     config = json.loads((folder / "config.json").read_text())
     model = FAMILIES[config["model_type"]].build(config, dtype, remat)
     return model, jax.jit(model.init)(jax.random.key(0))
@@ -55,8 +55,8 @@ def config(tmp_path, monkeypatch):
     for name, content in MODELS.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(content | {"model_type": name}))
-    monkeypatch.setattr(pretrained, "tokenizer", lambda folder: Letters())
-    monkeypatch.setattr(pretrained, "load", loaded)
+    monkeypatch.setattr(load_pretrained, "tokenizer", lambda folder: Letters())
+    monkeypatch.setattr(load_pretrained, "load", loaded)
     language.prepare.cache_clear()
 
     def make(model, **method):
@@ -129,11 +129,11 @@ def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
 
 
 def test_a_folder_is_read_anew_once_its_files_have_changed(config, monkeypatch):
-    monkeypatch.setattr(pretrained, "load", lambda *_, **__: (None, {"embedding": np.ones(3)}))
+    monkeypatch.setattr(load_pretrained, "load", lambda *_, **__: (None, {"embedding": np.ones(3)}))
     prepared = experiment.prepared(config("llama", name="fedit"))
     before, same = (language._arrays(prepared).params["embedding"] for _ in range(2))
     assert same is before
-    (prepared.folder / pretrained.ONE_FILE).touch()
+    (prepared.folder / load_pretrained.ONE_FILE).touch()
     assert language._arrays(prepared).params["embedding"] is not before
 
 
@@ -159,7 +159,7 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     pytest.importorskip("rouge_score", reason="no rouge-score: pip install -e '.[text]'")
     monkeypatch.setattr(Letters, "decode", lambda self, tokens: [decoded(row) for row in tokens], raising=False)
     monkeypatch.setattr(experiment, "load", lambda run, data, trust: (asked, sim, state))
-    monkeypatch.setattr(text, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
+    monkeypatch.setattr(option_scoring, "rouge1", lambda texts, answers: [float(len(said) + i) for i, said in enumerate(texts)])
     written = language.answers(made, language.parameters(made, adapter, task.frozen, net), range(6), batch=4)
     lengths = np.array([len(said) for said in written]) + np.arange(6)
     for name, wanted in (("rouge(model='global')", lengths), ("rouge(model='global', of='proofs')", lengths[3:])):
@@ -216,7 +216,7 @@ def test_answers_in_words(config, monkeypatch, model):
 
 def test_a_real_encoder_trains_an_adapter(tmp_path):
     """FedOA for a round on the weights of a public package: two clients, two rows each."""
-    test_pretrained.minilm()
+    test_load_pretrained.minilm()
     few = [row for row in rows(2) if row.dataset in ("films", "school", "pairs")]
     lines = [json.dumps({"task": r.task, "dataset": r.dataset, "instruction": r.instruction, "output": r.answer}) for r in few]
     for part in ("train", "test"):
@@ -253,7 +253,7 @@ def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
         told.update(lengths=[mine.tolist() for mine in lengths], longest=longest)
         return (longest - 8,)
 
-    monkeypatch.setattr(text, "widths", widths)
+    monkeypatch.setattr(option_scoring, "widths", widths)
     asked = config(model, name="fedit", batch=4)
     made = experiment.prepared(asked)
     x, index = made.data.train.x, made.divided.train_index
@@ -272,8 +272,8 @@ def test_batches_are_cut_where_it_pays(config, monkeypatch, model):
 
 def test_weights_reach_the_devices_part_by_part(config, tmp_path, monkeypatch):
     """From a published file, into a network that two devices hold together; nothing but shapes is known of them before."""
-    monkeypatch.setattr(pretrained, "load", LOAD)
-    write_tensors(tmp_path / "llama" / pretrained.ONE_FILE, test_llama.tensors(MODELS["llama"]), {})
+    monkeypatch.setattr(load_pretrained, "load", LOAD)
+    write_tensors(tmp_path / "llama" / load_pretrained.ONE_FILE, test_llama.tensors(MODELS["llama"]), {})
     asked = config("llama", name="fedit", batch=4)
     asked.plan.update(devices=4, model=2)
     sim = experiment.build(asked)
@@ -286,7 +286,7 @@ def test_weights_reach_the_devices_part_by_part(config, tmp_path, monkeypatch):
 
 
 def test_shapes_alone_need_no_weights(config, monkeypatch):
-    monkeypatch.setattr(pretrained, "load", None)
+    monkeypatch.setattr(load_pretrained, "load", None)
     sim = experiment.build(config("llama", name="fedit", batch=4), shapes_only=True)
     assert all(0 in leaf.strides or not leaf.ndim for leaf in jax.tree.leaves(sim.groups[0].task.frozen))
 

@@ -317,7 +317,7 @@ def complete(
         raise ValueError("a prompt has no tokens; there must be at least one to begin with")
     longest = max(map(len, prompts), default=0)
     if widest is not None and longest > widest:
-        raise ValueError(f"a prompt has {longest} tokens, widest={widest}; cut it before (`instructions.prompts`)")
+        raise ValueError(f"a prompt has {longest} tokens, widest={widest}; cut it before (`instruction_data.prompts`)")
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
     found: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(order), batch):

@@ -9,9 +9,9 @@ import numpy as np
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated
 from fedjax_core.data.sources import Dataset
-from fedjax_core.language import instructions, pretrained
+from fedjax_core.language import instruction_data, load_pretrained
+from fedjax_core.language.instruction_task import Prepared, Source, Spec, check, described
 from fedjax_core.language.models.transformer import Encoder
-from fedjax_core.language.prepare import Prepared, Source, Spec, check, described
 
 _LLAMA = {"model_type": "llama", "vocab_size": 32_000, "max_position_embeddings": 2048, "eos_token_id": 2}
 _SIZES = {  # width, inner width, layers, heads: Touvron et al. 2023, Table 2, and the inner widths of the published files
@@ -74,7 +74,7 @@ def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
     data = dataclasses.replace(data, test=examples(sizes.test_rows, True))
     tokens = np.broadcast_to(np.zeros((), np.int32), (sizes.answer, own.limit))
     options = {"tokens": tokens, "mask": tokens == 0} if encoder else None
-    divided = instructions.Divided([], [], tuple(train), tuple(test), names)
+    divided = instruction_data.Divided([], [], tuple(train), tuple(test), names)
     return Prepared(data, model, options, own, folder, divided, (of.leave_out,), ())
 
 
@@ -84,4 +84,6 @@ def described_in(own: Spec) -> Path:
     Raises:
       FileNotFoundError: its package is not installed.
     """
-    return (Path(own.folder).expanduser() if own.folder is not None else pretrained.installed(str(own.package))) / pretrained.CONFIG
+    return (
+        Path(own.folder).expanduser() if own.folder is not None else load_pretrained.installed(str(own.package))
+    ) / load_pretrained.CONFIG
