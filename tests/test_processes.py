@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.tensors import read_tensors
+from fedjax_core.storage.safetensors_files import read_tensors
 from tests.launch import Ended, Launcher, Process
 from tests.test_resume import CONFIGS, assert_close, leaves, lines, metrics
 

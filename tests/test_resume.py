@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 
 ROUNDS = 12

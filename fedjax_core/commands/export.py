@@ -24,8 +24,8 @@ from fedjax_core.commands import ending
 from fedjax_core.commands.analyses.asked import TRUST
 from fedjax_core.engine.simulator import View
 from fedjax_core.reporting import report
-from fedjax_core.storage import export as files
-from fedjax_core.storage import predictor, weights
+from fedjax_core.storage import export_model as files
+from fedjax_core.storage import export_predictor, pretrained_weights
 
 
 def export(
@@ -46,7 +46,7 @@ def export(
       client: whose model; None: the global one.
       model: which of the client's models, where it has several.
       done: after how many rounds; None: the selected one, if the run selects one, else the last that has a checkpoint.
-      layout: of the tensors, one of `weights.WRITTEN`.
+      layout: of the tensors, one of `pretrained_weights.WRITTEN`.
       trust: whether code that the run's config names may be imported, though it was not begun here (`experiment.load`).
 
     Returns:
@@ -58,7 +58,7 @@ def export(
       ValueError: there is no such model, or it is not one network and has no such layout; no such checkpoint; other data.
       OSError: there is no run, its data are not there, or the file cannot be written.
     """
-    registry.choose("layout", layout, weights.WRITTEN)
+    registry.choose("layout", layout, pretrained_weights.WRITTEN)
     out = os.path.expanduser(out)
     config, simulation, state = experiment.load(run, done, trust=trust)
     asked = experiment.resolve(config)
@@ -109,17 +109,17 @@ def export(
     if net is None:
         method = {option: value for option, value in config.method.to_dict().items() if value is not None and option != "name"}
         description |= {"options": method, "population": data.clients, "train": config.train, "adapter": config.adapter}
-        predictor.save_predictor(out, view, name, some, description, experiment.method, experiment.builder)
+        export_predictor.save_predictor(out, view, name, some, description, experiment.method, experiment.builder)
         return description
     if layout == "own":
         files.save_model(out, net, description, experiment.builder)
         return description
     beside = os.path.join(os.path.dirname(out), "config.json")
     if layout == "transformers":
-        weights.check_config(beside)
-    weights.write(out, net, layout, description)
+        pretrained_weights.check_config(beside)
+    pretrained_weights.write(out, net, layout, description)
     if layout == "transformers":
-        weights.write_config(beside, net, description)
+        pretrained_weights.write_config(beside, net, description)
     return description
 
 
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, help="the file, such as model.safetensors")
     parser.add_argument("--client", type=int, help="whose model; by default the global one")
     parser.add_argument("--model", help="which of a client's models, where it has several")
-    parser.add_argument("--layout", default="own", help=f"one of {', '.join(weights.WRITTEN)}")
+    parser.add_argument("--layout", default="own", help=f"one of {', '.join(pretrained_weights.WRITTEN)}")
     parser.add_argument("--trust", action="store_true", help=TRUST)
     parser.add_argument("--round", type=int, dest="done", help="by default the selected one, else the last with a checkpoint")
     return parser

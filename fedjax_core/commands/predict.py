@@ -30,10 +30,10 @@ from fedjax_core.commands import ending
 from fedjax_core.data.sources.images import IMAGE_ENDINGS, convert, to_bytes
 from fedjax_core.data.spread import ENOUGH, LIKE, sample_channels
 from fedjax_core.reporting import report
-from fedjax_core.storage import export, predictor
-from fedjax_core.storage.files import explained, write_csv
-from fedjax_core.storage.sound import check_scaling, check_weights
-from fedjax_core.storage.tensors import read_tensors
+from fedjax_core.storage import export_model, export_predictor
+from fedjax_core.storage.atomic_files import explained, write_csv
+from fedjax_core.storage.safetensors_files import read_tensors
+from fedjax_core.storage.weight_checks import check_scaling, check_weights
 
 DAMAGED = (
     *(ValueError, EOFError, SyntaxError, RuntimeError, MemoryError, OverflowError),
@@ -94,16 +94,16 @@ def _loaded(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree, PyT
     """(arrays, x) -> outputs, its arrays, and the description; whether it is one network or what a method predicts with.
 
     Raises:
-      ValueError: as `predict`; weights, mean or deviation are no numbers to compute with (`storage/sound.py`).
+      ValueError: as `predict`; weights, mean or deviation are no numbers to compute with (`storage/weight_checks.py`).
     """
     arrays, metadata = read_tensors(path)
-    description = export.described_in(metadata, path)
+    description = export_model.described_in(metadata, path)
     check_weights(arrays, path)
     found = (experiment.method, experiment.builder) if trust else (_installed(experiment.method), _installed(experiment.builder))
-    if description.get("holds") == predictor.HOLDS:
-        apply, tree, description = predictor.load_predictor(path, *found)
+    if description.get("holds") == export_predictor.HOLDS:
+        apply, tree, description = export_predictor.load_predictor(path, *found)
     else:
-        model, tree, description = export.load_model(path, found[1])
+        model, tree, description = export_model.load_model(path, found[1])
         apply = lambda net, x: model.apply(net, x)[0]
     check_scaling(description, path)
     return apply, tree, description

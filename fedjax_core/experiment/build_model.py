@@ -16,13 +16,13 @@ from fedjax_core.experiment.lookup import Network, files, network
 from fedjax_core.experiment.resolve import Config
 from fedjax_core.language import instruction_task as language
 from fedjax_core.registry import BUILT_IN
-from fedjax_core.storage import weights
+from fedjax_core.storage import pretrained_weights
 from fedjax_core.task import PARTS, Model
 
 
 def of_file(one: Network) -> dict[str, Any]:
     """Options that go with a network's file of weights."""
-    return dict(weights.options(one.file) if one.file else {})
+    return dict(pretrained_weights.options(one.file) if one.file else {})
 
 
 def reads_tokens(one: Network, data: federated.FederatedData) -> bool | None:
@@ -98,7 +98,7 @@ def begun_from(config: Config) -> list[Path]:
 
 def spelled(spec: str, file: str | None) -> str:
     """The spec of a network that begins from a file: with the options that go with it, where the spec does not say them."""
-    own = weights.options(file) if file else {}
+    own = pretrained_weights.options(file) if file else {}
     if not own:
         return spec
     one = network(spec)
@@ -127,7 +127,7 @@ def beginning(
       shapes_only: zeros in place of random ones.
     """
     if file is not None:
-        return weights.backbone(file, model.name, jax.eval_shape(model.init, jax.random.key(0)), image=image)
+        return pretrained_weights.backbone(file, model.name, jax.eval_shape(model.init, jax.random.key(0)), image=image)
     if shapes_only:
         zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         net = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))

@@ -13,7 +13,7 @@ from fedjax_core.data.sources.dataset import is_images
 from fedjax_core.data.spread import find_centre_and_spread, sample_channels
 from fedjax_core.experiment.lookup import NORMALISATIONS, ROBUST
 from fedjax_core.experiment.resolve import Config, resolve
-from fedjax_core.storage import weights
+from fedjax_core.storage import pretrained_weights
 
 NEARLY = 1e-3  # how far pixels may lie outside [0, 1], as after a resizing
 ROBUST_LIMIT = 10.0  # deviations at which inputs are cut by robust statistics
@@ -68,9 +68,9 @@ def of_inputs(
 ) -> Scaling:
     """As `scaling`, of a normalisation by its name."""
     channels = examples.x.shape[-1] if examples.x.ndim > 1 else 1
-    own = None if file is None else weights.scaling(file)
+    own = None if file is None else pretrained_weights.scaling(file)
     if own is not None and file is not None:
-        found = Scaling(*own, weights.input_limit(file))
+        found = Scaling(*own, pretrained_weights.input_limit(file))
     elif (named := NORMALISATIONS[normalise]) is not None:
         return _for_channels(Scaling(*named), channels, f"normalise={normalise!r}")
     else:
@@ -167,7 +167,7 @@ def check_inputs(normalise: str, file: str | None, found: Scaling, examples: Exa
     if x.dtype == np.uint8 or x.strides[0] == 0:
         return []
     sample = sample_channels(x, rows)
-    origin = f"normalise={normalise!r}" if file is None or weights.scaling(file) is None else f"weights={file!r}"
+    origin = f"normalise={normalise!r}" if file is None or pretrained_weights.scaling(file) is None else f"weights={file!r}"
     if NORMALISATIONS[normalise] is None and origin.startswith("normalise"):
         return _squeezed(origin, found, sample, x, rows) if normalise != ROBUST else []
     away = np.abs(sample - np.asarray(found.mean)) / np.asarray(found.std)

@@ -25,7 +25,7 @@ from fedjax_core.experiment.schema import Incomplete
 from fedjax_core.privacy import Spent
 from fedjax_core.run import Finished, check_inputs, digest_inputs, is_begun_anew, restored, run
 from fedjax_core.run.selection import SELECTED, summarised
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
 
@@ -144,7 +144,7 @@ def load(
       done: the round after which; None: the selected one, if the run selects one, else the last that has a checkpoint.
       data: in place of the config's, for a run that was given its data.
       trust: whether modules and files that the directory's config names may be imported, though nothing says that this user began
-        the run (`storage/origin.py`).
+        the run (`storage/signature.py`).
       **replaced: method, model, loss, scores, for a run that was given them and whose config says "given:...".
 
     Returns:

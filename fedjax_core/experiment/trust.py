@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_core import outside, registry
 from fedjax_core.data import sources
-from fedjax_core.storage import origin
+from fedjax_core.storage import signature as origin
 from fedjax_core.storage.workdir import BEGUN_HERE, CONFIG
 
 _NO_CODE = {"given", *sources.PREFIXED}  # what stands before the colon of other names

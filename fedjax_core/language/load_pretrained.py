@@ -24,7 +24,7 @@ from fedjax_core.language.models import bert, llama
 from fedjax_core.language.models.transformer import Encoder, LanguageModel
 from fedjax_core.option_types import short
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.tensors import read_tensors
+from fedjax_core.storage.safetensors_files import read_tensors
 
 FAMILIES = {"llama": llama, "bert": bert}
 CONFIG, ONE_FILE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"

@@ -18,7 +18,7 @@ from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting import label_tables, report
 from fedjax_core.storage import digests, renewal
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN, WorkDir, compare_configs, differences
 

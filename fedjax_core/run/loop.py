@@ -26,9 +26,9 @@ from fedjax_core.run.early_stopping import Goal
 from fedjax_core.run.selection import SELECTED, Selection
 from fedjax_core.run.signals import Stop
 from fedjax_core.run.state_reader import Look
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
-from fedjax_core.storage.origin import sign_config
+from fedjax_core.storage.signature import sign_config
 from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, METRICS, WorkDir
 
 PROFILE = "profile"
@@ -123,7 +123,7 @@ def steps(
       stop: whether a signal asks to stop, of who handles them for several runs; None: this run handles them.
       fresh: what the directory holds of a run is deleted, and this one begins there. Without, that happens where there is no
         checkpoint and the config, the data or the settings are others.
-      names_code: whether the config names code that is not installed: the directory is signed then (`storage/origin.py`).
+      names_code: whether the config names code that is not installed: the directory is signed then (`storage/signature.py`).
 
     Yields:
       The rounds to be done.

@@ -10,7 +10,7 @@ from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting.report import SUMMARY
 from fedjax_core.reporting.words import merit
 from fedjax_core.run import checkpointing as directories
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS
 

@@ -19,8 +19,8 @@ from typing import Any, Self
 
 import jax
 
+from fedjax_core.storage.atomic_files import TEMPORARY, explained
 from fedjax_core.storage.environment import environment
-from fedjax_core.storage.files import TEMPORARY, explained
 from fedjax_core.storage.forms import Positive
 from fedjax_core.storage.json_files import compact, plain, read_json, write_json
 from fedjax_core.storage.lock import Lock

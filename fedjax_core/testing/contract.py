@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Cohort
-from fedjax_core.storage import checkpoint
+from fedjax_core.storage import checkpoints
 from fedjax_core.testing import federation
 from fedjax_core.testing.case import Case
 
@@ -86,7 +86,7 @@ def a_checkpoint_goes_on_where_it_was_left(case: Case) -> None:
     sim, before, _ = case.reference
     state, _ = sim.rounds(sim.put(before), 1)
     with tempfile.TemporaryDirectory() as directory:
-        store = checkpoint.Checkpoints(directory)
+        store = checkpoints.Checkpoints(directory)
         store.save(1, sim.snapshot(state))
         saved, _ = store.restore(1, jax.tree.map(np.zeros_like, sim.snapshot(state)))
     a, _ = sim.rounds(state, 2)

@@ -14,7 +14,7 @@ from configs import fedavg
 from fedjax_core import experiment, outside
 from fedjax_core.commands import export, predict
 from fedjax_core.experiment import python_overrides
-from fedjax_core.storage import export as files
+from fedjax_core.storage import export_model as files
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from fedjax_core.training import losses
 from methods.scaffold import scaffold

@@ -12,7 +12,7 @@ from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated, sources
 from fedjax_core.experiment import build_task, config_warnings, input_normalization
-from fedjax_core.storage import export
+from fedjax_core.storage import export_model
 
 RNG = np.random.default_rng(0)
 Y = np.arange(40) % 2
@@ -148,7 +148,7 @@ def test_pixels_in_another_range_than_those_of_a_file_are_refused(tmp_path):
     model = sim.groups[0].task.model
     description = {"model": "mlp(widths=(4,))", "classes": 2, "class_names": ["a", "b"], "input_shape": [4, 4, 3]}
     description |= {"mean": list(scale[0]), "std": list(scale[1]), "statistics": "average"}
-    export.save_model(path, model.init(jax.random.key(0)), description)
+    export_model.save_model(path, model.init(jax.random.key(0)), description)
     for x, refused in ((PIXELS, False), (PIXELS * 255, True)):
         examples = Examples(x.astype(np.float32), Y)
         if not refused:
@@ -245,7 +245,7 @@ def test_the_mean_of_a_file_is_of_inputs_as_they_are(tmp_path):
     model = built(divided(SECONDS)).groups[0].task.model
     description = {"model": "mlp(widths=(4,))", "classes": 2, "class_names": ["a", "b"], "input_shape": [1]}
     description |= {"mean": [2.5], "std": [17.0], "offset": [1.7e9 + 20], "statistics": "average", "limit": 8.0}
-    export.save_model(path, model.init(jax.random.key(0)), description)
+    export_model.save_model(path, model.init(jax.random.key(0)), description)
     found = input_normalization.of_inputs("data", Examples(SECONDS, Y), str(path), None, offset)
     assert (tuple(found.mean), tuple(found.std), found.limit) == ((22.5,), (17.0,), 8.0)
 

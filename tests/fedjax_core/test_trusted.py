@@ -12,7 +12,7 @@ import pytest
 from configs import fedavg
 from fedjax_core import experiment, outside
 from fedjax_core.commands import analyse, export
-from fedjax_core.storage import origin
+from fedjax_core.storage import signature as origin
 from fedjax_core.storage.json_files import read_json
 
 EVIL = """

@@ -9,7 +9,7 @@ import pytest
 from configs import centralized_pretrain, fedhpl
 from fedjax_core import experiment
 from fedjax_core.commands import analyse, export, predict
-from fedjax_core.storage import export as files
+from fedjax_core.storage import export_model as files
 from fedjax_core.storage.json_files import read_json, write_json
 from fedjax_core.training import metrics
 

@@ -12,7 +12,7 @@ from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language import option_scoring
 from fedjax_core.reporting import analysis
-from fedjax_core.storage.export import trained_network
+from fedjax_core.storage.export_model import trained_network
 from fedjax_core.storage.json_files import read_json, write_json
 
 ANSWERS = "answers.json"  # in a run's directory: what its models have answered, in words

@@ -12,7 +12,7 @@ from fedjax_core.reporting.label_tables import partition_of
 from fedjax_core.reporting.plots.lines import scores_in
 from fedjax_core.reporting.records import read
 from fedjax_core.reporting.words import ROWS
-from fedjax_core.storage.export import trained_network
+from fedjax_core.storage.export_model import trained_network
 from fedjax_core.storage.workdir import METRICS, RUN
 
 EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map of its attention

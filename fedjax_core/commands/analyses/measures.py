@@ -11,7 +11,7 @@ from fedjax_core.commands.analyses.answers import answered, mean_over_clients
 from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting import analysis
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, write_json
 from fedjax_core.storage.workdir import CHECKPOINTS
 

@@ -26,7 +26,7 @@ from fedjax_core.data.federated import FederatedData
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import report
 from fedjax_core.run import CallbackFailed, check_inputs
-from fedjax_core.storage.files import write_text
+from fedjax_core.storage.atomic_files import write_text
 from fedjax_core.storage.json_files import plain, read_json
 from fedjax_core.storage.workdir import DATA, RECORDED, RUN
 

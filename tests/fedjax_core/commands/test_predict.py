@@ -15,10 +15,10 @@ from PIL import Image
 from configs import fedavg as fedavg_config
 from fedjax_core import experiment, nn
 from fedjax_core.commands import export, predict
-from fedjax_core.storage import export as files
-from fedjax_core.storage import weights
+from fedjax_core.storage import export_model as files
+from fedjax_core.storage import pretrained_weights
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.tensors import read_tensors, write_tensors
+from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 
 LOAD = functools.cache(experiment.load)
 
@@ -195,9 +195,9 @@ def test_other_layouts(fedavg, tmp_path, capfd):
     for layout in ("timm", "transformers"):
         out = tmp_path / layout / "model.safetensors"
         assert export.main([str(vit), f"--out={out}", f"--layout={layout}"]) == 0
-        again = weights.backbone(out, "vit", net)
+        again = pretrained_weights.backbone(out, "vit", net)
         jax.tree.map(np.testing.assert_array_equal, again, net)
-        assert weights.scaling(out) == weights.scaling(tmp_path / "own")
+        assert pretrained_weights.scaling(out) == pretrained_weights.scaling(tmp_path / "own")
     assert not (tmp_path / "timm" / "config.json").exists()
     config = read_json(tmp_path / "transformers" / "config.json")
     assert (config["hidden_size"], config["image_size"], config["layer_norm_eps"]) == (8, [8, 8], 1e-5)

@@ -11,7 +11,7 @@ from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands import analyse, tables
 from fedjax_core.run import checkpointing
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
 

@@ -19,7 +19,7 @@ from fedjax_core.language import load_pretrained, option_scoring
 from fedjax_core.language.models import bert, llama
 from fedjax_core.lazy_array import Deferred
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.tensors import write_tensors
+from fedjax_core.storage.safetensors_files import write_tensors
 from tests.fedjax_core.language import test_load_pretrained
 from tests.fedjax_core.language.models import test_llama
 from tests.fedjax_core.language.models.test_bert import CONFIG as BERT

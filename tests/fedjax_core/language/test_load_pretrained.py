@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.language import instruction_data, load_pretrained, option_scoring
-from fedjax_core.storage.tensors import write_tensors
+from fedjax_core.storage.safetensors_files import write_tensors
 from tests import reference
 from tests.fedjax_core.language import test_instruction_data
 from tests.fedjax_core.language.models import test_bert, test_llama

@@ -16,7 +16,7 @@ from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.reporting import analysis
 from fedjax_core.reporting.analysis import counts, landscapes, refits
-from fedjax_core.storage.export import _logits, trained_network
+from fedjax_core.storage.export_model import _logits, trained_network
 from fedjax_core.testing.case import Case
 from fedjax_core.training import local_training, losses, trained
 from methods.fedavg import fedavg

@@ -10,7 +10,7 @@ import pytest
 from fedjax_core import run as runs
 from fedjax_core.run.callbacks import Callbacks, Ended, Started
 from fedjax_core.run.state_reader import Look
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 from tests import toy
 
 SETTINGS = {"seed": 0, "rounds": 4, "every": 2, "progress": False}

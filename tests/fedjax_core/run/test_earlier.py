@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_core import experiment
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_jsonl
 
 EARLIER = Path(__file__).parents[2] / "fixtures" / "earlier_run"

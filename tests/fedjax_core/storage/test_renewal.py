@@ -12,8 +12,8 @@ import pytest
 from fedjax_core.engine.client_state import host_store
 from fedjax_core.engine.client_state.host_store import HostStore, OnHost
 from fedjax_core.run import checkpointing
-from fedjax_core.storage import parts, renewal
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage import client_state_files, renewal
+from fedjax_core.storage.checkpoints import Checkpoints
 
 
 class Log:
@@ -72,7 +72,9 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
         before = {path.name for path in tmp_path.glob(f"{done - 1:08d}/parts/*")}
         checkpointing.save(run, store, state, done, done - 1)
         place = tmp_path / f"{done:08d}" / "parts"
-        assert sorted(os.listdir(place)) == [parts.called(number, None) for number in store.numbers_of_parts(done) or ()]
+        assert sorted(os.listdir(place)) == [
+            client_state_files.called(number, None) for number in store.numbers_of_parts(done) or ()
+        ]
         new = [path for path in place.iterdir() if path.name not in before]
         written.append(sum(path.stat().st_size for path in new) / 16)
         oldest.append(store.rounds()[0])
@@ -87,7 +89,7 @@ def test_checkpoints_of_many_touched_states(tmp_path, monkeypatch):
     assert written[0] >= n
     assert max(written[1:]) < n / 2
     assert len(store.rounds()) <= 4
-    assert not parts.shares(tmp_path / "00000040", tmp_path / f"{oldest[-1]:08d}")
+    assert not client_state_files.shares(tmp_path / "00000040", tmp_path / f"{oldest[-1]:08d}")
     assert oldest[-1] > 5  # and it is no older than it need be
     files = {os.stat(path).st_ino: os.stat(path).st_nlink for path in tmp_path.glob("*/parts/*")}
     assert sum(files.values()) == len(list(tmp_path.glob("*/parts/*")))

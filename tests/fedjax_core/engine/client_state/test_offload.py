@@ -16,8 +16,8 @@ from fedjax_core.engine.client_state.multi_process import between
 from fedjax_core.engine.client_state.offload import Exchange
 from fedjax_core.engine.shares import Shares
 from fedjax_core.run import checkpointing
-from fedjax_core.storage import parts
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage import client_state_files
+from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json, write_json
 from tests import toy
 
@@ -134,7 +134,7 @@ def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
     chex.assert_trees_all_equal(sim.snapshot(state), wanted)
     selected = Checkpoints(tmp_path / "selected", keep=1)
     checkpointing.save_beside(sim, selected, state, 3, store)  # nothing is written again
-    assert parts.shares(tmp_path / "00000003", tmp_path / "selected" / "00000003")
+    assert client_state_files.shares(tmp_path / "00000003", tmp_path / "selected" / "00000003")
     chex.assert_trees_all_equal(sim.snapshot(checkpointing.restored(sim, selected, 3)), wanted)
     checkpointing.save_beside(sim, selected, state, 3, Checkpoints(tmp_path / "none"))
     assert [len(part["0/places"]) for part in selected.parts(3)] == [touched]

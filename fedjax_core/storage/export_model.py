@@ -29,7 +29,7 @@ from fedjax_core.engine.simulator import View
 from fedjax_core.nn.kernels.attention import MINUS
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain
-from fedjax_core.storage.tensors import read_tensors, write_tensors
+from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import Model, Task
 from fedjax_core.training import local_training
 

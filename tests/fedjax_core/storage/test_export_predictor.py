@@ -12,8 +12,8 @@ import pytest
 
 from fedjax_core import experiment, nn
 from fedjax_core.engine.client_view import View
-from fedjax_core.storage import export, predictor
-from fedjax_core.storage.tensors import read_tensors, write_tensors
+from fedjax_core.storage import export_model, export_predictor
+from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import Task, of_model, part_of
 from fedjax_core.training import adapters, local_training
 from fedjax_core.training.local_batch_norm import local_statistics
@@ -92,8 +92,8 @@ def view(name: str) -> View:
 @pytest.mark.parametrize("name", METHODS)
 def test_it_predicts_as_it_did(tmp_path, name):
     path, told, of_client = tmp_path / "model.safetensors", described(name), view(name)
-    predictor.save_predictor(path, of_client, told["predictor"], X, told, experiment.method)
-    found = predictor.load_predictor(path, experiment.method)
+    export_predictor.save_predictor(path, of_client, told["predictor"], X, told, experiment.method)
+    found = export_predictor.load_predictor(path, experiment.method)
     wanted = of_client.predict(told["predictor"], of_client.holds[told["predictor"]], X)["logits"]
     np.testing.assert_allclose(found.apply(found.arrays, X)["logits"], wanted, rtol=1e-5, atol=1e-5)
     held = of_client.holds[told["predictor"]]
@@ -101,7 +101,7 @@ def test_it_predicts_as_it_did(tmp_path, name):
     jax.tree.map(np.testing.assert_array_equal, found.arrays["held"], held)
     assert found.description["method"] == told["method"]
     with pytest.raises(ValueError, match=r"not one network: load_predictor reads it"):
-        export.load_model(path)
+        export_model.load_model(path)
 
 
 ONE = ("fedper", "fedrod of statistics of its own", "fedrod of an adapter")
@@ -109,22 +109,22 @@ ONE = ("fedper", "fedrod of statistics of its own", "fedrod of an adapter")
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ONE])
 def test_they_are_not_one_network(name):
-    with pytest.raises(export.NotOneNetwork):
-        export.trained_network(view(name), described(name)["predictor"], X)
+    with pytest.raises(export_model.NotOneNetwork):
+        export_model.trained_network(view(name), described(name)["predictor"], X)
 
 
 def test_what_does_not_come_back_is_not_saved(tmp_path):
     """Options that are not the run's: another width does not fit, another mean predicts something else."""
     told = described("fednh")
     with pytest.raises(ValueError, match=r"the description is no fedgh of mlp as described: held\.0\.kernel is \[4, 3\]"):
-        predictor.save_predictor(
+        export_predictor.save_predictor(
             tmp_path / "m", view("fedgh"), "personal", X, described("fedgh") | {"options": {}}, experiment.method
         )
     with pytest.raises(ValueError, match="predicts something else when it is built again"):
-        predictor.save_predictor(tmp_path / "m", view("fednh"), "global", X, told | {"mean": 5.0}, experiment.method)
+        export_predictor.save_predictor(tmp_path / "m", view("fednh"), "global", X, told | {"mean": 5.0}, experiment.method)
     less = {field: value for field, value in told.items() if field != "options"}
     with pytest.raises(ValueError, match="the description lacks options; a saved predictor needs method"):
-        predictor.save_predictor(tmp_path / "m", view("fednh"), "global", X, less, experiment.method)
+        export_predictor.save_predictor(tmp_path / "m", view("fednh"), "global", X, less, experiment.method)
     assert not (tmp_path / "m").exists()
 
 
@@ -146,10 +146,10 @@ def test_what_does_not_come_back_is_not_saved(tmp_path):
 )
 def test_files_that_say_something_else(tmp_path, change, said):
     path = tmp_path / "m"
-    predictor.save_predictor(path, view("fedrod"), "personal", X, described("fedrod"), experiment.method)
+    export_predictor.save_predictor(path, view("fedrod"), "personal", X, described("fedrod"), experiment.method)
     arrays, metadata = read_tensors(path)
     told = json.loads(metadata["description"]) | change
     write_tensors(tmp_path / "n", {name: np.array(array) for name, array in arrays.items()}, {"description": json.dumps(told)})
     with pytest.raises((ValueError, TypeError), match=re.escape(said)) as caught:
-        predictor.load_predictor(tmp_path / "n", experiment.method)
+        export_predictor.load_predictor(tmp_path / "n", experiment.method)
     assert "\n" not in str(caught.value)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.storage.tensors import read_tensors, write_tensors
+from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parents[3]
 
@@ -354,7 +354,7 @@ def test_nothing_is_logged_even_at_full_verbosity(tmp_path):
     import sys
     import numpy as np
     from absl import logging
-    from fedjax_core.storage.checkpoint import Checkpoints
+    from fedjax_core.storage.checkpoints import Checkpoints
     logging.set_verbosity(logging.DEBUG)
     Checkpoints(sys.argv[1]).save(1, np.arange(3))
     Checkpoints(sys.argv[1]).restore(1, np.arange(3))
@@ -367,7 +367,7 @@ def test_kills_leave_a_consistent_checkpoint(tmp_path):
     code = """
     import sys
     import numpy as np
-    from fedjax_core.storage.checkpoint import Checkpoints
+    from fedjax_core.storage.checkpoints import Checkpoints
     checkpoints = Checkpoints(sys.argv[1], keep=2)
     like = {f"layer {i}": np.zeros(20_000, np.int64) for i in range(4)} | {"empty": np.zeros(0)}
     last = checkpoints.latest()
@@ -405,7 +405,7 @@ def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, size):
     code = """
     import os, resource, sys
     import numpy as np
-    from fedjax_core.storage.checkpoint import Checkpoints
+    from fedjax_core.storage.checkpoints import Checkpoints
     noise = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8)
     checkpoints = Checkpoints(sys.argv[1])
     checkpoints.save(1, noise)
@@ -439,7 +439,7 @@ DEVICES = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage.checkpoints import Checkpoints
 mesh = jax.make_mesh((jax.device_count(),), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
 split, whole = NamedSharding(mesh, PartitionSpec("clients")), NamedSharding(mesh, PartitionSpec())
 state = {
@@ -497,7 +497,7 @@ def test_two_processes(tmp_path):
     jax.distributed.initialize(f"localhost:{port}", 2, me)
     from jax.experimental import multihost_utils
     from jax.sharding import NamedSharding, PartitionSpec
-    from fedjax_core.storage.checkpoint import Checkpoints
+    from fedjax_core.storage.checkpoints import Checkpoints
     mesh = jax.make_mesh((2,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
     whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("clients"))
     put = lambda x, sharding: jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])

@@ -12,8 +12,8 @@ import pytest
 from fedjax_core import nn
 from fedjax_core.algorithm import Net
 from fedjax_core.engine import client_loop, federation, simulator
-from fedjax_core.storage import export
-from fedjax_core.storage.tensors import write_tensors
+from fedjax_core.storage import export_model
+from fedjax_core.storage.safetensors_files import write_tensors
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
 from fedjax_core.training.local_batch_norm import local_statistics
@@ -72,8 +72,8 @@ def bits(leaf) -> bytes:
 def test_a_round_trip_is_exact(tmp_path, name, dtype):
     path = tmp_path / "model.safetensors"
     saved = net(name, dtype)
-    export.save_model(path, saved, described(name))
-    built, loaded, description = export.load_model(path)
+    export_model.save_model(path, saved, described(name))
+    built, loaded, description = export_model.load_model(path)
     assert isinstance(loaded, Net)
     assert jax.tree.structure(loaded) == jax.tree.structure(saved)
     for a, b in zip(jax.tree.leaves(saved), jax.tree.leaves(loaded), strict=True):
@@ -83,7 +83,7 @@ def test_a_round_trip_is_exact(tmp_path, name, dtype):
     forms = [jax.eval_shape(m.init, jax.random.key(0)) for m in (built, model(described(name)))]
     assert forms[0] == forms[1]
     again = tmp_path / "again.safetensors"
-    export.save_model(again, loaded, description)
+    export_model.save_model(again, loaded, description)
     assert again.read_bytes() == path.read_bytes()
 
 
@@ -91,8 +91,8 @@ def test_the_loaded_model_computes_the_same(tmp_path):
     mine = model(described("bfloat16"))
     x = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32)
     mine_net = mine.init(jax.random.key(0))
-    export.save_model(tmp_path / "m", mine_net, described("bfloat16"))
-    loaded, loaded_net, _ = export.load_model(tmp_path / "m")
+    export_model.save_model(tmp_path / "m", mine_net, described("bfloat16"))
+    loaded, loaded_net, _ = export_model.load_model(tmp_path / "m")
     np.testing.assert_array_equal(loaded.apply(loaded_net, x)[0]["logits"], mine.apply(mine_net, x)[0]["logits"])
 
 
@@ -119,25 +119,25 @@ def test_files_that_hold_no_model(tmp_path, metadata, said):
     path = tmp_path / "x.safetensors"
     write_tensors(path, {"a": np.zeros((2, 3), np.float32)}, metadata)
     with pytest.raises(ValueError, match=re.escape(said)) as caught:
-        export.load_model(path)
+        export_model.load_model(path)
     assert "\n" not in str(caught.value)
 
 
 def test_networks_of_another_form_are_not_saved(tmp_path):
     path = tmp_path / "x.safetensors"
     with pytest.raises(ValueError, match=r"params\.head\.bias is \[3\], in the model \[4\]"):
-        export.save_model(path, net("cnn"), described() | {"classes": 4, "class_names": list("abcd")})
+        export_model.save_model(path, net("cnn"), described() | {"classes": 4, "class_names": list("abcd")})
     more = net("mlp")._replace(stats={"mean": np.zeros(2)})
     with pytest.raises(ValueError, match=r"stats\.mean is \[2\], in the model missing"):
-        export.save_model(path, more, described("mlp"))
+        export_model.save_model(path, more, described("mlp"))
     assert not path.exists()
 
 
 def test_what_jax_cannot_hold_is_named(tmp_path):
     wide = jax.tree.map(lambda x: np.asarray(x, np.float64), net("mlp"))
-    export.save_model(tmp_path / "x", wide, described("mlp"))
+    export_model.save_model(tmp_path / "x", wide, described("mlp"))
     with pytest.raises(ValueError, match=r"params\.\S+ is of float64, which needs jax_enable_x64"):
-        export.load_model(tmp_path / "x")
+        export_model.load_model(tmp_path / "x")
 
 
 # ------------------------------------------------------------------------------------------------ which network a model is
@@ -167,10 +167,10 @@ def test_the_network_of_a_method(name):
     sim = simulate(toy.METHODS[name], mixed=name == "fedhe")
     state = sim.init(0)
     if name == "scaffold":
-        equal(export.network(sim.view(state, 0), "global", X), state.server.net)
+        equal(export_model.network(sim.view(state, 0), "global", X), state.server.net)
     else:
         (found,) = jax.tree.leaves(sim.view(state, 3).holds["personal"][1], is_leaf=lambda x: isinstance(x, Net))[:1]
-        equal(export.network(sim.view(state, 3), "personal", X), found)
+        equal(export_model.network(sim.view(state, 3), "personal", X), found)
 
 
 def test_the_network_under_local_statistics():
@@ -178,7 +178,7 @@ def test_the_network_under_local_statistics():
     state = sim.init(0)
     moved = jax.tree.map(lambda x: x + 1.0, state.clients[0][1])
     state = state._replace(clients=((state.clients[0][0], moved),))
-    found = export.network(sim.view(state, 2), "personal", X)
+    found = export_model.network(sim.view(state, 2), "personal", X)
     equal(found.params, state.server.net.params)
     equal(found.stats, {"mean": jnp.ones(toy.INPUTS)})
 
@@ -194,7 +194,7 @@ def test_the_network_of_two_parts(local):
     sim = simulate(build)
     state = sim.init(0)
     moved = jax.tree.map(lambda x: x + jnp.arange(len(x), dtype=x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), state.clients[0])
-    found = export.network(sim.view(state._replace(clients=(moved,)), 2), "personal", X)
+    found = export_model.network(sim.view(state._replace(clients=(moved,)), 2), "personal", X)
     first = sim.groups[0].task.model.init(federation.key(state.key, "init", 0))
     equal(found.params, {"body": first.params["body"], "head": jax.tree.map(lambda x: x + 2, first.params["head"])})
     equal(found.stats, jax.tree.map(lambda x: x + 2 * local, first.stats))
@@ -205,7 +205,7 @@ def test_the_one_that_predicts_is_taken():
     a, b = (model.init(jax.random.key(k)) for k in (0, 1))
     for own in (a, b):
         view = held(lambda m, own=own: (((a, ()), (b, a.params)), lambda sent, client, x: m.apply(own, x)[0]))
-        equal(export.network(view, "personal", X), own)
+        equal(export_model.network(view, "personal", X), own)
 
 
 def test_two_programs_of_one_network_may_differ_by_what_its_format_rounds():
@@ -217,7 +217,7 @@ def test_two_programs_of_one_network_may_differ_by_what_its_format_rounds():
         second = net._replace(params=net.params | {"head": jax.tree.map(lambda w: other * w, net.params["head"])})
         predict = lambda name, holds, x: {"logits": factor * model.apply(holds[0], x)[0]["logits"]}
         view = simulator.View(0, of_model(model, classes=3, population=1), {"personal": (net, second)}, predict)
-        equal(export.trained_network(view, "personal", X), net)
+        equal(export_model.trained_network(view, "personal", X), net)
 
     found("float32", 1.0001, 1.1)
     found("bfloat16", 1.01, 1.1)
@@ -235,28 +235,28 @@ def test_what_is_not_one_network_is_refused():
     a, b = (model.init(jax.random.key(k)) for k in (0, 1))
     both = held(lambda m: ((a, b), lambda sent, client, x: {"logits": m.apply(a, x)[0]["logits"] + m.apply(b, x)[0]["logits"]}))
     with pytest.raises(ValueError, match="'personal' holds no toy6 that predicts as it does"):
-        export.network(both, "personal", X)
+        export_model.network(both, "personal", X)
     order = np.array([1, 0, 2, 3, 4, 5])  # of hidden units: another network with the same function
     body, head = a.params["body"], a.params["head"]
     turned = {"kernel": body["kernel"][:, order], "bias": body["bias"][order]}
     alike = a._replace(params={"body": turned, "head": head | {"kernel": head["kernel"][order]}})
     with pytest.raises(ValueError, match="'personal' holds several networks that predict alike"):
-        export.network(held(lambda m: ((a, alike), lambda sent, client, x: m.apply(a, x)[0])), "personal", X)
-    equal(export.network(held(lambda m: ((a, a), lambda sent, client, x: m.apply(a, x)[0])), "personal", X), a)
+        export_model.network(held(lambda m: ((a, alike), lambda sent, client, x: m.apply(a, x)[0])), "personal", X)
+    equal(export_model.network(held(lambda m: ((a, a), lambda sent, client, x: m.apply(a, x)[0])), "personal", X), a)
     with pytest.raises(ValueError, match="unknown model of this method 'global'; allowed: personal"):
-        export.network(both, "global", X)
+        export_model.network(both, "global", X)
 
 
 def test_what_a_description_says_of_preprocessing_is_what_networks_do():
     """With an offset far from 0 and a limit, which other programs have to apply as well."""
     description = {"input_dtype": "float32", "input_shape": [2], "offset": [1.7e9, 0.0], "limit": 2.0}
     description |= {"mean": [3.0, 0.5], "std": [2.0, 0.25]}
-    use = export.with_use(description)["preprocessing"]
+    use = export_model.with_use(description)["preprocessing"]
     x = np.array([[1.7e9 + 4, 0.6], [1.7e9 + 90, -3.0]])
     scaled = ((x - use["offset"]) / use["divide"] - use["mean"]) / use["std"]
     scaled = np.clip(scaled, -use["limit"], use["limit"])
     inputs = (x - description["offset"]).astype(np.float32)
     wanted = nn.normalise(inputs, description["mean"], description["std"], None, limit=description["limit"])
     np.testing.assert_allclose(scaled, wanted, rtol=1e-5)
-    plain = export.with_use({"input_shape": [2], "mean": 0.0, "std": 1.0})["preprocessing"]
+    plain = export_model.with_use({"input_shape": [2], "mean": 0.0, "std": 1.0})["preprocessing"]
     assert (plain["offset"], plain["limit"]) == (None, None)

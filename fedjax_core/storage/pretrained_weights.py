@@ -4,7 +4,7 @@
     write("model.safetensors", net, "timm")
 
   layout         what wrote it                                                       networks       reads  writes
-  own            `export.save_model`                                                 all            yes    `export.save_model`
+  own            `export_model.save_model`                                                 all            yes    `export_model.save_model`
   timm           timm's vit_*, resnet*; torchvision's resnet*; in safetensors        ViT, ResNet    yes    yes
   transformers   ViTModel, ViTForImageClassification, ResNet...; in safetensors      ViT, ResNet    yes    yes
   npz            the first release of ViT, google-research/vision_transformer        ViT            yes    no
@@ -35,13 +35,13 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Net
 from fedjax_core.nn import image_size
-from fedjax_core.storage import layouts, positions
-from fedjax_core.storage.export import named
-from fedjax_core.storage.files import explained, open_regular, write_bytes
+from fedjax_core.storage import position_embeddings, weight_layouts
+from fedjax_core.storage.atomic_files import explained, open_regular, write_bytes
+from fedjax_core.storage.export_model import named
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain, read_json
-from fedjax_core.storage.sound import check_scaling, check_weights
-from fedjax_core.storage.tensors import read_tensors, write_tensors
+from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
+from fedjax_core.storage.weight_checks import check_scaling, check_weights
 
 Arrays = Mapping[str, np.ndarray]
 WRITTEN = ("own", "timm", "transformers")  # layouts
@@ -88,8 +88,8 @@ def options(path: str | os.PathLike) -> dict[str, Any]:
     if _packed(path):
         return {}
     arrays, metadata = read(path, checked=False)
-    vit, _ = layouts.MARKS["transformers"]
-    if layouts.layout_of(arrays, path) != "transformers" or not any(name.endswith(vit) for name in arrays):
+    vit, _ = weight_layouts.MARKS["transformers"]
+    if weight_layouts.layout_of(arrays, path) != "transformers" or not any(name.endswith(vit) for name in arrays):
         return {}
     if spec := _description(metadata, path).get("model"):
         return {"epsilon": registry.parse(spec)[1].get("epsilon", _EPSILON)}
@@ -145,17 +145,17 @@ def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int,
       OSError: the file cannot be read.
     """
     arrays, metadata = read(path)
-    layout = layouts.layout_of(arrays, path)
+    layout = weight_layouts.layout_of(arrays, path)
     if layout == "transformers":
-        arrays = {layouts.published(key): array for key, array in arrays.items()}
+        arrays = {weight_layouts.published(key): array for key, array in arrays.items()}
     where = f"{path} ({layout})"
-    wanted = layouts.places(like, layout, where)
+    wanted = weight_layouts.places(like, layout, where)
     wanted = {key: place for key, place in wanted.items() if key in arrays or not place.leaf.startswith("params.prompts")}
     heads = {key for key, place in wanted.items() if place.leaf.startswith("params.head.")}
     hidden = any(key.startswith("pre_logits") for key in arrays)
     if hidden or not all(key in arrays and arrays[key].shape == wanted[key].shape for key in heads):
         wanted = {key: place for key, place in wanted.items() if key not in heads}
-    _fits(arrays, wanted, where, name, layouts.HEADS[layout])
+    _fits(arrays, wanted, where, name, weight_layouts.HEADS[layout])
     check_weights({key: arrays[key] for key in wanted}, where)
 
     shapes, seen = named(like), _seen(_description(metadata, path))
@@ -163,7 +163,7 @@ def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int,
     for key, place in wanted.items():
         array = np.asarray(arrays[key])
         if place.leaf == "params.positions" and (array.shape != place.shape or _other_grid(like, place, image, seen)):
-            array = positions.fitted(array.astype(np.float32), place.shape, like, layout, image, seen, where)
+            array = position_embeddings.fitted(array.astype(np.float32), place.shape, like, layout, image, seen, where)
         target = found[place.leaf]
         target[place.at] = array.transpose(place.order).reshape(target[place.at].shape)
     whole = jax.tree.unflatten(jax.tree.structure(like), [found.get(leaf) for leaf in shapes])
@@ -185,10 +185,10 @@ def write(path: str | os.PathLike, net: Net, layout: str, description: Mapping[s
     """
     registry.choose("layout", layout, WRITTEN[1:])
     leaves, arrays = named(net), {}
-    for key, place in layouts.written(net, layout).items():
+    for key, place in weight_layouts.written(net, layout).items():
         part = np.asarray(leaves[place.leaf])[place.at]
         mixed = part.reshape([place.shape[axis] for axis in place.order])
-        arrays[layouts.prefix(key, net, layout) + key] = mixed.transpose(np.argsort(place.order))
+        arrays[weight_layouts.prefix(key, net, layout) + key] = mixed.transpose(np.argsort(place.order))
     for key in [key for key in arrays if key.endswith("running_mean")]:
         arrays[key.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
     metadata = {"format": "pt"}  # transformers reads no file without it
@@ -209,14 +209,14 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
     Args:
       path: the file.
       net: a ViT's or a ResNet's arrays.
-      description: as `export.save_model` takes it.
+      description: as `export_model.save_model` takes it.
 
     Raises:
       ValueError: the network has leaves that have no place in this layout, or there is a `config.json` that is none of
         transformers', such as a run's.
       OSError: it cannot be written.
     """
-    layouts.written(net, "transformers")
+    weight_layouts.written(net, "transformers")
     check_config(path)
     options = registry.parse(description["model"])[1]
     leaves = named(net)
@@ -260,7 +260,7 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
     write_bytes(path, json.dumps(found, indent=2).encode())
 
 
-def _fits(arrays: Arrays, wanted: Mapping[str, layouts.Place], where: str, name: str, heads: tuple[str, ...]) -> None:
+def _fits(arrays: Arrays, wanted: Mapping[str, weight_layouts.Place], where: str, name: str, heads: tuple[str, ...]) -> None:
     """Raises ValueError for the first tensor that is missing, has another shape or is of no use."""
     for key, place in wanted.items():
         if key not in arrays:
@@ -286,14 +286,14 @@ def _seen(description: Mapping[str, Any]) -> tuple[int, ...]:
         return ()
 
 
-def _other_grid(like: Net, place: layouts.Place, image: tuple[int, int] | None, seen: tuple[int, ...]) -> bool:
+def _other_grid(like: Net, place: weight_layouts.Place, image: tuple[int, int] | None, seen: tuple[int, ...]) -> bool:
     """Whether a file's positions are of another grid than the network's, of as many patches."""
     if image is None or "patches" not in like.params:
         return False
     patch, number = like.params["patches"]["kernel"].shape[0], place.shape[-2] - 1
     grid, old = ((size[0] // patch, size[1] // patch) if size else (0, 0) for size in (image, seen))
     side = math.isqrt(number)
-    old = old if math.prod(old) == number else (side, side)  # as in `positions.fitted`
+    old = old if math.prod(old) == number else (side, side)  # as in `position_embeddings.fitted`
     return old != grid and math.prod(old) == math.prod(grid) == number
 
 

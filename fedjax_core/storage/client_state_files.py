@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core.storage.tensors import read_tensors, write_tensors
+from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 
 PARTS = "parts"
 _CALLED = re.compile(r"\d{5,}(-\d{4,})?\.safetensors")

@@ -20,8 +20,8 @@ from scipy.ndimage import zoom
 from fedjax_core import nn
 from fedjax_core.nn.from_nnx import from_module
 from fedjax_core.nn.resnet import Block, Bottleneck, ResNet
-from fedjax_core.storage import export, layouts, positions, weights
-from fedjax_core.storage.tensors import read_tensors, write_tensors
+from fedjax_core.storage import export_model, position_embeddings, pretrained_weights, weight_layouts
+from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 
 TIMM = Path(__file__).parents[2] / "fixtures" / "timm.npz"
 VIT = {"patch": 8, "width": 16, "depth": 2, "heads": 2}
@@ -81,7 +81,7 @@ def close(found, wanted, name=""):
 def test_timm(tmp_path, name):
     model, wanted, path = MODELS[name](), fixture(name), tmp_path / "m.safetensors"
     tensors = saved(path, name)
-    net = weights.backbone(path, name, shapes(model))
+    net = pretrained_weights.backbone(path, name, shapes(model))
     chex.assert_trees_all_equal_shapes_and_dtypes(net, shapes(model))
     found = outputs(model, net, wanted["x"])
     for key in ("logits", "features"):
@@ -90,7 +90,7 @@ def test_timm(tmp_path, name):
     for i, key in enumerate(hidden, 1):
         close(found["intermediates"][key], wanted[f"hidden{i}"], key)
     # what we write is what timm wrote, but for counters of batches
-    weights.write(path, net, "timm", {"mean": (0.5,)})
+    pretrained_weights.write(path, net, "timm", {"mean": (0.5,)})
     written, metadata = read_tensors(path)
     assert metadata["format"] == "pt"
     assert json.loads(metadata["description"]) == {"mean": [0.5]}
@@ -106,9 +106,9 @@ def test_timm_positions_of_another_grid(tmp_path):
     old = fixture("vit")["weights/pos_embed"][0]
     for grid in ((3, 5), (2, 2), (7, 6)):
         wanted = fixture("vit")["positions{}x{}".format(*grid)][0]
-        close(positions.interpolated(old, grid, "timm"), wanted)
+        close(position_embeddings.interpolated(old, grid, "timm"), wanted)
         image = (grid[0] * 8, grid[1] * 8)
-        net = weights.backbone(tmp_path / "m", "vit", shapes(vit(shape=(*image, 3))), image=image)
+        net = pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit(shape=(*image, 3))), image=image)
         close(net.params["positions"], wanted)
 
 
@@ -177,10 +177,10 @@ def test_transformers(tmp_path, kind, name):
     torch, network, model = theirs(kind, name)
     network.save_pretrained(tmp_path, safe_serialization=True)
     path = tmp_path / "model.safetensors"
-    net = weights.backbone(path, kind, shapes(model))
+    net = pretrained_weights.backbone(path, kind, shapes(model))
     classifies = name.endswith("Classification")
     assert ("head" in net.params) == classifies
-    assert weights.options(path) == ({"epsilon": 1e-12} if kind == "vit" else {})
+    assert pretrained_weights.options(path) == ({"epsilon": 1e-12} if kind == "vit" else {})
     x = np.random.default_rng(0).normal(size=(2, 32, 32, 3) if kind == "vit" else (2, 30, 26, 3)).astype(np.float32)
     states, last = asked(torch, network, x)
     whole = net._replace(params=filled(model).params | net.params)
@@ -205,8 +205,8 @@ def test_transformers_read_what_we_write(tmp_path, kind):
     x = np.random.default_rng(0).normal(size=(2, 32, 32, 3) if kind == "vit" else (2, 30, 26, 3)).astype(np.float32)
     labels = [f"class {i}" for i in range(net.params["head"]["bias"].shape[0])]
     description = {"model": "vit(epsilon=1e-12)", "input_shape": x.shape[1:], "class_names": labels}
-    weights.write(tmp_path / "model.safetensors", net, "transformers", description)
-    weights.write_config(tmp_path / "config.json", net, description)
+    pretrained_weights.write(tmp_path / "model.safetensors", net, "transformers", description)
+    pretrained_weights.write_config(tmp_path / "config.json", net, description)
     network, told = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(told.values())
     assert list(network.config.id2label.values()) == labels
@@ -214,8 +214,8 @@ def test_transformers_read_what_we_write(tmp_path, kind):
     found = outputs(model, net, x)
     close(found["logits"], logits)
     close(found["intermediates"]["block2" if kind == "vit" else "stage2"], states[-1])
-    assert weights.options(tmp_path / "model.safetensors") == ({"epsilon": 1e-12} if kind == "vit" else {})
-    chex.assert_trees_all_equal(weights.backbone(tmp_path / "model.safetensors", kind, shapes(model)), net)
+    assert pretrained_weights.options(tmp_path / "model.safetensors") == ({"epsilon": 1e-12} if kind == "vit" else {})
+    chex.assert_trees_all_equal(pretrained_weights.backbone(tmp_path / "model.safetensors", kind, shapes(model)), net)
 
 
 def test_positions_are_interpolated_as_each_program_does_it():
@@ -225,7 +225,7 @@ def test_positions_are_interpolated_as_each_program_does_it():
     for grid in ((2, 7), (5, 4), (1, 9)):
         for layout, antialias in {"transformers": False, "timm": True, "own": True}.items():
             wanted = torch.nn.functional.interpolate(image, size=grid, mode="bicubic", antialias=antialias)[0].numpy()
-            found = positions.interpolated(old, grid, layout)
+            found = position_embeddings.interpolated(old, grid, layout)
             np.testing.assert_array_equal(found[0], old[0])
             close(found[1:], wanted.transpose(1, 2, 0).reshape(-1, 3), layout)
 
@@ -233,19 +233,19 @@ def test_positions_are_interpolated_as_each_program_does_it():
 def test_transformers_without_torch(tmp_path):
     """Names of version 4, with the prefix, and a pooler, which is behind the features."""
     net = filled(vit())
-    weights.write(tmp_path / "m", net, "transformers")
+    pretrained_weights.write(tmp_path / "m", net, "transformers")
     tensors, _ = read_tensors(tmp_path / "m")
     assert "vit.encoder.layer.1.attention.attention.key.weight" in tensors
     assert "classifier.weight" in tensors
     bare = {key.removeprefix("vit."): a for key, a in tensors.items()} | {"pooler.dense.weight": np.zeros((16, 16), np.float32)}
     for given in (tensors, bare):
         write_tensors(tmp_path / "m", given, {})
-        chex.assert_trees_all_equal(weights.backbone(tmp_path / "m", "vit", shapes(vit())), net)
-    assert weights.options(tmp_path / "m") == {"epsilon": 1e-12}
+        chex.assert_trees_all_equal(pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit())), net)
+    assert pretrained_weights.options(tmp_path / "m") == {"epsilon": 1e-12}
     (tmp_path / "config.json").write_text('{"layer_norm_eps": 1e-6}')
-    assert weights.options(tmp_path / "m") == {"epsilon": 1e-6}
-    weights.write(tmp_path / "m", net, "transformers", {"model": "vit(epsilon=1e-3)"})
-    assert weights.options(tmp_path / "m") == {"epsilon": 1e-3}
+    assert pretrained_weights.options(tmp_path / "m") == {"epsilon": 1e-6}
+    pretrained_weights.write(tmp_path / "m", net, "transformers", {"model": "vit(epsilon=1e-3)"})
+    assert pretrained_weights.options(tmp_path / "m") == {"epsilon": 1e-3}
 
 
 # ------------------------------------------------------------------------------------------------------ the first release of ViT
@@ -311,20 +311,20 @@ def forward(p, image, depth=2):
 def test_the_first_release(tmp_path):
     arrays = release(np.random.default_rng(0))
     np.savez(tmp_path / "B_16.npz", **arrays)
-    net = weights.backbone(tmp_path / "B_16.npz", "vit", shapes(vit()))
+    net = pretrained_weights.backbone(tmp_path / "B_16.npz", "vit", shapes(vit()))
     x = np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype(np.float32)
     logits = outputs(vit(), net, x)["logits"]
     for row in range(2):
         close(logits[row], forward({key: a.astype(np.float64) for key, a in arrays.items()}, x[row].astype(np.float64)))
-    assert weights.options(tmp_path / "B_16.npz") == {}
-    assert weights.scaling(tmp_path / "B_16.npz") is None
+    assert pretrained_weights.options(tmp_path / "B_16.npz") == {}
+    assert pretrained_weights.scaling(tmp_path / "B_16.npz") is None
 
 
 def test_the_first_release_on_other_images_and_in_bfloat16(tmp_path):
     """Positions by scipy's zoom, as the release has it; arrays of two bytes of anything, as numpy saves bfloat16."""
     arrays = release(np.random.default_rng(0))
     np.savez(tmp_path / "m.npz", **{key: a.astype(jnp.bfloat16) for key, a in arrays.items()})
-    net = weights.backbone(tmp_path / "m.npz", "vit", shapes(vit(shape=(48, 24, 3))), image=(48, 24))
+    net = pretrained_weights.backbone(tmp_path / "m.npz", "vit", shapes(vit(shape=(48, 24, 3))), image=(48, 24))
     old = arrays["Transformer/posembed_input/pos_embedding"][0].astype(jnp.bfloat16).astype(np.float32)
     wanted = zoom(old[1:].reshape(4, 4, 16), (6 / 4, 3 / 4, 1), order=1).reshape(18, 16)
     np.testing.assert_allclose(net.params["positions"][1:], wanted, rtol=1e-5, atol=1e-6)
@@ -335,7 +335,7 @@ def test_a_hidden_layer_before_the_head(tmp_path):
     """The head of a network with one does not fit ours, whatever its shape."""
     arrays = release(np.random.default_rng(0)) | {"pre_logits/kernel": np.zeros((16, 16)), "pre_logits/bias": np.zeros(16)}
     np.savez(tmp_path / "m.npz", **arrays)
-    assert "head" not in weights.backbone(tmp_path / "m.npz", "vit", shapes(vit())).params
+    assert "head" not in pretrained_weights.backbone(tmp_path / "m.npz", "vit", shapes(vit())).params
 
 
 # ------------------------------------------------------------------------------------------------------------------------- ours
@@ -353,19 +353,19 @@ def test_our_own_files(tmp_path):
     }
     small = functools.partial(nn.build, "vit", patch=4, width=8, depth=2, heads=2)
     net, path = filled(small(3, (8, 12, 3), prompts=3)), tmp_path / "m"
-    export.save_model(path, net, description)
-    assert weights.scaling(path) == ((0.1, 0.2, 0.3), (0.25,))
-    chex.assert_trees_all_equal(weights.backbone(path, "vit", shapes(small(3, (8, 12, 3), prompts=3))), net)
-    wider = weights.backbone(path, "vit", shapes(small(4, (16, 12, 3), prompts=3)), image=(16, 12))
+    export_model.save_model(path, net, description)
+    assert pretrained_weights.scaling(path) == ((0.1, 0.2, 0.3), (0.25,))
+    chex.assert_trees_all_equal(pretrained_weights.backbone(path, "vit", shapes(small(3, (8, 12, 3), prompts=3))), net)
+    wider = pretrained_weights.backbone(path, "vit", shapes(small(4, (16, 12, 3), prompts=3)), image=(16, 12))
     assert "head" not in wider.params
     np.testing.assert_array_equal(wider.params["prompts"], net.params["prompts"])
-    close(wider.params["positions"], positions.interpolated(net.params["positions"], (4, 3), "own", (2, 3)))
+    close(wider.params["positions"], position_embeddings.interpolated(net.params["positions"], (4, 3), "own", (2, 3)))
     with pytest.raises(ValueError, match=r"params.prompts has no place in vit$"):
-        weights.backbone(path, "vit", shapes(small(3, (8, 12, 3))))
+        pretrained_weights.backbone(path, "vit", shapes(small(3, (8, 12, 3))))
     with pytest.raises(ValueError, match=r"m \(own\): the 9 patches of the network are no grid of 2 x 2"):
-        weights.backbone(path, "vit", shapes(small(3, (12, 12, 3), prompts=3)), image=(8, 8))
+        pretrained_weights.backbone(path, "vit", shapes(small(3, (12, 12, 3), prompts=3)), image=(8, 8))
     with pytest.raises(ValueError, match=r"layout timm has no place for params\.prompts; layout own has"):
-        weights.write(path, net, "timm")
+        pretrained_weights.write(path, net, "timm")
 
 
 @pytest.mark.parametrize(
@@ -387,15 +387,15 @@ def test_numbers_that_cannot_be_computed_with_are_refused(tmp_path, change, said
     description = {"model": "resnet8", "classes": 2, "class_names": ["a", "b"], "input_shape": (8, 8, 3), "statistics": "average"}
     model = nn.build("resnet8", 2, (8, 8, 3))
     net = jax.tree.map(np.array, model.init(jax.random.key(0)))
-    arrays = export.named(net)
+    arrays = export_model.named(net)
     for name in change.keys() & arrays.keys():
         arrays[name] = np.full(arrays[name].shape, change[name], np.float64)
     told = description | {"mean": 0.0, "std": 1.0} | {name: change[name] for name in change if name in ("mean", "std")}
     write_tensors(tmp_path / "m", arrays, {"description": json.dumps(told)})
     read = (
-        functools.partial(weights.backbone, name="resnet8", like=shapes(model))
+        functools.partial(pretrained_weights.backbone, name="resnet8", like=shapes(model))
         if change.keys() & arrays.keys()
-        else weights.scaling
+        else pretrained_weights.scaling
     )
     with pytest.raises(ValueError, match=said):
         read(tmp_path / "m")
@@ -405,27 +405,27 @@ def test_numbers_that_cannot_be_computed_with_are_refused(tmp_path, change, said
 def test_networks_that_others_have_not(tmp_path, name):
     model = nn.build(name, 3, (8, 8, 3))
     with pytest.raises(ValueError, match=r"layout timm has no place for params\.\w+\.bias; such files hold ViTs"):
-        weights.write(tmp_path / "m", filled(model), "timm")
+        pretrained_weights.write(tmp_path / "m", filled(model), "timm")
     with pytest.raises(ValueError, match=r"layout transformers has no place for params\.\w+\.bias; such files hold ViTs"):
-        weights.write_config(tmp_path / "config.json", filled(model), {})
+        pretrained_weights.write_config(tmp_path / "config.json", filled(model), {})
     saved(tmp_path / "m", "vit")
     with pytest.raises(ValueError, match=r"m \(timm\) has no place for params"):
-        weights.backbone(tmp_path / "m", name, shapes(model))
+        pretrained_weights.backbone(tmp_path / "m", name, shapes(model))
 
 
 def test_what_has_no_place_is_not_written(tmp_path):
     for options, leaf in (({"norm": "group"}, r"\w+.norm1.norm.bias"), ({"stem": "cifar"}, "stem.kernel")):
         with pytest.raises(ValueError, match=f"layout transformers has no place for params.{leaf}"):
-            weights.write(tmp_path / "m", filled(resnet(width=4, **options)), "transformers")
+            pretrained_weights.write(tmp_path / "m", filled(resnet(width=4, **options)), "transformers")
     with pytest.raises(ValueError, match="unknown layout 'npz'; allowed: timm, transformers"):
-        weights.write(tmp_path / "m", filled(vit()), "npz")
+        pretrained_weights.write(tmp_path / "m", filled(vit()), "npz")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_configuration_of_something_else_stays(tmp_path):
     (tmp_path / "config.json").write_text('{"rounds": 3}')
     with pytest.raises(ValueError, match=r"config.json lies where transformers looks"):
-        weights.write_config(
+        pretrained_weights.write_config(
             tmp_path / "config.json", filled(vit()), {"model": "vit", "class_names": [], "input_shape": [32, 32, 3]}
         )
     assert (tmp_path / "config.json").read_text() == '{"rounds": 3}'
@@ -457,35 +457,35 @@ ZERO = functools.partial(np.zeros, dtype=np.float32)
 def test_files_that_do_not_fit(tmp_path, changes, words):
     saved(tmp_path / "m", "vit", **changes)
     with pytest.raises(ValueError, match=words) as caught:
-        weights.backbone(tmp_path / "m", "tiny", shapes(vit()))
+        pretrained_weights.backbone(tmp_path / "m", "tiny", shapes(vit()))
     assert "\n" not in str(caught.value)
 
 
 def test_a_head_that_does_not_fit_is_left_out(tmp_path):
     saved(tmp_path / "m", "vit")
-    net = weights.backbone(tmp_path / "m", "vit", shapes(vit(classes=7)))
+    net = pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit(classes=7)))
     assert set(net.params) == {"patches", "cls", "positions", "blocks", "norm"}
     saved(tmp_path / "m", "vit", **{"head.bias": None, "head.weight": None})
-    assert "head" not in weights.backbone(tmp_path / "m", "vit", shapes(vit())).params
-    assert "prompts" not in weights.backbone(tmp_path / "m", "vit", shapes(vit(prompts=2))).params
+    assert "head" not in pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit())).params
+    assert "prompts" not in pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit(prompts=2))).params
 
 
 def test_files_of_no_layout(tmp_path):
     write_tensors(tmp_path / "m", {"w.b": ZERO(1), "w.a": ZERO(1)}, {})
     with pytest.raises(ValueError, match=r"m has none of the layouts own, timm, transformers, npz; its first tensors are w.a, w.b"):
-        weights.backbone(tmp_path / "m", "vit", shapes(vit()))
+        pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit()))
     with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02.")
     np.savez(tmp_path / "objects.npz", a=np.array([{}], object))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "objects.npz").read_bytes()[:40])
     for name in ("pytorch_model.bin", "objects.npz", "cut.npz"):
         with pytest.raises(ValueError, match=rf"{name} is no .npz file of plain arrays, or is damaged; pickles"):
-            weights.read(tmp_path / name)
+            pretrained_weights.read(tmp_path / name)
     (tmp_path / "old.pth").write_bytes(b"\x80\x02}q\x00.")
     with pytest.raises(ValueError, match="is no safetensors file"):
-        weights.read(tmp_path / "old.pth")
+        pretrained_weights.read(tmp_path / "old.pth")
     with pytest.raises(FileNotFoundError):
-        weights.read(tmp_path / "none")
+        pretrained_weights.read(tmp_path / "none")
 
 
 def test_tensors_are_read_where_they_lie(tmp_path):
@@ -496,7 +496,7 @@ def test_tensors_are_read_where_they_lie(tmp_path):
     while isinstance(bases[-1].base, np.ndarray):
         bases.append(bases[-1].base)
     assert isinstance(bases[-1], np.memmap)
-    net = weights.backbone(tmp_path / "m", "vit", shapes(vit()))
+    net = pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit()))
     assert all(leaf.flags.owndata and leaf.flags.writeable for leaf in jax.tree.leaves(net))
 
 
@@ -512,7 +512,7 @@ def test_a_config_of_another_shape_is_told(tmp_path, content, said):
     write_tensors(tmp_path / "m", {"embeddings.patch_embeddings.projection.weight": np.zeros(1, np.float32)}, {"format": "pt"})
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=said):
-        weights.options(tmp_path / "m")
+        pretrained_weights.options(tmp_path / "m")
 
 
 @pytest.mark.parametrize("field", ["model", "input_shape", "mean"])
@@ -520,7 +520,7 @@ def test_a_description_of_another_shape_is_told(tmp_path, field):
     path = tmp_path / "m"
     tensors = {"embeddings.patch_embeddings.projection.weight": np.zeros(1, np.float32)}
     write_tensors(path, tensors, {"description": json.dumps({"mean": 0.5, "std": 0.5} | {field: {"a": 3}})})
-    for read in (weights.options, weights.scaling):
+    for read in (pretrained_weights.options, pretrained_weights.scaling):
         with pytest.raises(ValueError, match=f"{field} of the description of {path} is an object, expected"):
             read(path)
 
@@ -530,17 +530,17 @@ def test_an_npz_that_claims_64_terabytes_is_told(tmp_path):
     with zipfile.ZipFile(tmp_path / "m.npz", "w") as archive, archive.open("embedding/kernel.npy", "w") as file:
         np.lib.format.write_array_header_1_0(file, header)
     with pytest.raises(ValueError, match=r"m\.npz is no \.npz file of plain arrays, or is damaged"):
-        weights.read(tmp_path / "m.npz")
+        pretrained_weights.read(tmp_path / "m.npz")
 
 
 def test_every_tensor_lands_somewhere_else():
     """Of all layouts: places cover our leaves exactly once."""
     for model in (vit(), resnet(bottleneck=True)):
         like = shapes(model)
-        for layout in layouts.LAYOUTS[: 4 if "blocks" in like.params else 3]:
+        for layout in weight_layouts.LAYOUTS[: 4 if "blocks" in like.params else 3]:
             hits = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.int32), like)
-            flat = export.named(hits)
-            for place in layouts.places(like, layout, "").values():
+            flat = export_model.named(hits)
+            for place in weight_layouts.places(like, layout, "").values():
                 flat[place.leaf][place.at] += 1
             assert all((leaf == 1).all() for leaf in flat.values())
 
@@ -550,7 +550,7 @@ def test_positions_of_another_grid_of_as_many_patches(tmp_path):
     small = functools.partial(nn.build, "vit", patch=4, width=8, depth=1, heads=2)
     net, path = filled(small(3, (16, 16, 3))), tmp_path / "m"
     wide = shapes(small(3, (8, 32, 3)))
-    wanted = positions.interpolated(net.params["positions"], (2, 8), "timm", (4, 4))
+    wanted = position_embeddings.interpolated(net.params["positions"], (2, 8), "timm", (4, 4))
     assert np.abs(wanted - net.params["positions"]).max() > 0.01
     description = {"model": "vit(patch=4)", "input_shape": (16, 16, 3)}
     for told, changes in (
@@ -559,7 +559,7 @@ def test_positions_of_another_grid_of_as_many_patches(tmp_path):
         (description | {"input_shape": (8, 32, 3)}, False),
         (description | {"model": "vit(patch=4, resize=(8, 32))"}, False),
     ):
-        weights.write(path, net, "timm", told)
-        found = weights.backbone(path, "vit", wide, image=(8, 32)).params["positions"]
+        pretrained_weights.write(path, net, "timm", told)
+        found = pretrained_weights.backbone(path, "vit", wide, image=(8, 32)).params["positions"]
         np.testing.assert_allclose(found, wanted if changes else net.params["positions"], rtol=1e-5, atol=1e-6)
-        close(weights.backbone(path, "vit", wide).params["positions"], net.params["positions"])
+        close(pretrained_weights.backbone(path, "vit", wide).params["positions"], net.params["positions"])

@@ -22,10 +22,10 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.engine.client_view import View
-from fedjax_core.storage.export import EXACT, Builders, described, described_in, fits, loaded, named, nobodys
+from fedjax_core.storage.export_model import EXACT, Builders, described, described_in, fits, loaded, named, nobodys
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain
-from fedjax_core.storage.tensors import read_tensors, write_tensors
+from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import PARTS, Task, of_model, part_of
 from fedjax_core.training import adapters, local_training
 from fedjax_core.training.local_batch_norm import local_statistics
@@ -69,7 +69,7 @@ def save_predictor(
       view: of any client if the model is "global".
       name: the model's name.
       x: some examples: what is to be saved must predict on them as the run does, when it is built again.
-      description: as in `export.save_model`, of the network alone; also "method", its "options", "population": N, "round", and
+      description: as in `export_model.save_model`, of the network alone; also "method", its "options", "population": N, "round", and
         "train" and "adapter" as configs have them.
       methods: a method's builder by its name.
       builders: of networks that are not this library's.

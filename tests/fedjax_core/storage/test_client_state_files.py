@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.engine.client_state.host_store import HostStore, OnHost
-from fedjax_core.storage import parts
-from fedjax_core.storage.checkpoint import Checkpoints
+from fedjax_core.storage import client_state_files
+from fedjax_core.storage.checkpoints import Checkpoints
 
 STATE = {"w": np.arange(3.0)}
 
@@ -33,7 +33,7 @@ def test_a_checkpoint_is_whole_when_those_before_are_gone(tmp_path, monkeypatch,
         def refuse(*arguments):
             raise OSError(95, "Operation not supported")
 
-        monkeypatch.setattr("fedjax_core.storage.parts.os.link", refuse)
+        monkeypatch.setattr("fedjax_core.storage.client_state_files.os.link", refuse)
     store = saved(tmp_path)
     assert store.rounds() == [5]
     assert [found["0/places"].tolist() for found in store.parts(5)] == [[1], [2], [4]]
@@ -114,7 +114,9 @@ def test_other_files_beside_the_parts_are_nobodys(tmp_path):
     store.save(6, STATE, {}, [part(6)], after=5)
     assert [found["0/places"].tolist() for found in store.parts(6)] == [[1], [2], [4], [6]]
     (tmp_path / "new").mkdir()
-    assert parts.begin(tmp_path / "new", tmp_path / "00000005")[1] == 3, "nor of a checkpoint that has not recorded them"
+    assert client_state_files.begin(tmp_path / "new", tmp_path / "00000005")[1] == 3, (
+        "nor of a checkpoint that has not recorded them"
+    )
 
 
 def test_a_damaged_snapshot_names_the_checkpoints_beside_it(tmp_path):
@@ -164,9 +166,9 @@ def test_parts_of_several_processes_stand_in_the_order_of_checkpoints(tmp_path):
     (earlier / "parts").mkdir()
     for name in names:
         (earlier / "parts" / name).touch()
-    assert parts.begin(tmp_path, earlier) == (names, 100001)
-    assert parts.write(tmp_path, [part(7)], 3, process=1) == 1
-    assert (tmp_path / "parts" / parts.called(3, 1)).exists()
+    assert client_state_files.begin(tmp_path, earlier) == (names, 100001)
+    assert client_state_files.write(tmp_path, [part(7)], 3, process=1) == 1
+    assert (tmp_path / "parts" / client_state_files.called(3, 1)).exists()
 
 
 def test_a_part_that_cannot_be_written_leaves_what_there_was(tmp_path):

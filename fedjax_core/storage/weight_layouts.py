@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.algorithm import Net
-from fedjax_core.storage.export import named
+from fedjax_core.storage.export_model import named
 
 LAYOUTS = ("own", "timm", "transformers", "npz")
 
