@@ -16,7 +16,7 @@ import pytest
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import of_model
 from fedjax_core.training import local_training
@@ -117,7 +117,7 @@ def engine(small, x, y):
     """rounds -> seconds for one, of the engine; and its initial weights."""
     dataset = sources.Dataset("random", Examples(x, y), Examples(x[:10], y[:10]), tuple("0123456789"))
     index = np.arange(len(y)).reshape(CLIENTS, -1)
-    data = federated.from_index(dataset, list(index), [np.zeros(0, int)] * CLIENTS)
+    data = federated_data.from_index(dataset, list(index), [np.zeros(0, int)] * CLIENTS)
     task = of_model(nn.build(small.model, 10, small.shape, **small.options), classes=10, population=CLIENTS)
     build = functools.partial(fedavg, optimizer=local_training.sgd(RATE), epochs=1, batch=small.batch)
     sim = simulator.Simulation(

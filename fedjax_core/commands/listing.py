@@ -19,7 +19,7 @@ from flax import nnx
 
 from fedjax_core import experiment, nn, outside, registry
 from fedjax_core.commands import ending, fields, shipped
-from fedjax_core.data import partition, poison, sources
+from fedjax_core.data import partition, poisoning, sources
 from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED
 from fedjax_core.reporting import loggers, report
@@ -72,7 +72,7 @@ KINDS = {
     "adapters": Kind("adapter", "adapter", lambda: adapters.ADAPTERS),
     "losses": Kind("loss", "loss", lambda: experiment.LOSSES, ("logits", "y", "mask")),
     "rules": Kind("rule", "aggregation.rule", lambda: robust_aggregation.RULES),
-    "attacks": Kind("attack", "adversary.attack", lambda: attacks.SENT | attacks.CRAFTED | poison.POISONS),
+    "attacks": Kind("attack", "adversary.attack", lambda: attacks.SENT | attacks.CRAFTED | poisoning.POISONS),
     "compressors": Kind("compressor", "compression.uplink", lambda: compression.COMPRESSORS),
     "mechanisms": Kind("mechanism", "privacy.mechanism", lambda: dp_mechanisms.MECHANISMS, dp_mechanisms.GIVEN),
     "tasks": Kind("task", "task", lambda: experiment.TASKS),

@@ -27,8 +27,8 @@ import numpy as np
 from fedjax_core import experiment, registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.commands import ending
-from fedjax_core.data.sources.images import IMAGE_ENDINGS, convert, to_bytes
-from fedjax_core.data.spread import ENOUGH, LIKE, sample_channels
+from fedjax_core.data.input_range import ENOUGH, LIKE, sample_channels
+from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS, convert, to_bytes
 from fedjax_core.reporting import report
 from fedjax_core.storage import export_model, export_predictor
 from fedjax_core.storage.atomic_files import explained, write_csv

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import TARGETS, Array, Examples, PyTree, targets_of
-from fedjax_core.data.federated import FederatedData
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import contracts
 from fedjax_core.engine.federation import SCOPES, Evaluation, Federation, Group, Held
 from fedjax_core.engine.sharding.data_placement import PLACES

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.algorithm import PyTree, targets_of
-from fedjax_core.data.federated import FederatedData, pooled
-from fedjax_core.data.readers import Reader
+from fedjax_core.data.federated_data import FederatedData, pooled
+from fedjax_core.data.row_readers import Reader
 from fedjax_core.engine import check, client_loop, contracts, score_checks, unseen_clients
 from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.engine.federation import Evaluation, Federation, Group, Held, acquainted, held_arrays, known_by_shape

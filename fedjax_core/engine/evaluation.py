@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree, targets_of
-from fedjax_core.data.federated import FederatedData
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import divergence, evaluation_step, unseen_clients
 from fedjax_core.engine.data_feed.streaming import Streamed
 from fedjax_core.engine.divergence import Diverged

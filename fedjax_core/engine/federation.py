@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 
 from fedjax_core import lazy_array
 from fedjax_core.algorithm import Algorithm, Array, ClientData, Examples, PyTree
-from fedjax_core.data.federated import FederatedData
-from fedjax_core.data.row_lists import RowLists
+from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.tables import RowTable, table
 from fedjax_core.task import Peers, Task

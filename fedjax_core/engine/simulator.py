@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree, targets_of
-from fedjax_core.data.federated import FederatedData
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import (
     check,
     client_loop,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array
-from fedjax_core.data.row_lists import RowLists
+from fedjax_core.data.ragged_index import RowLists
 
 
 @jax.tree_util.register_dataclass

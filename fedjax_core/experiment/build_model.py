@@ -9,8 +9,8 @@ import numpy as np
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Net, targets_of
-from fedjax_core.data import federated
-from fedjax_core.data.unseen import seen_rows
+from fedjax_core.data import federated_data
+from fedjax_core.data.held_out_clients import seen_rows
 from fedjax_core.experiment import input_normalization
 from fedjax_core.experiment.lookup import Network, files, network
 from fedjax_core.experiment.resolve import Config
@@ -25,7 +25,7 @@ def of_file(one: Network) -> dict[str, Any]:
     return dict(pretrained_weights.options(one.file) if one.file else {})
 
 
-def reads_tokens(one: Network, data: federated.FederatedData) -> bool | None:
+def reads_tokens(one: Network, data: federated_data.FederatedData) -> bool | None:
     """Returns whether a network is given the inputs as they are, as token ids.
 
     Integers other than uint8 are token ids where the network asks for such, or where each place of a text is to tell the next.
@@ -45,7 +45,7 @@ def reads_tokens(one: Network, data: federated.FederatedData) -> bool | None:
 
 
 def model(
-    one: Network, data: federated.FederatedData, statistics: str, classes: int, scaled: input_normalization.Scaling | None
+    one: Network, data: federated_data.FederatedData, statistics: str, classes: int, scaled: input_normalization.Scaling | None
 ) -> Model:
     """The network for the data, with so many outputs, whose inputs are scaled; None: they are token ids."""
     mean, std, limit = scaled or (None, None, None)
@@ -59,7 +59,7 @@ def model(
 
 def network_of(
     spec: str,
-    data: federated.FederatedData,
+    data: federated_data.FederatedData,
     statistics: str = "average",
     classes: int | None = None,
 ) -> Model:
@@ -75,7 +75,7 @@ def network_of(
     return model(one, data, statistics, classes or data.classes, scaling_of(one, "data", data))
 
 
-def scaling_of(one: Network, normalise: str, data: federated.FederatedData) -> input_normalization.Scaling | None:
+def scaling_of(one: Network, normalise: str, data: federated_data.FederatedData) -> input_normalization.Scaling | None:
     """Returns by what a network's inputs are normalised; None: they are token ids, which it is given as they are."""
     if reads_tokens(one, data):
         return None

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_core import option_types
 from fedjax_core.algorithm import TARGETS, targets_of
-from fedjax_core.data import federated, poison
+from fedjax_core.data import federated_data, poisoning
 from fedjax_core.engine import client_loop
 from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.engine.simulator import Build, Group, Simulation
@@ -23,7 +23,7 @@ from fedjax_core.uplink import order
 
 def build(
     config: Config,
-    data: federated.FederatedData | None = None,
+    data: federated_data.FederatedData | None = None,
     *,
     method: Callable | None = None,
     model: Any = None,
@@ -104,7 +104,7 @@ def build(
         config_warnings.say(asked, data, len(evil), fresh)
     return Simulation(
         groups,
-        poison.counted(data, poisons, evil) if shapes_only else poison.poisoned(data, poisons, evil, seed),
+        poisoning.counted(data, poisons, evil) if shapes_only else poisoning.poisoned(data, poisons, evil, seed),
         cohort=asked.cohort,
         dropout=asked.dropout,
         plan=_plan(asked, data.clients, devices),

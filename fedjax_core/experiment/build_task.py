@@ -9,14 +9,14 @@ import numpy as np
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated, sources
-from fedjax_core.data.federated import FederatedData
+from fedjax_core.data import federated_data, sources
+from fedjax_core.data.client_validation_split import hold_out
+from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.data.held_out_clients import seen_rows, set_apart
 from fedjax_core.data.partition import DEFAULT_CLIENTS
-from fedjax_core.data.row_lists import RowLists
-from fedjax_core.data.smaller import adapted, smaller
+from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.data.sources.dataset import check_scales
-from fedjax_core.data.unseen import seen_rows, set_apart
-from fedjax_core.data.validation import hold_out
+from fedjax_core.data.subsample import adapted, smaller
 from fedjax_core.experiment import build_model, input_normalization
 from fedjax_core.experiment.lookup import Network
 from fedjax_core.experiment.resolve import Asked, Config, resolve
@@ -39,26 +39,26 @@ class Kind(NamedTuple):
       public: (asked, data) -> the set that everybody holds, with rows like those of the data; `()` without one.
     """
 
-    federated: Callable[[Asked], federated.FederatedData]
+    federated: Callable[[Asked], federated_data.FederatedData]
     task: Callable[..., Task]
     public: Callable[[Asked, FederatedData], Examples | tuple[()]]
 
 
-def dataset(config: Config) -> federated.FederatedData:
+def dataset(config: Config) -> federated_data.FederatedData:
     """The config's data, divided over its clients."""
     asked = resolve(config)
     return parted(asked, of(asked).federated(asked))
 
 
-def parted(asked: Asked, data: federated.FederatedData) -> federated.FederatedData:
+def parted(asked: Asked, data: federated_data.FederatedData) -> federated_data.FederatedData:
     """Returns data with unseen clients and validation rows, if the config wants some and the data have none, and without what lies
-    too far from 0 for float32 (`federated.centre`)."""
+    too far from 0 for float32 (`federated_data.centre`)."""
     if asked.data.unseen is not None and data.unseen is None:
         data = set_apart(data, asked.data.unseen, asked.data.seed)
     part = asked.data.validation
     if part is not None and not RowLists.of(data.validation_index).total:
         data = hold_out(data, part, asked.data.seed)
-    return federated.centre(data)
+    return federated_data.centre(data)
 
 
 def name_inputs(config: Config) -> str:
@@ -94,13 +94,13 @@ def _loaded(source: Found, directory: str | None, examples: int | None = None) -
     return sources.read(source, directory, examples)
 
 
-def _divided(asked: Asked) -> federated.FederatedData:
+def _divided(asked: Asked) -> federated_data.FederatedData:
     data = asked.data
     whole = smaller(_loaded(data.source, data.directory, data.examples), data.size, data.examples)
-    return federated.federate(whole, data.partition, data.clients, data.seed, **data.tests)
+    return federated_data.federate(whole, data.partition, data.clients, data.seed, **data.tests)
 
 
-def public(asked: Asked, data: federated.FederatedData) -> Examples | tuple[()]:
+def public(asked: Asked, data: federated_data.FederatedData) -> Examples | tuple[()]:
     """Returns the labelled set that everybody holds, as examples like those of the data; empty if none is asked for.
 
     Raises:
@@ -119,7 +119,7 @@ def public(asked: Asked, data: federated.FederatedData) -> Examples | tuple[()]:
 
 
 def _classified(
-    asked: Asked, one: Network, data: federated.FederatedData, everybodys: Examples | tuple[()], shapes_only: bool
+    asked: Asked, one: Network, data: federated_data.FederatedData, everybodys: Examples | tuple[()], shapes_only: bool
 ) -> Task:
     """The task to classify rows: a network for them, and what of it is trained."""
 
@@ -146,7 +146,9 @@ def _classified(
     return part_of(model, arrays, asked.train, **settings).wrapped(wrapped)
 
 
-def _warn_of_inputs(asked: Asked, one: Network, data: federated.FederatedData, scaled: input_normalization.Scaling | None) -> None:
+def _warn_of_inputs(
+    asked: Asked, one: Network, data: federated_data.FederatedData, scaled: input_normalization.Scaling | None
+) -> None:
     """Warns of inputs that a network does not get as one would think (`input_normalization.check_inputs`), once for all networks alike.
 
     Raises:

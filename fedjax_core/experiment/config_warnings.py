@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core import option_types, registry
-from fedjax_core.data.federated import FederatedData
-from fedjax_core.data.row_lists import RowLists
+from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.experiment.resolve import Asked
 from fedjax_core.task import Model

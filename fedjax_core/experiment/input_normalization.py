@@ -8,9 +8,9 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Examples
-from fedjax_core.data.readers import in_file
+from fedjax_core.data.input_range import find_centre_and_spread, sample_channels
+from fedjax_core.data.row_readers import in_file
 from fedjax_core.data.sources.dataset import is_images
-from fedjax_core.data.spread import find_centre_and_spread, sample_channels
 from fedjax_core.experiment.lookup import NORMALISATIONS, ROBUST
 from fedjax_core.experiment.resolve import Config, resolve
 from fedjax_core.storage import pretrained_weights

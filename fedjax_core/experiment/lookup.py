@@ -48,7 +48,7 @@ class Data(NamedTuple):
       partition: a scheme.
       clients: N; None: all that the data have, for a partition that counts them itself.
       seed: of all draws that divide the data.
-      tests: what `federated.federate` is told beside: long_tail, test_split, test_examples, those that are given.
+      tests: what `federated_data.federate` is told beside: long_tail, test_split, test_examples, those that are given.
       validation: what is held back of each client's training rows, a fraction or a number, or None.
       unseen: which clients never train, a fraction or a number, or None.
     """

@@ -1,6 +1,6 @@
 """A config's simulation without its data and weights: sets of the same size in their place, to count, to trace and to compile.
 
-Published sets have a known size (`data/sources/known.py`), others are given one. Labels come in turn, so that partitions by class
+Published sets have a known size (`data/sources/dataset_sizes.py`), others are given one. Labels come in turn, so that partitions by class
 give each client about as many rows as they would of the real, nearly balanced set.
 """
 
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.algorithm import TARGETS, Examples
-from fedjax_core.data import federated
+from fedjax_core.data import federated_data
 from fedjax_core.data.partition import DEFAULT_CLIENTS
-from fedjax_core.data.smaller import adapted
-from fedjax_core.data.sources import known
+from fedjax_core.data.sources import dataset_sizes
+from fedjax_core.data.subsample import adapted
 from fedjax_core.experiment import build_task
 from fedjax_core.experiment.lookup import Network
 from fedjax_core.experiment.resolve import Asked
@@ -52,7 +52,7 @@ def kind(asked: Asked, counts: Counts = Counts()) -> build_task.Kind:  # noqa: B
     if asked.data.source.function is language.Source:
         made: list[language.Prepared] = []
 
-        def whole(asked: Asked) -> federated.FederatedData:
+        def whole(asked: Asked) -> federated_data.FederatedData:
             given = {"rows": counts.rows, "test_rows": counts.test_rows, "answer": counts.answer}
             sizes = texts.Sizes(**{name: value for name, value in given.items() if value is not None})
             clients = asked.data.clients or DEFAULT_CLIENTS
@@ -67,24 +67,26 @@ def kind(asked: Asked, counts: Counts = Counts()) -> build_task.Kind:  # noqa: B
     return build_task.Kind(lambda asked: _divided(asked, counts), build_task.ROWS.task, _public)
 
 
-def _divided(asked: Asked, counts: Counts) -> federated.FederatedData:
+def _divided(asked: Asked, counts: Counts) -> federated_data.FederatedData:
     data = asked.data
     if _made(data.source) and not any(value is not None for value in counts):
         return build_task.ROWS.federated(asked)
-    of = known.smaller(_size(data.source, counts), data.size, data.examples)
+    of = dataset_sizes.smaller(_size(data.source, counts), data.size, data.examples)
     domains = (data.clients or DEFAULT_CLIENTS) if data.partition.name == "by_domain" else 1
-    return federated.federate(known.stand_in(of, data.source.name, domains), data.partition, data.clients, data.seed, **data.tests)
+    return federated_data.federate(
+        dataset_sizes.stand_in(of, data.source.name, domains), data.partition, data.clients, data.seed, **data.tests
+    )
 
 
 def _made(source: Found) -> bool:
     """Whether a source needs no file, nor does the one that it is made of."""
     name, inner = source.name, source.options.get("of")
     if isinstance(inner, str):
-        return inner.partition("(")[0] in known.MADE
-    return name in known.MADE and "path" not in source.options
+        return inner.partition("(")[0] in dataset_sizes.MADE
+    return name in dataset_sizes.MADE and "path" not in source.options
 
 
-def _size(source: Found, counts: Counts) -> known.Size:
+def _size(source: Found, counts: Counts) -> dataset_sizes.Size:
     """Of a source's data set, as known and as given.
 
     Raises:
@@ -93,25 +95,25 @@ def _size(source: Found, counts: Counts) -> known.Size:
     if counts.targets is not None:
         choose("--targets", counts.targets, TARGETS)
     given = {name: value for name, value in counts._asdict().items() if value is not None and name != "answer"}
-    of = known.size(source.name, source.options)
+    of = dataset_sizes.size(source.name, source.options)
     if of is not None:
         return of._replace(**given)
     if missing := [name for name in ("rows", "shape", "classes") if name not in given]:
         what = f"data.source={source.spec!r}: {READ}, and how large the set is is not known"
         raise ValueError(f"{what}; give {WANTED}; --{missing[0]} is missing")
     given.setdefault("test_rows", max(1, given["rows"] // 5))
-    return known.Size(**given)
+    return dataset_sizes.Size(**given)
 
 
-def _public(asked: Asked, data: federated.FederatedData) -> Examples | tuple[()]:
+def _public(asked: Asked, data: federated_data.FederatedData) -> Examples | tuple[()]:
     if asked.public is None:
         return ()
     source, number = asked.public
     if _made(source):
         return build_task.ROWS.public(asked, data)
     like = data.train
-    of = known.smaller(_size(source, Counts()), None, number)
-    examples = known.stand_in(of, source.name).train
+    of = dataset_sizes.smaller(_size(source, Counts()), None, number)
+    examples = dataset_sizes.stand_in(of, source.name).train
     if examples.x.dtype != like.x.dtype or len(of.shape) != like.x.ndim - 1:
         return adapted(examples, like)
     return Examples(np.broadcast_to(np.zeros((), like.x.dtype), (of.rows, *like.x.shape[1:])), examples.y)

@@ -11,7 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_core import code_fingerprint, distributed, nn
-from fedjax_core.data import federated
+from fedjax_core.data import federated_data
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.experiment import lookup, python_overrides
 from fedjax_core.experiment import trust as trusted
@@ -39,7 +39,7 @@ def execute(
     workdir: str,
     progress: bool | None = None,
     *,
-    data: federated.FederatedData | None = None,
+    data: federated_data.FederatedData | None = None,
     console: Callable[[str], None] | None = None,
     callbacks: Sequence[Any] = (),
     fresh: bool = False,
@@ -132,7 +132,7 @@ def chosen_plan(config: Config) -> bool:
 def load(
     workdir: str | os.PathLike,
     done: int | None = None,
-    data: federated.FederatedData | None = None,
+    data: federated_data.FederatedData | None = None,
     *,
     trust: bool = False,
     **replaced: Any,
@@ -166,7 +166,7 @@ def _loaded(
     said: Mapping[str, Any],
     recorded: Mapping[str, Any],
     done: int | None,
-    data: federated.FederatedData | None,
+    data: federated_data.FederatedData | None,
     replaced: Mapping[str, Any],
 ) -> tuple[Config, Simulation, State]:
     """`load` of a directory whose config.json and run.json are read."""

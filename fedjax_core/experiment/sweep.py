@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_core.data.federated import FederatedData
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import aot
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.vmapped_runs import Lanes, reason

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_core import option_types, outside, registry
-from fedjax_core.data import poison
+from fedjax_core.data import poisoning
 from fedjax_core.experiment.lookup import NORMALISATIONS
 from fedjax_core.privacy import Privacy, missing_settings
 from fedjax_core.privacy import asked as privacy_asked
@@ -48,7 +48,7 @@ def adversary(said: Mapping[str, Any]) -> Adversary | None:
         raise ValueError(f"{found}: give both, such as 'sign_flip' and 0.2, or none")
     if attack is None:
         return None
-    found = attacks.find(attack, poison.POISONS)
+    found = attacks.find(attack, poisoning.POISONS)
     if any(one.function is attacks.not_finite for one in found) and not leaves_out(said):
         raise ValueError(
             f"adversary.attack={option_types.short(attack)} ends the run at once; set aggregation.not_finite='leave_out', or a rule"

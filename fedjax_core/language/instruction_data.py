@@ -33,7 +33,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import draws, federated, partition
+from fedjax_core.data import apportion, federated_data, partition
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.sources.splits import SPLIT_SEED
 from fedjax_core.storage.forms import check
@@ -120,7 +120,7 @@ def fewer(rows: Sequence[Instance], number: int) -> list[Instance]:
         mine = [i for i, row in enumerate(rows) if row.dataset == name]
         if not 1 <= number <= len(mine):
             raise ValueError(f"examples={number} of each data set: must lie between 1 and the {len(mine)} rows of {name}")
-        chosen = draws.generator(SPLIT_SEED, f"fewer {name}").permutation(len(mine))[:number]
+        chosen = apportion.generator(SPLIT_SEED, f"fewer {name}").permutation(len(mine))[:number]
         found += [mine[i] for i in chosen]
     return [rows[i] for i in sorted(found)]
 
@@ -207,7 +207,7 @@ def leave_out(
 
 def to_choose(
     divided: Divided, tokenizer: Tokenizer, limit: int, multiple: int = 16, *, long: str = "refuse"
-) -> tuple[federated.FederatedData, dict[str, np.ndarray]]:
+) -> tuple[federated_data.FederatedData, dict[str, np.ndarray]]:
     """Data for an encoder that scores options.
 
     Args:
@@ -270,7 +270,7 @@ def to_write(
     long: str = "refuse",
     template: str = ALPACA,
     multiple: int = 16,
-) -> federated.FederatedData:
+) -> federated_data.FederatedData:
     """Data for a language model that writes answers.
 
     Args:
@@ -413,6 +413,6 @@ def rectangle(
     return tokens, mask
 
 
-def _federated(divided: Divided, train: Examples, test: Examples, names: tuple[str, ...]) -> federated.FederatedData:
+def _federated(divided: Divided, train: Examples, test: Examples, names: tuple[str, ...]) -> federated_data.FederatedData:
     dataset = Dataset("text", train, test, names)
-    return federated.from_index(dataset, divided.train_index, divided.test_index)
+    return federated_data.from_index(dataset, divided.train_index, divided.test_index)

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Examples, Net, PyTree
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.language import instruction_data, load_pretrained, option_scoring, tfds_instructions
 from fedjax_core.language.models.transformer import DTYPES, Encoder, LanguageModel
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
@@ -96,7 +96,7 @@ class Prepared(NamedTuple):
       widths: to which batches are cut, beside the widest, see `option_scoring.bucketed`.
     """
 
-    data: federated.FederatedData
+    data: federated_data.FederatedData
     model: Encoder | LanguageModel
     options: dict[str, np.ndarray] | None
     spec: Spec
@@ -151,7 +151,7 @@ def prepare(of: Source, data_dir: str | None, clients: int, seed: int, own: Spec
     return Prepared(_beside(data, kind=kind), model, None, own, folder, divided, kinds, _widths(data, divided, kind))
 
 
-def _widths(data: federated.FederatedData, divided: instruction_data.Divided, kind: np.ndarray) -> tuple[int, ...]:
+def _widths(data: federated_data.FederatedData, divided: instruction_data.Divided, kind: np.ndarray) -> tuple[int, ...]:
     """Those that pay with each client's training texts, and with each test set's."""
     train, test = (np.asarray(examples.x["mask"]) for examples in (data.train, data.test))
     each = [train[index].sum(1) for index in divided.train_index] + [test[kind == i].sum(1) for i in range(kind.max() + 1)]
@@ -176,12 +176,12 @@ def described(folder: Path, spec: Spec, config: dict[str, Any] | None = None) ->
     return load_pretrained.FAMILIES[family].build(said, spec.dtype, spec.remat)
 
 
-def _beside(data: federated.FederatedData, **more: np.ndarray) -> federated.FederatedData:
+def _beside(data: federated_data.FederatedData, **more: np.ndarray) -> federated_data.FederatedData:
     """The data with more entries in the x of the test set."""
     return dataclasses.replace(data, test=Examples(data.test.x | more, data.test.y))
 
 
-def _rouges(data: federated.FederatedData, divided: instruction_data.Divided) -> np.ndarray:
+def _rouges(data: federated_data.FederatedData, divided: instruction_data.Divided) -> np.ndarray:
     """[test rows, K], ROUGE-1 of each option with the answer."""
     rows = np.zeros(data.test.x["options"].shape, np.float32)
     for i, row in enumerate(divided.test):

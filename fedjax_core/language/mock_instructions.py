@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated
+from fedjax_core.data import federated_data
 from fedjax_core.data.sources import Dataset
 from fedjax_core.language import instruction_data, load_pretrained
 from fedjax_core.language.instruction_task import Prepared, Source, Spec, check, described
@@ -70,7 +70,7 @@ def prepared(of: Source, clients: int, own: Spec, sizes: Sizes) -> Prepared:
     names = tuple(f"option {i + 1}" for i in range(sizes.answer)) if encoder else tuple(f"set {i}" for i in range(clients))
     train = [np.arange(i, rows, clients, dtype=np.int32) for i in range(clients)]
     test = [np.arange(i, sizes.test_rows, clients, dtype=np.int32) for i in range(clients)]
-    data = federated.from_index(Dataset("texts", examples(rows, False), examples(sizes.test_rows, False), names), train, test)
+    data = federated_data.from_index(Dataset("texts", examples(rows, False), examples(sizes.test_rows, False), names), train, test)
     data = dataclasses.replace(data, test=examples(sizes.test_rows, True))
     tokens = np.broadcast_to(np.zeros((), np.int32), (sizes.answer, own.limit))
     options = {"tokens": tokens, "mask": tokens == 0} if encoder else None

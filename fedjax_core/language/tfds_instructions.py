@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core.data.draws import generator
-from fedjax_core.data.sources.prepared import tfds_folder
+from fedjax_core.data.apportion import generator
 from fedjax_core.data.sources.splits import SPLIT_SEED
+from fedjax_core.data.sources.tfds import tfds_folder
 from fedjax_core.language.instruction_data import OPTIONS, Instance
 
 BLOCK = 2000  # records read at once

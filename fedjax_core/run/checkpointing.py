@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from fedjax_core import distributed
-from fedjax_core.data import contents, partition
-from fedjax_core.data.federated import FederatedData
+from fedjax_core.data import digest as contents
+from fedjax_core.data import partition
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting import label_tables, report

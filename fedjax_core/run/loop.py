@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_core import distributed
-from fedjax_core.data import federated
+from fedjax_core.data import federated_data
 from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.engine.simulator import Diverged, Simulation, State
 from fedjax_core.privacy import Spent
@@ -169,7 +169,7 @@ def steps(
             for line in () if opening is None else opening():
                 reporter.say(line)
             if latest is None:
-                reporter.say(federated.summary(simulation.data))
+                reporter.say(federated_data.summary(simulation.data))
                 if simulation.unserved:
                     reporter.say(f"unseen clients are not scored: {simulation.unserved}")
                 state = simulation.init(seed)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Examples, Net
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.nn.projection_head import projected
 from fedjax_core.task import Model, Task, of_model, part_of
 from fedjax_core.training import adapters
@@ -52,7 +52,7 @@ def model(hidden: int = 6, statistics: bool = True, outputs: int = CLASSES) -> M
 
 
 @functools.cache
-def data() -> federated.FederatedData:
+def data() -> federated_data.FederatedData:
     """Eight clients of SIZES rows; classes are shifted Gaussians; the last client misses a class."""
     rng = np.random.default_rng(7)
     n = sum(SIZES)
@@ -64,7 +64,7 @@ def data() -> federated.FederatedData:
     test = [np.arange(30)[i::CLIENTS] for i in range(CLIENTS)]
     names = tuple("abc")
     dataset = sources.Dataset("toy", Examples(x[:n], y[:n]), Examples(x[n:], y[n:]), names)
-    return federated.from_index(dataset, rows, test)
+    return federated_data.from_index(dataset, rows, test)
 
 
 def task(hidden: int = 6, statistics: bool = True) -> Task:

@@ -5,7 +5,7 @@
     config.adversary.fraction = 0.2                                           of the clients, the same ones in all rounds
 
 Attackers train as everybody does; what they send is changed behind the training. Those of `CRAFTED` know what all others send, and
-change the cohort's stack; they are not compressed. Poisoned rows are in `data/poison.py`. Who attacks is drawn from the seed of the
+change the cohort's stack; they are not compressed. Poisoned rows are in `data/poisoning.py`. Who attacks is drawn from the seed of the
 data, and named in run.json.
 
 An attack from outside is a function in a module or file of its own, `path/to/file.py:name(option=...)`, or an entry point of the

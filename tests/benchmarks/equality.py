@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Examples, Net
-from fedjax_core.data import federated
+from fedjax_core.data import federated_data
 from fedjax_core.engine import simulator
 from fedjax_core.task import Model, of_model
 from fedjax_core.training import local_training
@@ -28,7 +28,7 @@ TOLERANCE = 1e-4
 GENTLE = 0.001  # rate for networks with batch normalisation: at 0.05 torch differs from itself in float64 by more than from us
 
 
-def batches(workload: Workload, data: federated.FederatedData) -> dict[int, np.ndarray]:
+def batches(workload: Workload, data: federated_data.FederatedData) -> dict[int, np.ndarray]:
     """Client -> [steps, B] rows, as round 1 of seed 0 draws them (one epoch, batches of one size)."""
     rows = len(data.train.y)
     spied = dataclasses.replace(data, train=Examples(np.arange(rows, dtype=np.int32), data.train.y))

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples, PyTree
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine import evaluation as evaluating
 from fedjax_core.task import Model, of_model
@@ -61,7 +61,7 @@ def draw_sizes(total: int, clients: int, rng: np.random.Generator) -> np.ndarray
     return np.maximum(2, np.round(total * share / share.sum())).astype(int)
 
 
-def make_data(shape: tuple[int, ...], total: int) -> federated.FederatedData:
+def make_data(shape: tuple[int, ...], total: int) -> federated_data.FederatedData:
     """Returns clients with `total` own test rows together, as many validation rows, and unseen clients."""
     rng = np.random.default_rng(0)
     sizes = draw_sizes(total, CLIENTS, rng)
@@ -72,8 +72,8 @@ def make_data(shape: tuple[int, ...], total: int) -> federated.FederatedData:
     dataset = sources.Dataset("random", examples, examples, tuple("0123456789"))
     own = np.split(np.arange(rows), np.cumsum([*sizes, *new_sizes])[:-1])
     seen, new = own[:CLIENTS], own[CLIENTS:]
-    unseen = federated.Newcomers(np.arange(UNSEEN), [one[:2] for one in new], new, *[np.zeros((UNSEEN, CLASSES), int)] * 2)
-    data = federated.from_index(dataset, [one[:2] for one in seen], seen)
+    unseen = federated_data.Newcomers(np.arange(UNSEEN), [one[:2] for one in new], new, *[np.zeros((UNSEEN, CLASSES), int)] * 2)
+    data = federated_data.from_index(dataset, [one[:2] for one in seen], seen)
     return dataclasses.replace(data, validation_index=seen, unseen=unseen)
 
 

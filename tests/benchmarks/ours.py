@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjax_core import experiment, nn
 from fedjax_core.algorithm import Examples, Net
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import Model, Task, of_model
 from fedjax_core.training import local_training
@@ -55,13 +55,13 @@ def task_of(workload: Workload, *, dtype: str = "float32", conv_form: str | None
     return of_model(model, classes=workload.classes, population=workload.population)
 
 
-def federation(workload: Workload) -> federated.FederatedData:
+def federation(workload: Workload) -> federated_data.FederatedData:
     """The workload's data; no client has test rows of its own."""
     x, y = workload.data()
     names = tuple(str(k) for k in range(workload.classes))
     dataset = sources.Dataset(workload.name, Examples(x, y), Examples(x[:1000], y[:1000]), names)
     nothing = [np.zeros(0, np.int32)] * workload.population
-    return federated.from_index(dataset, list(workload.index()), nothing)
+    return federated_data.from_index(dataset, list(workload.index()), nothing)
 
 
 def build(

@@ -15,7 +15,7 @@ from absl.testing import parameterized
 from configs import base, fedavg, fedavg_regression
 from fedjax_core import experiment, registry
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop
 from fedjax_core.experiment import build_simulator, build_task, input_normalization, lookup, run_experiment
 from fedjax_core.experiment import resolve as asked
@@ -315,7 +315,7 @@ class ScaleTest(chex.TestCase):
 
     def test_a_config_that_changes_colours_of_other_images_is_refused(self):
         x, y = np.random.default_rng(0).normal(size=(40, 8, 8, 3)).astype(np.float32), np.arange(40) % 2
-        data = federated.federate(sources.from_arrays(x, y, x[:4], y[:4]), "iid", clients=4, seed=0)
+        data = federated_data.federate(sources.from_arrays(x, y, x[:4], y[:4]), "iid", clients=4, seed=0)
         config = fedavg.get_config("smoke")
         config.augment = "colour_jitter"
         with self.assertRaisesRegex(ValueError, "augment='colour_jitter': colour_jitter is for images of bytes"):

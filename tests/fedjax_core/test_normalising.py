@@ -10,7 +10,7 @@ from flax import nnx
 from configs import fedavg, fedavg_regression
 from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.experiment import build_task, config_warnings, input_normalization
 from fedjax_core.storage import export_model
 
@@ -19,7 +19,7 @@ Y = np.arange(40) % 2
 
 
 def divided(x, y=Y, **given):
-    return federated.federate(sources.from_arrays(x, y, x, y, **given), "iid", clients=4, seed=0)
+    return federated_data.federate(sources.from_arrays(x, y, x, y, **given), "iid", clients=4, seed=0)
 
 
 def built(data, model="mlp(widths=(4,))", normalise="data", get=fedavg, **given):
@@ -234,7 +234,7 @@ def test_what_was_taken_off_stays_with_the_data():
     config = fedavg.get_config("smoke")
     asked = experiment.resolve(config)
     data = build_task.parted(asked, divided(SECONDS + 1e9))
-    again = build_task.parted(asked, federated.pooled(data))
+    again = build_task.parted(asked, federated_data.pooled(data))
     assert again.x_offset is data.x_offset
     np.testing.assert_array_equal(again.train.x, data.train.x)
 

@@ -10,7 +10,7 @@ from configs import fedavg
 from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands.tables import wanted
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.reporting import report, words
 from fedjax_core.storage.json_files import read_jsonl
 from fedjax_core.training.scores import AUROC, MacroF1
@@ -118,13 +118,13 @@ def test_names_and_options_that_cannot_be(mine, scores, error, message):
 def test_a_score_is_for_some_targets():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)).astype(np.float32), rng.normal(size=(40, 1)).astype(np.float32)
-    numbers = federated.federate(sources.from_arrays(x, y, x, y, targets="numbers"), {"name": "iid"}, 4, 0)
+    numbers = federated_data.federate(sources.from_arrays(x, y, x, y, targets="numbers"), {"name": "iid"}, 4, 0)
     with pytest.raises(
         ValueError, match=r"evaluation\.scores has 'macro_f1', which is for classes or labels, the data have numbers"
     ):
         experiment.build(config("macro_f1"), data=numbers)
     labels = (rng.random((40, 3)) < 0.5).astype(np.uint8)
-    several = federated.federate(sources.from_arrays(x, labels, x, labels, targets="labels"), {"name": "iid"}, 4, 0)
+    several = federated_data.federate(sources.from_arrays(x, labels, x, labels, targets="labels"), {"name": "iid"}, 4, 0)
     simulation = experiment.build(config("macro_f1", "auroc"), data=several)
     scores = simulation.evaluate(simulation.init(0))
     assert 0 < scores["test/global/macro_f1"] < 1

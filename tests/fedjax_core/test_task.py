@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples, Net
-from fedjax_core.data import federated
+from fedjax_core.data import federated_data
 from fedjax_core.data.sources import Dataset
 from fedjax_core.engine.simulator import Simulation, one_group
 from fedjax_core.language.models import bert, llama
@@ -58,7 +58,7 @@ def test_a_simulation_is_refused_ids_that_its_network_does_not_embed(model, part
     x = {name: np.array([[0, 1, 2, 4]] * 2, np.int32) for name in ("train", "test")}
     x[part][1, 2] = 7
     examples = [Examples(x[name], np.array([[1, 2, 3, 4]] * 2, np.int32)) for name in x]
-    data = federated.from_index(Dataset("letters", *examples, tuple("abcde")), [[0], [1]])
+    data = federated_data.from_index(Dataset("letters", *examples, tuple("abcde")), [[0], [1]])
     settings = {"classes": 5, "population": 2, "shape": (4,)}
     whole = of_model(model, **settings)
     arrays = jax.device_get(model.init(jax.random.key(0)))

@@ -10,7 +10,7 @@ import optax
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
@@ -48,7 +48,7 @@ def divided(*lists):
     whole = toy.data()
     everything = np.arange(len(whole.test.y))
     dataset = sources.Dataset("toy", whole.train, whole.test, whole.class_names)
-    return federated.from_index(dataset, lists, [everything] * len(lists))
+    return federated_data.from_index(dataset, lists, [everything] * len(lists))
 
 
 class FedAvgTest(chex.TestCase):

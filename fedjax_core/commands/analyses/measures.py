@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_core import experiment, registry
 from fedjax_core.commands.analyses.answers import answered, mean_over_clients
-from fedjax_core.data.federated import FederatedData
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.checkpoints import Checkpoints

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from fedjax_core import experiment, own_packages
 from fedjax_core.commands.plans import flops, hlo, loops, targets
 from fedjax_core.data import memory
-from fedjax_core.data.row_lists import RowLists
+from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.engine import aot, chips, client_loop
 from fedjax_core.engine.simulator import Simulation
 from fedjax_core.engine.vmapped_runs import Lanes, reason

@@ -16,7 +16,7 @@ from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
 from fedjax_core.commands.tables.trials import Searches
 from fedjax_core.commands.tables.wanted import is_of_unseen
-from fedjax_core.data.federated import FederatedData
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import records, report, words
 from fedjax_core.reporting.crossing import crossing
 from fedjax_core.run import MAY_DIFFER

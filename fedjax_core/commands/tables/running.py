@@ -21,8 +21,8 @@ from fedjax_core.commands.tables.results import Contents, Result, counted, finis
 from fedjax_core.commands.tables.search import plan
 from fedjax_core.commands.tables.trials import Searches, delete_states, give_up, has_states, mark_as_trial
 from fedjax_core.commands.tables.written import write
-from fedjax_core.data import contents
-from fedjax_core.data.federated import FederatedData
+from fedjax_core.data import digest as contents
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import report
 from fedjax_core.run import CallbackFailed, check_inputs

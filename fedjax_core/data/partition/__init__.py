@@ -16,7 +16,7 @@ which values they may have:
   domains, test_domains          the same of domains; a scheme that names one without a default needs data that have it
   ids, test_ids                  the same of natural clients
   clients, seed                  N, which is `DEFAULT_CLIENTS` where nobody said it, and the data seed;
-                                 `draws.generator(seed, name)` makes a generator of it
+                                 `apportion.generator(seed, name)` makes a generator of it
 It returns N index lists into the training rows, or a pair of such lists, the second into the test rows. Whatever it returns is
 checked, and sorted.
 """
@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import registry
-from fedjax_core.data.partition.origin import by_domain, natural
-from fedjax_core.data.partition.own import dirichlet_clients, overlapping_dirichlet, pathological_clients
-from fedjax_core.data.partition.quantity import iid, quantity_skew
+from fedjax_core.data.partition.label_skew import dirichlet, grouped_dirichlet, pathological, shards
+from fedjax_core.data.partition.natural import by_domain, natural
+from fedjax_core.data.partition.per_client_label_skew import dirichlet_clients, overlapping_dirichlet, pathological_clients
+from fedjax_core.data.partition.quantity_skew import iid, quantity_skew
 from fedjax_core.data.partition.rows import Index, index_list
-from fedjax_core.data.partition.skew import dirichlet, grouped_dirichlet, pathological, shards
 from fedjax_core.data.partition.tail import long_tail
 
 Lists = Sequence[np.ndarray]

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fedjax_core.data.draws import generator
+from fedjax_core.data.apportion import generator
 from fedjax_core.data.partition.rows import check_labels, choose_rows
 
 

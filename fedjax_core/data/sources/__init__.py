@@ -28,7 +28,7 @@ Files are looked for in `data_dir`, else in $FEDJAX_DATA, else in ~/fedjax_data.
 loaded; files of published sets are checked by checksum or by exact size, but for those of TensorFlow Federated, FLAIR, Landmarks
 and iNaturalist, whose form alone is. One source never stands in for another.
 
-A further set is a function that finds its files (`files.find`), turns bytes into arrays and hands them to `from_arrays`, and a
+A further set is a function that finds its files (`file_checks.find`), turns bytes into arrays and hands them to `from_arrays`, and a
 line in `READERS`. A set from outside is the same function in a module or file of its own, which a config names by its place,
 `package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of the group `fedjax_core.sources`.
 It takes those of these arguments that it names, and options of its own, whose annotations say which values they may have:
@@ -50,22 +50,22 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import targets_of
-from fedjax_core.data.sources.archive import npz
+from fedjax_core.data.sources.char_text import text
 from fedjax_core.data.sources.cifar import cifar10, cifar100
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.derived import fc100, only, resplit, rotated, unseen, unseen_domain
-from fedjax_core.data.sources.files import DATA_VARIABLE
-from fedjax_core.data.sources.idx import emnist, mnist
-from fedjax_core.data.sources.images import folder
-from fedjax_core.data.sources.lines import array_record, csv, jsonl, parquet
-from fedjax_core.data.sources.made import blank, diabetes, digits, multilabel
+from fedjax_core.data.sources.file_checks import DATA_VARIABLE
+from fedjax_core.data.sources.from_table import from_table
+from fedjax_core.data.sources.image_folder import folder
 from fedjax_core.data.sources.mapped import npy
-from fedjax_core.data.sources.matlab import svhn
-from fedjax_core.data.sources.prepared import tfds
-from fedjax_core.data.sources.table import from_table
-from fedjax_core.data.sources.texts import text
+from fedjax_core.data.sources.mnist import emnist, mnist
+from fedjax_core.data.sources.numpy_files import npz
+from fedjax_core.data.sources.record_files import array_record, csv, jsonl, parquet
+from fedjax_core.data.sources.svhn import svhn
+from fedjax_core.data.sources.tfds import tfds
 from fedjax_core.data.sources.tff import femnist, shakespeare, stackoverflow
-from fedjax_core.data.sources.users import flair, inaturalist, landmarks
+from fedjax_core.data.sources.toy import blank, diabetes, digits, multilabel
+from fedjax_core.data.sources.user_photos import flair, inaturalist, landmarks
 
 __all__ = ["DATA_VARIABLE", "GIVEN", "PREFIXED", "READERS", "Dataset", "find", "from_arrays", "from_table", "load"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_core import registry
-from fedjax_core.data.sources import files
+from fedjax_core.data.sources import file_checks
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 
 
@@ -81,16 +81,16 @@ def read_cifar(name: str, spec: Cifar, data_dir: Path, labels: str) -> Dataset:
     registry.choose("label set", labels, spec.labels)
     names_file, classes = spec.labels[labels]
     how = f"get https://www.cs.toronto.edu/~kriz/{spec.archive} and put it there, packed or unpacked"
-    where = files.find(name, data_dir, [data_dir / spec.archive, data_dir / name / spec.archive], how, data_dir / spec.folder)
+    where = file_checks.find(name, data_dir, [data_dir / spec.archive, data_dir / name / spec.archive], how, data_dir / spec.folder)
     blobs = {}
     if where.is_dir():
         for file in [*spec.parts, names_file]:
-            blobs[file] = files.find(name, data_dir, [where / file], how).read_bytes()
+            blobs[file] = file_checks.find(name, data_dir, [where / file], how).read_bytes()
     else:
-        files.check_md5(where, where.read_bytes(), spec.md5)
+        file_checks.check_md5(where, where.read_bytes(), spec.md5)
         with tarfile.open(where) as archive:
             for file in [*spec.parts, names_file]:
-                blobs[file] = files.member(archive, where, f"{spec.folder}/{file}")
+                blobs[file] = file_checks.member(archive, where, f"{spec.folder}/{file}")
     width = len(spec.labels) + 3072
     records = []
     for file, rows in spec.parts.items():

@@ -9,8 +9,8 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import TARGETS, Examples
-from fedjax_core.data import spread
-from fedjax_core.data.readers import in_file
+from fedjax_core.data import input_range
+from fedjax_core.data.row_readers import in_file
 
 CHANNELS = (1, 3, 4)  # of images
 UNNAMED = 1000  # classes that there may be without names, however many of them are missing
@@ -226,7 +226,7 @@ def _of_one_type(parts: Mapping[str, np.ndarray], targets: str) -> dict[str, np.
         return dict(parts)
     train = next(iter(parts.values()))
     is_precise = any(dtype.itemsize > 4 or np.issubdtype(dtype, np.integer) for dtype in types)
-    is_far = is_precise and train.size > 0 and spread.find_offset(train) is not None
+    is_far = is_precise and train.size > 0 and input_range.find_offset(train) is not None
     return {name: values.astype(np.float64 if is_far else np.float32, copy=False) for name, values in parts.items()}
 
 
@@ -247,9 +247,9 @@ def check_scales(what: str, x: np.ndarray, other_what: str, other: np.ndarray) -
     Raises:
       ValueError: images of different scales; the message has both ranges.
     """
-    if x.shape[1:] != other.shape[1:] or spread.is_alike(ratio := spread.ratio_of_deviations(x, other)):
+    if x.shape[1:] != other.shape[1:] or input_range.is_alike(ratio := input_range.ratio_of_deviations(x, other)):
         return
-    ranges = [f"in [{sample.min():.4g}, {sample.max():.4g}]" for sample in map(spread.sample_channels, (x, other))]
+    ranges = [f"in [{sample.min():.4g}, {sample.max():.4g}]" for sample in map(input_range.sample_channels, (x, other))]
     line = (
         f"{what} is {ranges[0]} and {other_what} {ranges[1]}, whose deviation is {ratio:.3g} times as large: must be on one scale, "
         "such as pixels all in [0, 1], or all bytes"

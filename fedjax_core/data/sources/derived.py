@@ -6,10 +6,10 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Examples, targets_of
-from fedjax_core.data.draws import generator
+from fedjax_core.data.apportion import generator
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.splits import SPLIT_SEED, TestFraction, stratified_fraction
-from fedjax_core.data.targets import need_classes, strata
+from fedjax_core.data.target_types import need_classes, strata
 
 Load = Callable[[str], Dataset]  # by its spec, such as "digits" or "npz(path='pacs64.npz')"
 SUPERCLASS = (  # of each class of CIFAR-100, both in alphabetical order

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.data.sources import files
+from fedjax_core.data.sources import file_checks
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 
 NEEDED = ("train_features", "train_labels", "test_features", "test_labels")
@@ -30,7 +30,7 @@ def npy(data_dir: Path, path: str) -> Dataset:
       ValueError: a file is damaged, or the arrays do not fit together; the message has the folder.
     """
     where = data_dir / Path(path).expanduser()
-    folder = files.find(f"npy:{path}", data_dir, [], "put the folder there, or give its full path", where)
+    folder = file_checks.find(f"npy:{path}", data_dir, [], "put the folder there, or give its full path", where)
     for name in NEEDED:
         if not (folder / f"{name}.npy").is_file():
             raise FileNotFoundError(f"npy:{path}: there is no {folder / name}.npy; a folder needs {', '.join(NEEDED)}.")
@@ -54,8 +54,10 @@ _SHORT = {"x": "features", "y": "labels"}
 def _read(file: Path) -> np.ndarray:
     try:
         found = np.load(file, mmap_mode="r", allow_pickle=False)
-    except files.NOT_AN_ARRAY as error:
-        raise ValueError(f"{file.name} is no readable .npy file of numbers or names ({files.why_no_array(error)}).") from error
+    except file_checks.NOT_AN_ARRAY as error:
+        raise ValueError(
+            f"{file.name} is no readable .npy file of numbers or names ({file_checks.why_no_array(error)})."
+        ) from error
     if file.stem.endswith("features") and found.dtype not in (np.uint8, np.float32, np.int32):
         raise ValueError(f"{file.name} has type {found.dtype}: must be uint8, float32 or int32, to be read as it lies.")
     return found

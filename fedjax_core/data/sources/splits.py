@@ -5,7 +5,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedjax_core.data.draws import apportion, generator
+from fedjax_core.data.apportion import apportion, generator
 from fedjax_core.option_types import Limit
 
 TestFraction = Annotated[float, Limit("between 0 and 1", lambda v: 0 < v < 1)]

@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.data.readers import Reader
-from fedjax_core.data.row_lists import RowLists
+from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.row_readers import Reader
 from fedjax_core.engine.client_loop import AXIS
 from fedjax_core.engine.federation import Held
 from fedjax_core.engine.tables import RowTable, SlabTable

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.data.readers import Reader
+from fedjax_core.data.row_readers import Reader
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.data_feed.streaming import Resident, Streamed
 from fedjax_core.engine.federation import Federation, Held

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.data.readers import Reader
+from fedjax_core.data.row_readers import Reader
 from fedjax_core.engine import ahead, client_loop, slab_room
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.data_feed.cohort_buffer import PART

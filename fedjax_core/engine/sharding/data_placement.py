@@ -8,8 +8,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_core import distributed, registry
-from fedjax_core.data import memory, readers
-from fedjax_core.data.federated import FederatedData
+from fedjax_core.data import memory, row_readers
+from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import chips, client_loop
 
 PLACES = ("device", "host", "disk")
@@ -46,7 +46,7 @@ def choose(asked: str | None, data: FederatedData, on: Mesh) -> Placed:
     needed = sum(leaf.nbytes for leaf in leaves)
     there = _memory(on)
     where = "device" if needed <= PART * there else "host"
-    if where == "host" and any(readers.in_file(leaf) for leaf in leaves):
+    if where == "host" and any(row_readers.in_file(leaf) for leaf in leaves):
         where = "disk"
     size = f"{memory.said(needed)} of rows, a device has {memory.said(there)}"
     return Placed(*distributed.said([where, size]))
@@ -61,7 +61,7 @@ def _memory(on: Mesh) -> float:
     return memory.there() if chip is None else chip.memory
 
 
-def opened(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, readers.Reader]]:
+def opened(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str, row_readers.Reader]]:
     """The data, whose arrays lie there, and readers of "train" and "test"; none if all is on the devices.
 
     Raises:
@@ -69,6 +69,6 @@ def opened(placed: Placed, data: FederatedData) -> tuple[FederatedData, dict[str
     """
     if placed.where == "device":
         return data, {}
-    opening = readers.in_memory if placed.where == "host" else readers.on_disk
+    opening = row_readers.in_memory if placed.where == "host" else row_readers.on_disk
     found = {part: opening(getattr(data, part)) for part in ("train", "test")}
     return dataclasses.replace(data, **{part: reader.like for part, reader in found.items()}), found

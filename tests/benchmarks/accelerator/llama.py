@@ -12,7 +12,7 @@ import numpy as np
 from configs import fedit
 from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated
+from fedjax_core.data import federated_data
 from fedjax_core.engine.simulator import Simulation
 from fedjax_core.experiment import build_simulator, mock_data
 from fedjax_core.storage.json_files import write_json
@@ -60,7 +60,7 @@ def simulation(folder: str, chunk: int, batch: int, toy: bool) -> tuple[Simulati
         asked, mock_data.Counts(rows=rows * config.data.clients, test_rows=config.data.clients, answer=limit // 2)
     )
 
-    def texts(asked: Any) -> federated.FederatedData:
+    def texts(asked: Any) -> federated_data.FederatedData:
         found, rng = kind.federated(asked), np.random.default_rng(0)
         x: Any = found.train.x
         tokens = rng.integers(3, words["vocab_size"], x["tokens"].shape, np.int32)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, ClientOutput
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Group, Simulation
 from fedjax_core.training import aggregators, local_training
@@ -19,7 +19,7 @@ N = toy.CLIENTS
 def with_test_rows(test_index):
     whole = toy.data()
     dataset = sources.Dataset("toy", whole.train, whole.test, whole.class_names)
-    return federated.from_index(dataset, whole.train_index, test_index)
+    return federated_data.from_index(dataset, whole.train_index, test_index)
 
 
 def simulate(build, groups=None, data=None, **settings):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_core.algorithm import Cohort
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.training import aggregators, local_training
@@ -186,7 +186,7 @@ def simulate(cohort, population=64, chunk=1, hidden=400, links=()):
     """FedAvg of a network that outweighs everything else, on as many clients as wanted."""
     whole = toy.data()
     dataset = sources.Dataset("toy", whole.train, whole.test, whole.class_names)
-    data = federated.from_index(dataset, [[i % 30, i % 30 + 1] for i in range(population)], [[0]] * population)
+    data = federated_data.from_index(dataset, [[i % 30, i % 30 + 1] for i in range(population)], [[0]] * population)
     build = functools.partial(fedavg, optimizer=local_training.sgd(0.1), batch=toy.BATCH, weights="uniform" if links else "samples")
     groups = simulator.one_group(build, toy.task(hidden, statistics=not links), population)
     return simulator.Simulation(groups, data, cohort=cohort, plan=Plan(chunk, 1), links=links)

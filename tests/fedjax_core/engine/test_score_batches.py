@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, evaluation
 from fedjax_core.engine.score_batches import COSTS, Cost, choose_batch
 from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
@@ -26,7 +26,7 @@ def divided(sizes):
     examples = Examples(rng.standard_normal((rows, toy.INPUTS), np.float32), rng.integers(0, toy.CLASSES, rows).astype(np.int32))
     own = np.split(np.arange(rows), np.cumsum(sizes)[:-1])
     dataset = sources.Dataset("made", examples, examples, tuple(f"class {i}" for i in range(toy.CLASSES)))
-    return dataclasses.replace(federated.from_index(dataset, [one[:2] for one in own], own), validation_index=own)
+    return dataclasses.replace(federated_data.from_index(dataset, [one[:2] for one in own], own), validation_index=own)
 
 
 def simulate(sizes, build=None, plan=client_loop.Plan(1, 1), **evaluation):  # noqa: B008

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from fedjax_core.data.unseen import set_apart
-from fedjax_core.data.validation import hold_out
+from fedjax_core.data.client_validation_split import hold_out
+from fedjax_core.data.held_out_clients import set_apart
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
 from fedjax_core.task import of_model

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.data.row_lists import RowLists
+from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.engine import tables
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithm import PER_ROW, TARGETS, Examples
-from fedjax_core.data import federated, sources
-from fedjax_core.data.unseen import set_apart
-from fedjax_core.data.validation import hold_out
+from fedjax_core.data import federated_data, sources
+from fedjax_core.data.client_validation_split import hold_out
+from fedjax_core.data.held_out_clients import set_apart
 from fedjax_core.engine import client_loop, evaluation, planned
 from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
 from fedjax_core.nn import build
@@ -26,7 +26,7 @@ ROWS = "fedavg_linear fedsdr moon perada pfedgate pfedpg pfedpt"
 
 
 @functools.cache
-def data(kind: str) -> federated.FederatedData:
+def data(kind: str) -> federated_data.FederatedData:
     """The small federation with other targets."""
     plain, rng = toy.data(), np.random.default_rng(3)
 
@@ -38,7 +38,7 @@ def data(kind: str) -> federated.FederatedData:
 
     both = [Examples(part.x, targets(part.y)) for part in (plain.train, plain.test)]
     dataset = sources.Dataset("toy", *both, plain.class_names)
-    return federated.from_index(dataset, plain.train_index, plain.test_index)
+    return federated_data.from_index(dataset, plain.train_index, plain.test_index)
 
 
 def declared(name: str) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def test_labels_that_stream_have_the_same_scores():
 
 
 def test_validation_rows_are_scored_and_can_be_selected_by():
-    of = federated.from_index(
+    of = federated_data.from_index(
         sources.Dataset("toy", data("numbers").train, data("numbers").test, tuple("abc")), [np.arange(20), np.arange(20, 42)]
     )
     sim = simulated("numbers", data_=hold_out(of, 0.25, 0))
@@ -167,7 +167,7 @@ def test_next_tokens_are_learnt(name):
     text = np.tile(np.arange(4), 60)[: 24 * 9].reshape(24, 9)
     text[::5, 6:] = -1
     dataset = sources.from_arrays(text, None, text[:4], None, tuple("abcd"), targets="tokens")
-    of = federated.federate(dataset, {"name": "iid"}, 2, 0)
+    of = federated_data.federate(dataset, {"name": "iid"}, 2, 0)
     model = build(place, 4, (8,), None, None, **options)
     method = functools.partial(fedavg, optimizer=local_training.adam(0.03), epochs=5, batch=4)
     sim = Simulation(one_group(method, of_model(model, classes=4, population=2, shape=(8,)), 2), of)
@@ -191,7 +191,7 @@ def test_a_later_token_changes_nothing_before_it():
 def test_a_network_that_gives_something_else_is_refused():
     text = np.tile(np.arange(4), 5).reshape(4, 5)
     dataset = sources.from_arrays(text, None, text, None, targets="tokens")
-    of = federated.federate(dataset, {"name": "iid"}, 2, 0)
+    of = federated_data.federate(dataset, {"name": "iid"}, 2, 0)
     task = of_model(build("mlp", 4, (4,), widths=(3,)), classes=4, population=2)
     with pytest.raises(ValueError, match=r"network 'mlp' gives \[4\] for a row, tokens need \[4, 4\]; 'lstm' and 'causal'"):
         Simulation(one_group(functools.partial(fedavg, optimizer=local_training.sgd(0.1)), task, 2), of)
@@ -202,7 +202,7 @@ def test_a_network_that_gives_something_else_is_refused():
 @pytest.mark.parametrize("name", ["lstm", "causal"])
 def test_a_network_of_next_tokens_is_refused_for_classes(name):
     text = np.tile(np.arange(3, dtype=np.int32), (4, 2))
-    of = federated.federate(sources.from_arrays(text, [0, 1, 2, 0], text, [0, 1, 2, 0]), {"name": "iid"}, 2, 0)
+    of = federated_data.federate(sources.from_arrays(text, [0, 1, 2, 0], text, [0, 1, 2, 0]), {"name": "iid"}, 2, 0)
     task = of_model(build(name, 3, (6,), None, None), classes=3, population=2)
     with pytest.raises(
         ValueError, match=rf"network '{name}' gives \[6, 3\] for a row, the next token of each place; classes need \[3\]"

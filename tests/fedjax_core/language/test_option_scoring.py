@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithm import Net
-from fedjax_core.data import federated
+from fedjax_core.data import federated_data
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.language import instruction_data, option_scoring
 from fedjax_core.language.models import bert, llama
@@ -27,7 +27,7 @@ embed = jax.jit(functools.partial(option_scoring.embed, ENCODER))
 
 
 @functools.cache
-def frozen() -> tuple[Model, Net, federated.FederatedData]:
+def frozen() -> tuple[Model, Net, federated_data.FederatedData]:
     data, options = instruction_data.to_choose(divided(), Letters(), limit=24, multiple=8, long="cut")
     base = jax.jit(ENCODER.init)(jax.random.key(0))
     return (
@@ -92,7 +92,7 @@ def test_rows_of_padding_count_for_nothing():
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(wide))
 
 
-def fitted(task: Task, data: federated.FederatedData, rate: float, rounds: int):
+def fitted(task: Task, data: federated_data.FederatedData, rate: float, rounds: int):
     build = functools.partial(fedavg, optimizer=local_training.sgd(rate), epochs=2, batch=4)
     sim = simulator.Simulation(simulator.one_group(build, task, data.clients), data, plan=client_loop.Plan(2, 1))
     state = sim.init(0)

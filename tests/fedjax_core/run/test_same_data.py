@@ -13,7 +13,7 @@ from configs import fedavg
 from fedjax_core import experiment
 from fedjax_core.commands import run
 from fedjax_core.commands.export import export
-from fedjax_core.data import contents, federated, sources
+from fedjax_core.data import digest, federated_data, sources
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from fedjax_core.storage.workdir import WRITTEN
 
@@ -24,7 +24,7 @@ def divided(sign=1, y_of=2):
     y = np.arange(90) % 2
     x[:, 0] += sign * 2 * (2 * y - 1)
     of = sources.from_arrays(x[:60], y[:60], x[60:], np.arange(30) % y_of, class_names=("no", "yes"))
-    return federated.from_index(of, [*np.arange(60).reshape(4, 15)], [*np.arange(28).reshape(4, 7)])
+    return federated_data.from_index(of, [*np.arange(60).reshape(4, 15)], [*np.arange(28).reshape(4, 7)])
 
 
 def small(rounds=1):
@@ -42,7 +42,7 @@ def begun(tmp_path_factory):
 
 def test_a_run_is_not_resumed_or_read_on_other_inputs_or_targets(begun):
     recorded = read_json(begun / "run.json")["data"]
-    assert recorded == {"digest": contents.digest_data(divided()).digest, "sampled": {}}
+    assert recorded == {"digest": digest.digest_data(divided()).digest, "sampled": {}}
     before = {path: path.read_bytes() for path in begun.iterdir() if path.is_file()}
     others = {"inputs": divided(sign=-1), "targets": divided(y_of=1)}
     for other in others.values():
@@ -64,11 +64,11 @@ def test_the_digest_tells_inputs_that_differ_by_a_constant():
     def centred(by):
         x = np.random.default_rng(0).integers(0, 60, (90, 1)).astype(np.float64) + by
         of = sources.from_arrays(x[:60], np.arange(60) % 2, x[60:], np.arange(30) % 2)
-        return federated.centre(federated.federate(of, "iid", 3, seed=0))
+        return federated_data.centre(federated_data.federate(of, "iid", 3, seed=0))
 
     one, other = centred(1.7e9), centred(1.6e9)
     np.testing.assert_array_equal(one.train.x, other.train.x)
-    assert contents.digest_data(one).digest != contents.digest_data(other).digest
+    assert digest.digest_data(one).digest != digest.digest_data(other).digest
 
 
 def test_a_directory_without_a_digest_goes_on_and_has_one_then(begun, tmp_path):

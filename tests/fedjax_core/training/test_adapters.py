@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from fedjax_core.algorithm import Examples, Net
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.language.models import bert, llama
 from fedjax_core.nn import build, flax_adapter
@@ -185,7 +185,7 @@ def wide(clients: int) -> simulator.Simulation:
     task = adapters.adapted(model, arrays, adapters.lora(rank=1, dropout=0.0, targets="body"), classes=2, population=clients)
     examples = Examples(np.ones((n, 1024), np.float32), np.arange(n, dtype=np.int32) % 2)
     dataset = sources.Dataset("wide", examples, Examples(examples.x[:2], examples.y[:2]), ("a", "b"))
-    data = federated.from_index(dataset, list(np.arange(n).reshape(clients, 2)), [np.arange(2)] * clients)
+    data = federated_data.from_index(dataset, list(np.arange(n).reshape(clients, 2)), [np.arange(2)] * clients)
     build = functools.partial(fedoa, optimizer=local_training.sgd(0.1, momentum=0.5), batch=2, epochs=1)
     return simulator.Simulation(simulator.one_group(build, task, clients), data, plan=client_loop.Plan(clients, 1))
 

@@ -14,7 +14,7 @@ from PIL import Image
 from configs import base
 from fedjax_core import experiment
 from fedjax_core.algorithm import ClientData, Examples
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
 from fedjax_core.task import of_model
@@ -372,7 +372,7 @@ def test_real_images_of_unseen_classes_are_told_apart(shared_data):
     config.method = dict(name="fedavg", epochs=1, batch=75)
     config.optimizer.lr = 0.02
     config.cohort.fraction = 1.0
-    sim = experiment.build(config, federated.federate(tiny, {"name": "dirichlet", "alpha": 0.5}, 3, 0))
+    sim = experiment.build(config, federated_data.federate(tiny, {"name": "dirichlet", "alpha": 0.5}, 3, 0))
     state = sim.init(0)
     before = sim.evaluate(state)["test/global/accuracy"]
     state, records = sim.rounds(state, 8)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_core.data import poison
+from fedjax_core.data import poisoning
 from fedjax_core.uplink import Carried, Sender, attacks
 
 IDS = [1, 4, 6]
 
 
 def made(spec):
-    (found,) = attacks.find(spec, poison.POISONS)
+    (found,) = attacks.find(spec, poisoning.POISONS)
     return attacks.link(found.name, found(), IDS)
 
 
@@ -101,5 +101,5 @@ def test_the_same_clients_attack_at_one_seed_and_others_at_another():
 @pytest.mark.parametrize("spec", ["sign_flipp", "sign_flip(scale=-1.0)", "not_finite(value='big')", "alie | nothing"])
 def test_a_wrong_attack_is_refused_in_a_line(spec):
     with pytest.raises(ValueError, match="attack") as refused:
-        attacks.find(spec, poison.POISONS)
+        attacks.find(spec, poisoning.POISONS)
     assert "\n" not in str(refused.value)

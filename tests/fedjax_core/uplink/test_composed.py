@@ -8,7 +8,7 @@ import pytest
 
 from configs import base
 from fedjax_core import experiment, nn
-from fedjax_core.data import poison
+from fedjax_core.data import poisoning
 from fedjax_core.experiment import config_warnings
 from fedjax_core.testing import contract
 from fedjax_core.testing.case import Case
@@ -150,7 +150,7 @@ class Composed(Case):
 
     def __init__(self, name: str, attack: str, *links: Link):
         super().__init__(toy.CASES[name].method, task=toy.CASES[name].task, mixed=toy.CASES[name].mixed)
-        found = attacks.find(attack, poison.POISONS)
+        found = attacks.find(attack, poisoning.POISONS)
         evil = [attacks.link(one.name, one(), (2, 5)) for one in found]
         self.links = [*evil, *links]
 

@@ -11,7 +11,8 @@ from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.analyses import measures as analyses
 from fedjax_core.commands.tables import running
-from fedjax_core.data import contents, federated, sources
+from fedjax_core.data import digest as contents
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.storage.json_files import write_json
 from tests.fedjax_core.commands.tables.searches import RATES, definition, get_config, line, rates, run
@@ -48,7 +49,7 @@ def test_a_trial_that_diverges_is_the_worst_and_is_not_tried_again(tmp_path, fak
 def test_trials_of_other_data_choose_nothing(tmp_path, fake_search, monkeypatch):
     run(tmp_path, only=["a"])
     of = sources.from_arrays(np.zeros((4, 2), np.float32), [0, 1, 0, 1], np.zeros((2, 2), np.float32), [0, 1])
-    data = federated.from_index(of, [[0, 1], [2, 3]], [[0], [1]])
+    data = federated_data.from_index(of, [[0, 1], [2, 3]], [[0], [1]])
     monkeypatch.setattr(experiment, "dataset", lambda config: data)
     digest = contents.digest_data(data).digest
     folders = [folder for folder in sorted((tmp_path / "runs").iterdir()) if folder.name.startswith("a--")]

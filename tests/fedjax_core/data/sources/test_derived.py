@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithm import targets_of
-from fedjax_core.data import federated, sources
-from fedjax_core.data.sources import cifar, derived, made
+from fedjax_core.data import federated_data, sources
+from fedjax_core.data.sources import cifar, derived, toy
 from tests.fedjax_core.data.sources.written import assert_same, cifar_files, write_folder
 
 CIFAR100 = """
@@ -56,7 +56,7 @@ def test_fc100_wants_all_of_cifar100_in_its_order(tmp_path, monkeypatch):
 
 
 def test_unseen_classes_are_in_the_test_set_alone():
-    whole = made.digits()
+    whole = toy.digits()
     data = sources.load("unseen", of="digits", classes=(7, 0))
     assert data.class_names == tuple("12345689" + "07")
     assert data.name == "digits_unseen"
@@ -102,7 +102,7 @@ def test_turned_images_keep_their_labels_and_clients_and_so_does_an_unseen_domai
 def test_an_unseen_domain_of_pacs_leaves_three_clients(shared_data):
     """All 9,991 images stand on one side or the other; each client has one of the other domains, and everybody the same test."""
     spec = "npz(path='pacs64.npz')"
-    data = federated.federate(
+    data = federated_data.federate(
         sources.load("unseen_domain", shared_data, of=spec, domain="photo"), {"name": "by_domain"}, clients=3, seed=0
     )
     assert data.label_table.sum(1).tolist() == [2048, 2344, 3929]
@@ -110,7 +110,7 @@ def test_an_unseen_domain_of_pacs_leaves_three_clients(shared_data):
 
 
 def test_turned_digits_have_an_angle_per_domain():
-    whole, data = made.digits(), sources.load("rotated", of="digits")
+    whole, data = toy.digits(), sources.load("rotated", of="digits")
     assert data.domain_names == ("0", "30", "60", "90")
     assert data.train_domains is not None
     assert np.ptp(np.bincount(data.train_domains)) <= 1
@@ -125,7 +125,7 @@ def test_turned_digits_have_an_angle_per_domain():
 
 
 def test_only_some_classes():
-    whole, data = made.digits(), sources.load("only", of="digits", classes=(7, 0))
+    whole, data = toy.digits(), sources.load("only", of="digits", classes=(7, 0))
     assert (data.name, data.class_names) == ("digits_only", ("7", "0"))
     for part, found in ((whole.train, data.train), (whole.test, data.test)):
         rows = np.flatnonzero((part.y == 0) | (part.y == 7))
@@ -141,7 +141,7 @@ def test_only_classes_that_there_are(classes):
 
 
 def test_resplit_tests_on_a_part_of_the_training_rows():
-    whole = made.digits().train
+    whole = toy.digits().train
     data = sources.load("resplit", of="digits", test_fraction=0.2)
     assert data.name == "digits_resplit"
     assert len(data.test.y) == round(0.2 * len(whole.y))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_core.data import readers, sources
+from fedjax_core.data import row_readers, sources
 
 X, Y = np.arange(48, dtype=np.float32).reshape(8, 6), np.array([0, 1, 0, 1, 2, 2, 0, 1])
 
@@ -20,7 +20,7 @@ def test_features_stay_in_their_files(tmp_path):
     (tmp_path / "mine").mkdir()
     written(tmp_path / "mine", class_names=np.array(["a", "b", "c"]))
     data = sources.load("npy:mine", tmp_path)
-    assert readers.in_file(data.train.x) == (tmp_path / "mine" / "train_features.npy", 128)
+    assert row_readers.in_file(data.train.x) == (tmp_path / "mine" / "train_features.npy", 128)
     np.testing.assert_array_equal(data.train.x, X)
     np.testing.assert_array_equal(data.train.y, Y)
     assert data.class_names == ("a", "b", "c")

@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.data.sources import tf_example, tff, vocabulary
 
 TABLES = """
@@ -86,7 +86,7 @@ def test_emnist_by_writer(tmp_path):
     one = sources.load("femnist(users=1)", tmp_path)
     assert len({*one.train_clients.tolist()}) == 1
     assert len(one.test.y) == 1
-    divided = federated.federate(data, {"name": "natural"}, 2, 0)
+    divided = federated_data.federate(data, {"name": "natural"}, 2, 0)
     assert [len(rows) for rows in divided.train_index] == [2, 3]
 
 

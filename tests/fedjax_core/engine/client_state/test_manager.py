@@ -7,7 +7,7 @@ import chex
 import jax
 import numpy as np
 
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.simulator import Simulation
 from methods.scaffold import scaffold
@@ -21,7 +21,7 @@ class HostTest(chex.TestCase):
         whole = toy.data()
         dataset = sources.Dataset("toy", whole.train, whole.test, whole.class_names)
         lists = [np.array([i % 30, i % 7 + 32], np.int32) for i in range(population)]
-        data = federated.from_index(dataset, lists, [np.zeros(0, np.int32)] * population)
+        data = federated_data.from_index(dataset, lists, [np.zeros(0, np.int32)] * population)
         build = functools.partial(scaffold, optimizer=SGD, batch=toy.BATCH)
         task = dataclasses.replace(toy.task(200), population=population)
         sim = Simulation(

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import validation
-from fedjax_core.data.readers import Reader
-from fedjax_core.data.row_lists import RowLists
+from fedjax_core.data import client_validation_split
+from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.row_readers import Reader
 from fedjax_core.engine import ahead, client_loop, tables
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.simulator import Evaluation
@@ -26,7 +26,7 @@ def threads() -> set[threading.Thread]:
 
 def everything(name, **settings):
     """(state after three rounds, their records, all scores) of a run that stops after the first and goes on from its snapshot."""
-    data = validation.hold_out(toy.data(), 0.34, 0)
+    data = client_validation_split.hold_out(toy.data(), 0.34, 0)
     settings = {"data": data, "evaluation": Evaluation(("global", "own", "post_local"), batch=4)} | settings
     sim = toy.simulate(name, **settings)
     state, records = sim.rounds(sim.init(0), 1)

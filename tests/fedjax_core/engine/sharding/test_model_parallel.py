@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_core import nn
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated, sources
+from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.sharding import model_parallel
@@ -37,12 +37,12 @@ VIT = nn.build("vit", 4, (8, 8, 1), patch=4, width=16, depth=2, heads=4)
 
 
 @functools.cache
-def data() -> federated.FederatedData:
+def data() -> federated_data.FederatedData:
     """Noise, four rows for each client."""
     rng = np.random.default_rng(0)
     rows = Examples(rng.normal(size=(16, 8, 8, 1)).astype(np.float32), rng.integers(0, 4, 16).astype(np.int32))
     index = [list(range(4 * i, 4 * i + 4)) for i in range(CLIENTS)]
-    return federated.from_index(sources.Dataset("noise", rows, rows, tuple("abcd")), index, index)
+    return federated_data.from_index(sources.Dataset("noise", rows, rows, tuple("abcd")), index, index)
 
 
 def whole():

@@ -1,0 +1,416 @@
+"""A data set divided over clients: lists of rows of arrays that exist once."""
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_core import registry
+from fedjax_core.algorithm import Examples, targets_of
+from fedjax_core.data import client_test_split, partition
+from fedjax_core.data.input_range import find_offset
+from fedjax_core.data.partition.natural import natural
+from fedjax_core.data.partition.rows import index_list
+from fedjax_core.data.ragged_index import RowLists
+from fedjax_core.data.sources import Dataset
+from fedjax_core.data.target_types import columns, label_table, need_classes, strata
+from fedjax_core.option_types import printable
+
+LONGEST_NAME = 20  # signs of a client's name on the screen
+READABLE = 50  # clients that a label table on the screen may have
+TEST_SPLITS = ("proportional", "matched", "all", "partition")
+log = logging.getLogger("fedjax_core")
+
+
+class Newcomers(NamedTuple):
+    """Clients that have data and never train (`unseen.py`).
+
+    Attributes:
+      ids: [U] their numbers in the partition, sorted; all others are the population, in their order.
+      train_index, test_index: U lists of row numbers, as the population's.
+      label_table, test_label_table: [U, K] rows of each class.
+      names: U names, if clients have any.
+    """
+
+    ids: np.ndarray
+    train_index: Sequence[np.ndarray]
+    test_index: Sequence[np.ndarray]
+    label_table: np.ndarray
+    test_label_table: np.ndarray
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FederatedData:
+    """A population's data, on the host.
+
+    Attributes:
+      name: of the data set.
+      train: Examples, all training rows, with targets of one of `algorithm.TARGETS`; which of them are used is up to `train_index`.
+      test: Examples, the official test set.
+      class_names: K names, of classes, labels, numbers or tokens.
+      train_index: N sorted int32 arrays of row numbers into `train`, by offsets (`RowLists`).
+      test_index: N arrays into `test`: each client's own test rows. May be empty for a client.
+      validation_index: N arrays into `train`: rows kept out of everybody's `train_index`, to choose rounds and settings by
+        (`validation.py`); empty unless asked for.
+      partition_hash: sha256 of the index lists; two runs with the same hash train and test on the same rows.
+      label_table: [N, K] training rows of each class, or with each label; [N, 1] training rows where targets are neither.
+      test_label_table: the same of test rows.
+      unseen: clients beside the N, who never train; None unless asked for.
+      client_names: N names, of natural clients; empty if clients have none but their numbers.
+      poisoned_rows: how many of the last training rows attackers' poisons have made (`poison.py`).
+      x_offset: [C] float64, what was taken off each channel (the last axis) of x before it became float32 (`centre`); None:
+        nothing.
+      y_offset: [D], likewise of numbers to predict.
+    """
+
+    name: str
+    train: Examples
+    test: Examples
+    class_names: tuple[str, ...]
+    train_index: Sequence[np.ndarray]
+    test_index: Sequence[np.ndarray]
+    validation_index: Sequence[np.ndarray]
+    partition_hash: str
+    label_table: np.ndarray
+    test_label_table: np.ndarray
+    unseen: Newcomers | None = None
+    client_names: tuple[str, ...] = ()
+    poisoned_rows: int = 0
+    x_offset: np.ndarray | None = None
+    y_offset: np.ndarray | None = None
+
+    @property
+    def classes(self) -> int:
+        """K."""
+        return len(self.class_names)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the columns of the label tables are."""
+        return columns(self.train.y, self.class_names)
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.train_index)
+
+    @property
+    def names_of_all(self) -> tuple[str, ...]:
+        """Names of the population and then of unseen clients; empty if they have none."""
+        return self.client_names + (() if self.unseen is None else self.unseen.names)
+
+
+def federate(
+    dataset: Dataset,
+    partition: str | Mapping[str, Any] | registry.Found,
+    clients: int | None = None,
+    seed: int = 0,
+    *,
+    long_tail: float | None = None,
+    test_split: str | None = None,
+    test_examples: int | None = None,
+) -> FederatedData:
+    """Divides a data set over clients.
+
+    Args:
+      dataset: what `sources.load` or `sources.from_arrays` gives. Its test set is never mixed into the training rows.
+      partition: one of `partition.SCHEMES` with its options, as configs write it, `"dirichlet(alpha=0.5)"`, or as
+        `{"name": "dirichlet", "alpha": 0.5}`; or one that is found already.
+      clients: N; None: with `natural` all that there are, else 20.
+      seed: data seed, apart from the training seed: methods compared at one data seed see the same rows.
+      long_tail: imbalance factor rho of `partition.long_tail`, applied to the training rows before they are divided. The
+        test set stays as it is.
+      test_split: the clients' own test rows.
+        "proportional": each class's test rows are divided over the clients in proportion to their training rows of it, so that
+          they are disjoint and cover every class that somebody trains on. A client with few rows may get none.
+        "matched": `test_examples` rows each, with the label distribution of the client's training rows; clients may share.
+        "all": the whole test set for everyone.
+        "partition": those that the partition itself defines (dirichlet_clients, pathological_clients, by_domain, natural).
+        None: "partition" where there are such, otherwise "proportional"; the latter also with `natural` where test rows have no
+          clients: the rows of a client are then strangers'.
+      test_examples: for "matched" only.
+
+    Raises:
+      ValueError: what was asked for is impossible with these data; the message says why and what is possible.
+      TypeError: an option that the partition does not have.
+    """
+    scheme = _scheme(partition)
+    _check_labels(dataset)
+    if test_split is not None:
+        registry.choose("test split", test_split, TEST_SPLITS)
+    if (test_split == "matched") != (test_examples is not None):
+        raise ValueError(f"test_split={test_split!r} with test_examples={test_examples}: 'matched' needs it, the others do not.")
+    train_index, own = _divide(dataset, scheme, clients, seed, long_tail)
+    if test_split == "partition" and own is None:
+        raise ValueError(f"test_split='partition': {scheme.name!r} defines no test rows; use 'proportional', 'matched' or 'all'.")
+    if test_split in (None, "partition") and own is not None:
+        test_index = own
+    elif test_split == "matched":
+        test_index = client_test_split.matched(dataset, train_index, test_examples or 0, seed)
+    elif test_split == "all":
+        test_index = RowLists.same(np.arange(len(dataset.test.y), dtype=np.int32), len(train_index))
+    else:
+        test_index = client_test_split.proportional(dataset, train_index, seed)
+    names = _client_names(dataset, train_index) if scheme.function is natural else ()
+    return _build(dataset, train_index, test_index, _none(len(train_index)), client_names=names)
+
+
+def _client_names(dataset: Dataset, train_index: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """Returns the names of natural clients, by the first row of each; empty if they are their numbers from 0."""
+    assert dataset.train_clients is not None
+    lists = RowLists.of(train_index)
+    ids = np.asarray(dataset.train_clients)[lists.rows[lists.start]]
+    if dataset.client_names:
+        return tuple(dataset.client_names[i] for i in ids)
+    return () if np.array_equal(ids, np.arange(len(ids))) else tuple(map(str, ids.tolist()))
+
+
+def from_index(
+    dataset: Dataset, train_index: Sequence[Any], test_index: Sequence[Any] | None = None, *, seed: int = 0
+) -> FederatedData:
+    """Data divided by your own index lists.
+
+    >>> import numpy as np
+    >>> from fedjax_core.data import sources
+    >>> images = np.zeros((6, 8, 8, 1), np.uint8)
+    >>> mine = sources.from_arrays(images, [0, 1, 2, 0, 1, 2], images[:2], [0, 1], class_names=("cat", "dog", "owl"))
+    >>> data = from_index(mine, [[0, 1, 2], [3, 4, 5]], [[0], [1]])
+    >>> data.label_table.tolist()
+    [[1, 1, 1], [1, 1, 1]]
+
+    Args:
+      dataset: what the lists index.
+      train_index: N lists of row numbers into `dataset.train`; lists may overlap. Millions of them are quickest as `RowLists`.
+      test_index: N lists into `dataset.test`; None: divided in proportion to the training rows (`federate`).
+      seed: data seed of that division.
+
+    Raises:
+      ValueError: lists that are not integers, out of range, or not equally many for training and testing.
+    """
+    _check_labels(dataset)
+    train = _given("train_index", train_index, len(dataset.train.y))
+    if not len(train):
+        raise ValueError("train_index has no lists: must have one per client.")
+    if test_index is None:
+        test = client_test_split.proportional(dataset, train, seed)
+    else:
+        test = _given("test_index", test_index, len(dataset.test.y))
+    if len(test) != len(train):
+        raise ValueError(f"train_index has {len(train)} lists and test_index {len(test)}: must have one per client each.")
+    return _build(dataset, train, test, _none(len(train)))
+
+
+def divided_anew(
+    data: FederatedData,
+    train_index: Sequence[np.ndarray],
+    test_index: Sequence[np.ndarray],
+    validation_index: Sequence[np.ndarray],
+    unseen: Newcomers | None = None,
+    client_names: tuple[str, ...] | None = None,
+) -> FederatedData:
+    """The same data with other index lists, and the same unseen clients and names unless others are given."""
+    dataset = Dataset(data.name, data.train, data.test, data.class_names)
+    names = data.client_names if client_names is None else client_names
+    divided = _build(dataset, train_index, test_index, validation_index, unseen or data.unseen, names)
+    return dataclasses.replace(divided, x_offset=data.x_offset, y_offset=data.y_offset)
+
+
+def centre(data: FederatedData) -> FederatedData:
+    """Returns the same data with float64 inputs and targets as float32; of a channel far from 0 its median is taken off first.
+
+    Seconds since 1970 would lose their digits in the cast: float32 has one number in 128 there. `x_offset` and `y_offset` say what
+    was taken off. What has no such channel stays as it is.
+    """
+    parts: dict[str, Any] = {"x": (data.train.x, data.test.x), "y": (data.train.y, data.test.y)}
+    changed = {}
+    for name, (train, test) in parts.items():
+        if getattr(train, "dtype", None) != np.float64 or (offset := find_offset(train)) is None:
+            continue
+        parts[name] = tuple((part - offset).astype(np.float32) for part in (train, test))
+        changed[f"{name}_offset"] = offset
+        far = np.flatnonzero(offset)
+        others = f" and {len(far) - 1} more channels" if len(far) > 1 else ""
+        log.warning(
+            "%s: %s[..., %d]%s lies around %.10g, where float32 would lose its digits; that number is taken off (%s_offset)",
+            *(data.name, name, far[0], others, offset[far[0]], name),
+        )
+    if not changed:
+        return data
+    train, test = (Examples(*columns) for columns in zip(parts["x"], parts["y"], strict=True))
+    return dataclasses.replace(data, train=train, test=test, **changed)
+
+
+def pooled(data: FederatedData) -> FederatedData:
+    """The same data with one client that holds all clients' training rows, and the whole test set.
+
+    Rows are in increasing order, each once: where a partition uses every row, the result does not depend on it.
+    """
+    whole_test = np.arange(len(data.test.y), dtype=np.int32)
+    return divided_anew(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)], client_names=())
+
+
+def summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:
+    """The label table as text, cut to the first clients and classes, with sizes and the partition hash; of more than `READABLE`
+    clients what it adds up to.
+    """
+    kind = targets_of(data.train.y)
+    sizes, tests = (RowLists.of(index).size for index in (data.train_index, data.test_index))
+    held = (data.label_table > 0).sum(1)
+    rows, columns = min(data.clients, max_clients), min(len(data.columns), max_classes)
+    titles = [printable(name)[:8] for name in data.columns[:columns]]
+    names = [printable(name)[:LONGEST_NAME] for name in data.client_names[:rows]] or [str(i) for i in range(rows)]
+    across = max(6, *map(len, names))
+    widths = [max(len(title), len(str(data.label_table[:, c].max()))) for c, title in enumerate(titles)]
+    more = f" ... {len(data.columns) - columns} more" if columns < len(data.columns) else ""
+    each = f"; {kind} per client: {held.min()} to {held.max()}" if len(data.columns) > 1 else ""
+
+    def line(client, size, test, cells):
+        counts = " ".join(str(cell).rjust(width) for cell, width in zip(cells, widths, strict=True))
+        return f"{client:>{across}} {size:>7} {test:>6} | {counts}"
+
+    lines = [
+        f"{printable(data.name)}: {len(data.train.y)} training and {len(data.test.y)} test rows, {data.classes} {kind}, "
+        f"{data.clients} clients, partition {data.partition_hash[:12]}",
+        f"training rows per client: smallest {sizes.min()}, median {np.median(sizes):g}, largest {sizes.max()}{each}",
+    ]
+    if data.clients > READABLE:
+        deciles = ", ".join(f"{size:g}" for size in np.quantile(sizes, np.arange(1, 10) / 10).round())
+        lines.append(f"deciles of training rows: {deciles}")
+        if len(data.columns) > 1:
+            whose = ", ".join(f"{name} {number}" for name, number in zip(titles, data.label_table.sum(0)[:columns], strict=True))
+            lines.append(f"training rows of each {'class' if kind == 'classes' else 'label'}: {whose}{more}")
+    else:
+        lines.append(line("client", "train", "test", titles) + more)
+        lines += [line(names[i], sizes[i], tests[i], data.label_table[i, :columns]) for i in range(rows)]
+        if rows < data.clients:
+            lines.append(f"... {data.clients - rows} more clients")
+    if data.unseen is not None:
+        whose = [printable(name)[:LONGEST_NAME] for name in data.unseen.names] or list(map(str, data.unseen.ids))
+        known = ", ".join(whose[:max_clients]) + (", ..." if len(whose) > max_clients else "")
+        both = [RowLists.of(index).total for index in (data.unseen.train_index, data.unseen.test_index)]
+        lines.append(
+            f"unseen: {len(data.unseen.ids)} more clients (of the partition {known}), {both[0]} training and {both[1]} test rows"
+        )
+    return "\n".join(lines)
+
+
+def _check_labels(dataset: Dataset) -> None:
+    """A `Dataset` can be made by hand; what is gathered by index has to line up."""
+    classes = len(dataset.class_names)
+    for part, examples in (("train", dataset.train), ("test", dataset.test)):
+        y, rows = np.asarray(examples.y), {len(leaf) for leaf in jax.tree.leaves(examples.x)}
+        try:
+            kind = targets_of(y)
+        except TypeError:
+            kind = None
+        if kind is None or rows != {len(y)}:
+            found = " and ".join(map(str, sorted(rows)))
+            wanted = "must be one integer per row, or other targets of `from_arrays(targets=...)`"
+            raise ValueError(f"{part}: labels {y.dtype} {y.shape} for {found} rows: {wanted}.")
+        if kind in ("labels", "numbers"):
+            if y.shape[1] != classes:
+                raise ValueError(f"{part}: {kind} {y.dtype} {y.shape} with {classes} names: must be equally many for each row.")
+        elif len(y) and not (0 if kind == "classes" else -1) <= y.min() <= y.max() < classes:
+            raise ValueError(f"{part}: labels from {y.min()} to {y.max()}: must lie in [0, {classes}), as there are names.")
+
+
+def _scheme(asked: str | Mapping[str, Any] | registry.Found) -> registry.Found:
+    """A partition by its name and options."""
+    if isinstance(asked, registry.Found):
+        return asked
+    options: dict[str, Any] = dict(asked) if isinstance(asked, Mapping) else {"name": asked}
+    if "name" not in options:
+        raise ValueError(f"partition {options}: needs a name, such as {{'name': 'dirichlet', 'alpha': 0.5}}.")
+    name = options.pop("name")
+    return registry.find("partition", name, partition.SCHEMES, given=partition.GIVEN, options=options, field="partition")
+
+
+def _divide(dataset: Dataset, scheme: registry.Found, clients: int | None, seed: int, long_tail: float | None):
+    """The partition's index lists, in row numbers of the whole training set."""
+    takes = registry.parameters(scheme.function)[0]
+    if scheme.name not in partition.WITHOUT_CLASSES and {"labels", "test_labels"} & set(takes):
+        need_classes(
+            f"partition {scheme.name!r}", dataset.train.y, f"one of {', '.join(partition.WITHOUT_CLASSES)} divides any targets"
+        )
+    columns = {"labels": strata(dataset.train.y), "domains": dataset.train_domains, "ids": dataset.train_clients}
+    kept = None
+    if long_tail is not None:
+        need_classes(f"long_tail={long_tail}", dataset.train.y, "leave it out")
+        kept = partition.long_tail(dataset.train.y, seed, rho=long_tail)
+        columns = {key: None if values is None else values[kept] for key, values in columns.items()}
+    columns |= {"test_labels": strata(dataset.test.y), "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
+    train, test = partition.divide(scheme, columns, clients, seed)
+    if kept is None:
+        return train, test
+    train = RowLists.of(train)
+    return RowLists(kept[train.rows], train.start, train.size), test
+
+
+def _given(what: str, lists: Sequence[Any], limit: int) -> Sequence[np.ndarray]:
+    """Index lists, checked and sorted.
+
+    Raises:
+      ValueError: one is not integers, or out of range.
+    """
+    if not isinstance(lists, RowLists):
+        return [index_list(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
+    once, back = lists.distinct()
+    rows = once.joined()
+    if len(rows) and not 0 <= rows.min() <= rows.max() < limit:
+        raise ValueError(f"{what} has row numbers from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
+    ascending, ends = np.diff(rows) >= 0, np.cumsum(once.size)
+    ascending[ends[(ends > 0) & (ends < len(rows))] - 1] = True  # from one list to the next
+    return lists if ascending.all() else RowLists.cut(rows, once.size).chosen(back)
+
+
+def _none(clients: int) -> RowLists:
+    return RowLists.same(np.zeros(0, np.int32), clients)
+
+
+def _union(index: Sequence[np.ndarray]) -> np.ndarray:
+    return np.unique(RowLists.of(index).joined()).astype(np.int32)
+
+
+def _hash(*parts: Sequence[np.ndarray]) -> str:
+    """sha256 over all lists, each with its length in front; the same on every machine."""
+    digest = hashlib.sha256()
+    for index in map(RowLists.of, parts):
+        digest.update(np.concatenate([[len(index)], index.size]).astype("<i8").tobytes())
+        if index.total <= len(index.rows):
+            digest.update(np.ascontiguousarray(index.joined(), "<i4").data)
+        else:  # shared lists are not written out for everybody at once
+            for block in index.blocks():
+                digest.update(np.ascontiguousarray(index.joined(block), "<i4").data)
+    return digest.hexdigest()
+
+
+def _build(
+    dataset: Dataset,
+    train_index,
+    test_index,
+    validation_index,
+    unseen: Newcomers | None = None,
+    client_names: tuple[str, ...] = (),
+) -> FederatedData:
+    train_index, test_index, validation_index = map(RowLists.of, (train_index, test_index, validation_index))
+    classes = len(dataset.class_names)
+    beside = () if unseen is None else ([unseen.ids], unseen.train_index, unseen.test_index)
+    return FederatedData(
+        name=dataset.name,
+        train=dataset.train,
+        test=dataset.test,
+        class_names=dataset.class_names,
+        train_index=train_index,
+        test_index=test_index,
+        validation_index=validation_index,
+        partition_hash=_hash(train_index, test_index, validation_index, *beside),
+        label_table=label_table(dataset.train.y, train_index, classes),
+        test_label_table=label_table(dataset.test.y, test_index, classes),
+        unseen=unseen,
+        client_names=client_names,
+    )

@@ -1,0 +1,110 @@
+"""Draws for very many clients (more than `apportion.MANY`), made together: a loop over clients would take minutes.
+
+They follow the distributions of the draws one by one in `rows.py`, with other numbers.
+"""
+
+import itertools
+
+import numpy as np
+
+from fedjax_core.data.apportion import apportion
+from fedjax_core.data.partition.rows import Index
+from fedjax_core.data.ragged_index import RowLists
+
+_BLOCK = 2**22  # rows that are drawn at once
+
+
+def choose_rows(rng: np.random.Generator, of_class: Index, numbers: np.ndarray, replace: bool) -> RowLists:
+    """For each client `numbers[i, c]` random rows of class c; with repetition only where a class has fewer and `replace` allows it.
+
+    Args:
+      rng: its draws come block of clients by block, class by class.
+      of_class: each class's rows, ascending.
+      numbers: [N, K].
+      replace: whether more than a class has may be asked for.
+    """
+    sizes = numbers.sum(1)
+    blocks = np.maximum(np.cumsum(sizes) - 1, 0) // _BLOCK
+    edges = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(numbers)]
+    limit, parts = max((int(rows[-1]) for rows in of_class if len(rows)), default=0) + 1, [np.zeros(0, np.int32)]
+    for begin, end in itertools.pairwise(edges):
+        found = []
+        for rows, wanted in zip(of_class, numbers[begin:end].T, strict=True):
+            whose, places = _with_repetition(rng, wanted, len(rows)) if replace else (np.zeros(0, np.int64),) * 2
+            found.append(whose * limit + rows[places])
+            whose, places = _distinct(rng, np.where(wanted > len(rows), 0, wanted), len(rows))
+            found.append(whose * limit + rows[places])
+        cells = np.sort(np.concatenate(found))
+        parts.append((cells % limit).astype(np.int32))
+    return RowLists(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)
+
+
+def _with_repetition(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """(whose, place) of those that want more than there are."""
+    whose = np.repeat(np.arange(len(numbers)), np.where(numbers > rows, numbers, 0))
+    return whose, rng.integers(0, max(rows, 1), len(whose))
+
+
+def _distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """(whose, place) of `numbers[i]` different places of `rows` for each client i, every set of places equally likely.
+
+    What was drawn twice is drawn again. Of those that want more than a half, what they do not get is drawn.
+    """
+    most = 2 * numbers > rows
+    left = np.where(most, rows - numbers, numbers)
+    done, kept = [np.zeros(0, np.int64)], np.zeros(0, np.int64)
+    missing = left
+    while missing.any():
+        drawn = np.repeat(np.arange(len(numbers)), missing)
+        kept = np.sort(np.concatenate([kept, drawn * rows + rng.integers(0, rows, len(drawn))]))
+        kept = kept[np.append(True, kept[1:] != kept[:-1])]  # `np.unique` hashes: ten times slower
+        whose = kept // rows
+        missing = np.where(missing > 0, left - np.bincount(whose, minlength=len(numbers)), 0)
+        full = missing[whose] == 0
+        done.append(kept[full])
+        kept = kept[~full]
+    cells = np.concatenate(done)
+    whose, places = cells // max(rows, 1), cells % max(rows, 1)
+    if not most.any():
+        return whose, places
+    excluded = most[whose]
+    row_of = np.cumsum(most) - 1
+    taken = np.ones((int(most.sum()), rows), bool)
+    taken[row_of[whose[excluded]], places[excluded]] = False
+    theirs, others = np.nonzero(taken)
+    return np.concatenate([whose[~excluded], np.flatnonzero(most)[theirs]]), np.concatenate([places[~excluded], others])
+
+
+def deal_classes(rng: np.random.Generator, classes: int, clients: int, each: int) -> np.ndarray:
+    """[N, K] 0 or 1: `each` classes per client, those that the fewest clients hold so far, ties at random.
+
+    After K / gcd(K, each) clients all classes are held equally often, and the dealing begins anew: such runs of clients are dealt
+    to side by side.
+    """
+    if not 1 <= each <= classes:
+        raise ValueError(f"classes_per_client={each}: must lie in [1, {classes}], the number of classes.")
+    length = classes // int(np.gcd(classes, each))
+    runs = -(-clients // length)
+    held, holders = np.zeros((runs, length, classes), np.int64), np.zeros((runs, classes), np.int64)
+    for client in range(length):
+        chosen = np.argsort(holders + rng.random((runs, classes)), axis=1)[:, :each]
+        np.put_along_axis(held[:, client], chosen, 1, axis=1)
+        holders += held[:, client]
+    return held.reshape(runs * length, classes)[:clients]
+
+
+def apportion_capped(totals: np.ndarray, shares: np.ndarray, caps: np.ndarray) -> np.ndarray:
+    """`apportion.apportion_capped` for each row of shares.
+
+    Args:
+      totals: [N], each at most the sum of the caps.
+      shares: [N, K] numbers >= 0.
+      caps: [K] integers >= 0.
+    """
+    parts = np.zeros(shares.shape, np.int64)
+    while len(short := np.flatnonzero(totals - parts.sum(1))):
+        room = caps - parts[short]
+        weights = np.where(room > 0, shares[short], 0.0)
+        weights = np.where(weights.sum(1, keepdims=True) > 0, weights, room)
+        parts[short] += np.minimum(apportion((totals - parts.sum(1))[short], weights), room)
+    return parts

@@ -1,0 +1,167 @@
+"""Poisoned rows: what attackers train on instead of their own rows. Their test and validation rows stay as they are.
+
+The rows are written anew behind the others, and the attackers' lists point there, so that nobody else's rows change and a round
+costs what it did.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from fedjax_core import option_types
+from fedjax_core.algorithm import Examples
+from fedjax_core.data.federated_data import FederatedData, divided_anew
+from fedjax_core.data.row_readers import in_file
+from fedjax_core.data.target_types import need_classes
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, PositiveFraction
+
+
+class Poison(NamedTuple):
+    """Attributes:
+    change: (x [n, ...], y [n], number of classes, generator) -> (x, y) of an attacker's rows.
+    trigger: the pattern of a backdoor, None of other poisons.
+    """
+
+    change: Callable[[Any, np.ndarray, int, np.random.Generator], tuple[Any, np.ndarray]]
+    trigger: "Trigger | None" = None
+
+
+class Trigger(NamedTuple):
+    """A square in the last corner of an image, or the last entries of a vector, set to one value.
+
+    Attributes:
+      target: the class that a model with the backdoor gives to whatever has the trigger.
+      size: its edge in pixels, or how many entries.
+      value: that it has; of uint8 pixels 255 times this.
+    """
+
+    target: int
+    size: int
+    value: float
+
+    def on(self, x: Any) -> Any:
+        """Examples [n, H, W, C] or [n, D] with the trigger, NumPy's or JAX's.
+
+        Raises:
+          ValueError: they are neither images nor vectors of numbers, or smaller than the trigger.
+        """
+        shape = getattr(x, "shape", ())
+        floating = np.issubdtype(getattr(x, "dtype", np.int32), np.floating)
+        if len(shape) not in (2, 4) or not (floating or x.dtype == np.uint8):
+            found = f"{getattr(x, 'dtype', type(x).__name__)}{list(shape[1:])}"
+            raise ValueError(f"backdoor: a trigger is for images or vectors of floats, these examples are {found}")
+        corner = shape[1:3] if len(shape) == 4 else shape[1:2]
+        if min(corner) < self.size:
+            raise ValueError(f"backdoor: size={self.size} is more than an example of {list(corner)} has")
+        if not floating and not 0 <= self.value <= 1:
+            raise ValueError(
+                f"backdoor: value={self.value}: must be between 0 and 1 for examples of uint8, of which it is 255 times"
+            )
+        mask = np.zeros(shape[1:], bool)
+        mask[tuple(slice(edge - self.size, edge) for edge in corner)] = True
+        value = np.asarray(self.value if floating else round(255 * self.value), x.dtype)
+        return x * (~mask)[None].astype(x.dtype) + (mask * value)[None].astype(x.dtype)
+
+
+def label_flip(source: AtLeastZero | None = None, target: AtLeastZero | None = None) -> Poison:
+    """Class y becomes K - 1 - y; or `source` alone becomes `target`.
+
+    Fang, Cao, Jia, Gong. Local Model Poisoning Attacks to Byzantine-Robust Federated Learning. USENIX Security 2020.
+
+    Raises:
+      ValueError: one of `source` and `target` is given without the other.
+    """
+    if (source is None) != (target is None):
+        raise ValueError(f"label_flip: source={source}, target={target}: give both, or none to turn all classes round")
+
+    def change(x, y, classes, rng):
+        del rng
+        if source is None or target is None:
+            return x, (classes - 1 - y).astype(y.dtype)
+        if max(source, target) >= classes:
+            raise ValueError(f"label_flip: source={source}, target={target}: the data have classes 0 ... {classes - 1}")
+        return x, np.where(y == source, target, y).astype(y.dtype)
+
+    return Poison(change)
+
+
+def backdoor(
+    target: AtLeastZero = 0,
+    share: PositiveFraction = 0.5,
+    size: AtLeastOne = 3,
+    value: Annotated[float, option_types.Limit("a number", lambda v: abs(v) < option_types.LARGEST)] = 1.0,
+) -> Poison:
+    """A `share` of an attacker's rows has a trigger and the class `target`; test/global/backdoor is how often a model falls for it.
+
+    Gu, Dolan-Gavitt, Garg. BadNets. 2017.
+    """
+    trigger = Trigger(target, size, value)
+
+    def change(x, y, classes, rng):
+        if target >= classes:
+            raise ValueError(f"backdoor: target={target}: the data have classes 0 ... {classes - 1}")
+        chosen = rng.permutation(len(y)) < round(share * len(y))
+        x, y = np.array(x), np.array(y)
+        x[chosen], y[chosen] = trigger.on(x[chosen]), target
+        return x, y
+
+    return Poison(change, trigger)
+
+
+POISONS: dict[str, Callable[..., Poison]] = {"label_flip": label_flip, "backdoor": backdoor}
+
+
+def counted(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray) -> FederatedData:
+    """Data with as many rows as those that are `poisoned`, all of them the first one: to be counted, not trained on."""
+    if not poisons:
+        return data
+    _need_array(data)
+    index, number = _moved(data, clients)
+    x = np.broadcast_to(data.train.x[:1], (number, *data.train.x.shape[1:]))
+    train = Examples(x, np.resize(np.asarray(data.train.y), number))
+    return divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
+
+
+def poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray, seed: int) -> FederatedData:
+    """The data whose `clients` train on poisoned rows.
+
+    Args:
+      data: with classes.
+      poisons: one after another.
+      clients: ids of the attackers.
+      seed: of the choice of rows.
+
+    Raises:
+      ValueError: targets are no classes, rows lie in files, or a poison is not for such rows.
+    """
+    if not poisons:
+        return data
+    _need_array(data)
+    xs, ys, index = [data.train.x], [data.train.y], _moved(data, clients)[0]
+    for client in clients:
+        rows, rng = data.train_index[client], np.random.default_rng([seed, 0x706F, int(client)])
+        x, y = data.train.x[rows], np.asarray(data.train.y)[rows]
+        for poison in poisons:
+            x, y = poison.change(x, y, data.classes, rng)
+        xs.append(x)
+        ys.append(y)
+    train = Examples(np.concatenate(xs), np.concatenate(ys))
+    found = divided_anew(dataclasses.replace(data, train=train), index, data.test_index, data.validation_index)
+    return dataclasses.replace(found, poisoned_rows=len(train.y) - len(data.train.y))
+
+
+def _need_array(data: FederatedData) -> None:
+    need_classes("adversary.attack with poisoned rows", data.train.y, "attacks on what is sent need none")
+    if not isinstance(data.train.x, np.ndarray) or in_file(data.train.x):
+        raise ValueError("adversary.attack: poisoned rows are written behind the others, so the data must be one array in memory")
+
+
+def _moved(data: FederatedData, clients: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], int]:
+    """(lists of training rows, in which those of `clients` stand behind all rows; how many rows there are then)."""
+    index, end = list(data.train_index), len(data.train.y)
+    for client in clients:
+        index[client] = np.arange(end, end + len(index[client]), dtype=np.int32)
+        end += len(index[client])
+    return index, end

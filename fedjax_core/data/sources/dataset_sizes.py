@@ -1,0 +1,130 @@
+"""How large published sets are, and data sets of that size without a file: black images, with classes and clients in turn.
+
+They take no memory, and nothing can be learnt from them: they are for counting, tracing and compiling.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_core.algorithm import Examples
+from fedjax_core.data.sources.dataset import Dataset
+from fedjax_core.data.sources.mnist import EMNIST_NAMES, EMNIST_ROWS
+
+MADE = ("digits", "diabetes", "multilabel", "text", "blank")  # sets that need no file: they are small, and read as they are
+
+
+class Size(NamedTuple):
+    """How large a set is.
+
+    Attributes:
+      rows, test_rows: of the training set and of the test set.
+      shape: of a row of x.
+      classes: K; of token ids how many words there are.
+      users: natural clients; None where rows name none.
+      targets: one of `algorithm.TARGETS`.
+      dtype: of x.
+    """
+
+    rows: int
+    test_rows: int
+    shape: tuple[int, ...]
+    classes: int
+    users: int | None = None
+    targets: str = "classes"
+    dtype: str = "uint8"
+
+
+_IMAGE = {"mnist": (60_000, 10_000, (28, 28, 1), 10), "cifar10": (50_000, 10_000, (32, 32, 3), 10)}
+_IMAGE |= {"cifar100": (50_000, 10_000, (32, 32, 3), 100), "svhn": (73_257, 26_032, (32, 32, 3), 10)}
+_IMAGE |= {"fashion_mnist": _IMAGE["mnist"], "svhn_cropped": _IMAGE["svhn"]}
+
+
+def size(name: str, options: Mapping[str, Any]) -> Size | None:
+    """Of a published set, as its reader names it and with the reader's options; None where its files alone tell.
+
+    FLAIR as Song et al. (2022) count it, landmarks and species as Hsu et al. (2020); of StackOverflow the most sentences that its
+    users can have. How many rows Shakespeare makes is told by its files alone.
+    """
+    name, _, rest = name.partition(":")
+    part = rest or str(options.get("path", ""))
+    if name == "tfds":
+        name, _, part = part.partition("/")
+        if name == "emnist":
+            return _emnist(part or "byclass")
+    if name in _IMAGE:
+        return Size(*_IMAGE[name])
+    if name == "emnist":
+        return _emnist(options.get("split", "balanced"))
+    users = options.get("users")
+    if name == "femnist":
+        return _of_users(Size(671_585, 77_483, (28, 28, 1), 62, 3_400), users)
+    if name == "stackoverflow":
+        most, words, length = (options.get(key, value) for key, value in (("most", 64), ("words", 10_000), ("length", 20)))
+        of_tests = most * options.get("test_users", 1000)
+        return _of_users(Size(342_477 * most, of_tests, (length,), words + 4, 342_477, "tokens", "int32"), users)
+    if name == "flair":
+        pixels = options.get("size", 64)
+        fine = 1_628 if options.get("fine") else 17
+        return _of_users(Size(345_879, 43_960, (pixels, pixels, 3), fine, 41_131, "labels"), users)
+    if name == "landmarks":
+        return _of_users(Size(164_172, 19_526, (options.get("size", 64),) * 2 + (3,), 2_028, 1_262), users)
+    if name == "inaturalist":
+        return _of_users(Size(120_300, 35_641, (options.get("size", 64),) * 2 + (3,), 1_203, 9_275), users)
+    return None
+
+
+def _emnist(split: str) -> Size | None:
+    if split not in EMNIST_ROWS:
+        return None
+    return Size(*EMNIST_ROWS[split][0], (28, 28, 1), len(EMNIST_NAMES[split]))
+
+
+def _of_users(whole: Size, users: int | None) -> Size:
+    if users is None or whole.users is None:
+        return whole
+    return whole._replace(rows=max(1, whole.rows * users // whole.users), users=users)
+
+
+def stand_in(of: Size, name: str, domains: int = 1) -> Dataset:
+    """A data set of a size: every row alike, classes, clients and domains in turn.
+
+    Args:
+      of: how large.
+      name: what messages call it.
+      domains: how many there are.
+    """
+    parts = []
+    for rows in (of.rows, of.test_rows):
+        x = np.broadcast_to(np.zeros((), of.dtype), (rows, *of.shape))
+        if of.targets == "classes":
+            y = (np.arange(rows) % of.classes).astype(np.int32)
+        else:
+            row, kind = {"labels": ((of.classes,), "uint8"), "numbers": ((of.classes,), "float32"), "tokens": (of.shape, "int32")}[
+                of.targets
+            ]
+            y = np.broadcast_to(np.zeros((), kind), (rows, *row))
+        parts.append(Examples(x, y))
+    whose: dict[str, Any] = {}
+    if of.users is not None:
+        whose["train_clients"] = (np.arange(of.rows) % of.users).astype(np.int32)
+    if domains > 1:
+        turns = [((np.arange(len(part.y)) // of.classes) % domains).astype(np.int32) for part in parts]
+        whose |= {"train_domains": turns[0], "test_domains": turns[1], "domain_names": tuple(map(str, range(domains)))}
+    names = tuple(map(str, range(of.classes)))
+    return Dataset(name, parts[0], parts[1], names, **whose)
+
+
+def smaller(of: Size, pixels: int | None, rows: int | None) -> Size:
+    """As `data.smaller` would leave it.
+
+    Raises:
+      ValueError: images are to be resized, and there are none; more rows than there are.
+    """
+    if pixels is not None and len(of.shape) != 3:
+        raise ValueError(f"data.size={pixels} is of images, rows have the shape {list(of.shape)}")
+    if rows is not None and rows > of.rows:
+        raise ValueError(f"data.examples={rows} must be at most {of.rows}, the training rows that there are")
+    shape = of.shape if pixels is None else (pixels, pixels, of.shape[-1])
+    return of._replace(shape=shape, rows=of.rows if rows is None else rows)

@@ -1,0 +1,173 @@
+"""Decoded images: of published lists in memory, or, where they are too many for it, in files beside the list, made once; of
+prepared sets in a cache, so that a later start need not decode them again.
+
+The cache is the folder $FEDJAX_CACHE, by default ~/.cache/fedjax_core/decoded; "" is for none. Its files may be removed at any
+time.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_core.data import memory
+from fedjax_core.data.sources.file_checks import NOT_AN_ARRAY
+from fedjax_core.data.sources.image_folder import decode
+
+SHARE = 0.5  # of this machine's memory, that the images of all parts may take together
+CACHE_VARIABLE = "FEDJAX_CACHE"
+CACHED = 2**24  # bytes of a set, below which it is decoded as quickly as read
+_BLOCK = 2**26  # bytes that are decoded at once for a file
+log = logging.getLogger("fedjax_core")
+
+
+def images(parts: Mapping[str, Sequence[Path]], size: int, folder: Path) -> dict[str, np.ndarray]:
+    """[rows, size, size, 3] uint8 of each part: arrays, or memory-mapped files of the folder, by the list of their images.
+
+    Args:
+      parts: the files of each part's images.
+      size: images become size x size.
+      folder: where decoded images are kept; their files are made again if they are removed.
+
+    Raises:
+      FileNotFoundError: an image is not there.
+      ValueError: an image cannot be read, or a file of decoded images is another one.
+      OSError: such a file cannot be written; one line.
+    """
+    needed = sum(map(len, parts.values())) * size * size * 3
+    if needed <= SHARE * memory.there():
+        return {part: _decoded(files, size) for part, files in parts.items()}
+    return {part: _kept(files, size, folder) for part, files in parts.items()}
+
+
+def _decoded(files: Sequence[Path], size: int) -> np.ndarray:
+    def blobs() -> Iterator[bytes]:
+        for file in files:
+            if not file.is_file():
+                raise FileNotFoundError(f"{file} is not there, and the list names it; get the images again.")
+            yield file.read_bytes()
+
+    return decode(lambda i: str(files[i]), blobs(), len(files), 3, size)
+
+
+def _kept(files: Sequence[Path], size: int, folder: Path) -> np.ndarray:
+    listed = "\n".join(os.path.relpath(file, folder) for file in files)
+    place = folder / f"decoded-{size}-{hashlib.sha256(listed.encode()).hexdigest()[:16]}.npy"
+    shape = (len(files), size, size, 3)
+    with _alone(place):
+        if not place.is_file():
+            _write(place, files, size, shape)
+    try:
+        found: Any = np.load(place, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{place}: is no file of decoded images ({error}); remove it, and it is made again.") from error
+    if found.shape != shape or found.dtype != np.uint8:
+        raise ValueError(f"{place}: has {found.shape} {found.dtype}, not {shape} uint8; remove it, and it is made again.")
+    return found
+
+
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """One process at a time, where the file system has locks; else several do the same work."""
+    with contextlib.ExitStack() as stack:
+        if not place.is_file() and sys.platform != "win32":
+            import fcntl
+
+            with contextlib.suppress(OSError):
+                lock = stack.enter_context(open(place.with_name(f".{place.name}.lock"), "a"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write(place: Path, files: Sequence[Path], size: int, shape: tuple[int, ...]) -> None:
+    """The file, whole or not at all; block by block, so that a full disk is an error and no crash."""
+    row = size * size * 3
+    log.warning("decoding %d images into %s, once (%s)", len(files), place, memory.said(len(files) * row))
+    each, writing = max(1, _BLOCK // row), None
+    try:
+        handle, name = tempfile.mkstemp(".npy", ".writing-", place.parent)
+        writing = Path(name)
+        with open(handle, "wb") as file:
+            np.lib.format.write_array_header_2_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+            for begin in range(0, len(files), each):
+                file.write(_decoded(files[begin : begin + each], size).data)
+            file.flush()
+            os.fsync(file.fileno())
+        writing.chmod(0o644)
+        writing.replace(place)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        what = f"cannot keep {len(files)} decoded images, which this machine's memory does not hold, in {place}"
+        raise OSError(error.errno, f"{what}: {error.strerror}; give a smaller size, or room there") from error
+    finally:
+        if writing is not None:
+            writing.unlink(missing_ok=True)
+
+
+class Cached:
+    """A decoded set in the cache: images [rows, H, W, C] uint8 and labels [rows]."""
+
+    def __init__(self, files: Sequence[Path], *how: Any):
+        """Finds the place of the set.
+
+        Args:
+          files: that it is decoded from; of other ones, by path, size or time of change, the set is another.
+          how: else it is decoded, such as the size of its images.
+        """
+        folder = os.environ.get(CACHE_VARIABLE, os.path.join("~", ".cache", "fedjax_core", "decoded"))
+        said = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        name = hashlib.sha256(repr((said, how)).encode()).hexdigest()[:24]
+        self._folder = Path(folder).expanduser() if folder else None
+        self._x, self._y = f"{name}.npy", f"{name}-labels.npy"
+
+    def load(self, choose: Callable[[np.ndarray], np.ndarray | None]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns images and labels if the cache has them, else None; a damaged file counts as none.
+
+        Args:
+          choose: labels -> the rows that are wanted, or None for all.
+        """
+        if self._folder is None or not (self._folder / self._x).is_file():
+            return None
+        try:
+            labels = np.load(self._folder / self._y, allow_pickle=False)
+            rows = choose(labels)
+            if rows is None:
+                images = np.load(self._folder / self._x, allow_pickle=False)
+            else:
+                labels, images = labels[rows], np.array(np.load(self._folder / self._x, mmap_mode="r", allow_pickle=False)[rows])
+        except (*NOT_AN_ARRAY, IndexError):
+            return None
+        good = images.ndim == 4 and images.dtype == np.uint8 and labels.shape == images.shape[:1]
+        return (images, labels) if good else None
+
+    def store(self, images: np.ndarray, labels: np.ndarray) -> None:
+        """Keeps a set that is worth it, if the disk has four times its size; where it cannot be written the set is not kept."""
+        if self._folder is None or images.nbytes < CACHED:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(self._folder).free < 4 * images.nbytes:
+                return
+            for name, array in ((self._y, labels), (self._x, images)):  # who finds the images finds the labels
+                with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".writing-", delete=False) as file:
+                    try:
+                        np.save(file, array, allow_pickle=False)
+                        file.close()
+                        os.chmod(file.name, 0o644)
+                        os.replace(file.name, self._folder / name)
+                    except BaseException:
+                        Path(file.name).unlink(missing_ok=True)
+                        raise
+        except OSError as error:
+            log.info("decoded images are not kept in %s: %s", self._folder, error.strerror)
+        else:
+            log.info("decoded images are kept in %s (%s), for later starts", self._folder, memory.said(images.nbytes))

@@ -1,0 +1,198 @@
+"""Arrays or encoded images in one .npz file."""
+
+import itertools
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedjax_core.data.memory import check_fits
+from fedjax_core.data.sources import file_checks, image_folder
+from fedjax_core.data.sources.dataset import Dataset, from_arrays, grey
+from fedjax_core.data.sources.splits import TestFraction, stratified_fraction
+from fedjax_core.option_types import AtLeastOne
+
+OF_ROWS = ("images", "features", "bytes", "offsets", "labels", "domains", "clients")
+SHARED = ("is_test", "class_names", "domain_names", "client_names")
+OTHER_NAMES = {  # of Keras' files, and of `from_arrays`; x are images where they are uint8 [rows, H, W] or [rows, H, W, C]
+    **{f"{what}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
+    **{f"{what.upper()}_{part}": f"{part}_{what}" for part in ("train", "test") for what in ("x", "y")},
+}
+DAMAGED = (*file_checks.NOT_AN_ARRAY, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def npz(
+    data_dir: Path,
+    path: str,
+    channels: Literal[1, 3] = 3,
+    size: AtLeastOne | None = None,
+    test_fraction: TestFraction | None = None,
+) -> Dataset:
+    """A .npz file with arrays or encoded images; read without pickle.
+
+    Either both parts, `train_` and `test_` in front of each key, or one with `is_test` [rows] bool and bare keys:
+      images                 [rows, H, W] or [rows, H, W, C], uint8 or floats
+      features               instead of images: [rows, ...], numbers of any shape and type, as `from_arrays` takes them
+      bytes, offsets         instead of images: encoded files one after another, file i is bytes[offsets[i]:offsets[i + 1]]
+      labels                 [rows] or [rows, 1] integers
+      domains, clients       [rows] integers, optional
+    and without a prefix, optional: class_names [K], domain_names, client_names. Or the arrays x_train, y_train, x_test and y_test,
+    as Keras has them (also train_x ...): x is images if it is uint8 [rows, H, W], else features; y is labels.
+
+    Args:
+      data_dir: where relative paths start.
+      path: the file; its ending .npz may be left out.
+      channels: 3 or 1, what encoded images are converted to.
+      size: resize encoded images to size x size pixels; needed where they differ.
+      test_fraction: for a file in one part: our own split, stratified by class (and domain), in place of `is_test`.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is damaged, lacks a key, or its arrays do not fit together; the message has the file and the key.
+    """
+    where = data_dir / Path(path).expanduser()
+    candidates = [where] if where.suffix == ".npz" else [where, where.with_name(where.name + ".npz")]
+    where = file_checks.find(f"npz:{path}", data_dir, candidates, "put the file there, or give its full path")
+    try:
+        return _dataset(where.stem, _columns(where), channels, size, test_fraction)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _dataset(name: str, columns: dict[str, np.ndarray], channels: int, size: int | None, test_fraction: float | None) -> Dataset:
+    names = {key: [str(name) for name in columns.pop(key)] for key in SHARED[1:] if key in columns}
+    if "labels" in columns:
+        rows = _rows(columns, "", channels, size)
+        labels = rows["labels"]
+        if test_fraction is not None:
+            is_test = stratified_fraction([labels, rows["domains"]] if "domains" in rows else [labels], test_fraction)
+        elif "is_test" in columns:
+            is_test = columns["is_test"]
+            if len(is_test) != len(labels) or is_test.dtype.kind not in "bui" or not np.isin(is_test, (0, 1)).all():
+                found = f"{len(is_test)} values of {is_test.dtype}"
+                raise ValueError(f"`is_test` has {found}: must be {len(labels)} times True or False, one for each label.")
+        else:
+            raise ValueError("has neither `is_test` nor a test part; pass test_fraction, such as 0.2.")
+        is_test = is_test.astype(bool)
+        train, test = ({key: values[chosen] for key, values in rows.items()} for chosen in (~is_test, is_test))
+    elif test_fraction is not None:
+        raise ValueError(f"test_fraction={test_fraction}, but the file has a test part of its own.")
+    else:
+        train, test = (_rows(columns, prefix, channels, size) for prefix in ("train_", "test_"))
+    return from_arrays(
+        train["x"],
+        train["labels"],
+        test["x"],
+        test["labels"],
+        names.get("class_names"),
+        name=name,
+        train_domains=train.get("domains"),
+        test_domains=test.get("domains"),
+        domain_names=names.get("domain_names", ()),
+        train_clients=train.get("clients"),
+        test_clients=test.get("clients"),
+        client_names=names.get("client_names", ()),
+    )
+
+
+def _rows(columns: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> dict[str, np.ndarray]:
+    """The columns of one part: "x", "labels", and "domains", "clients" if there are; checked to be equally long."""
+    rows = {key: columns[prefix + key] for key in OF_ROWS if prefix + key in columns}
+    if "labels" not in rows:
+        raise ValueError(f"has no `{prefix}labels` (found: {', '.join(columns)}).")
+    count = len(rows["labels"])
+    for key, values in rows.items():
+        if key not in ("bytes", "offsets") and len(values) != count:
+            raise ValueError(f"`{prefix}{key}` has {len(values)} rows for {count} `{prefix}labels`: must be equally many.")
+    held = {key: rows[key] for key in ("labels", "domains", "clients") if key in rows}
+    return {"x": _inputs(rows, prefix, channels, size), **held}
+
+
+def _inputs(rows: dict[str, np.ndarray], prefix: str, channels: int, size: int | None) -> np.ndarray:
+    array = next((key for key in ("images", "features") if key in rows), None)
+    if array is not None:
+        if size is not None:
+            raise ValueError(f"size={size}: only encoded images are resized, `{prefix}{array}` is an array.")
+        return grey(rows[array]) if array == "images" else rows[array]
+    if "bytes" not in rows or "offsets" not in rows:
+        raise ValueError(f"has neither `{prefix}images` nor `{prefix}features` nor `{prefix}bytes` with `{prefix}offsets`.")
+    blob, offsets, count = rows["bytes"].tobytes(), rows["offsets"], len(rows["labels"])
+    whole = len(offsets) == count + 1 and np.issubdtype(offsets.dtype, np.integer)
+    if not whole or offsets[0] != 0 or offsets[-1] != len(blob) or np.any(offsets[1:] < offsets[:-1]):
+        raise ValueError(
+            f"`{prefix}offsets` must be {count + 1} increasing numbers from 0 to {len(blob)}, one more than there are labels."
+        )
+    blobs = (blob[a:b] for a, b in itertools.pairwise(offsets.tolist()))
+    return image_folder.decode(lambda i: f"image {i} of `{prefix}bytes`", blobs, count, channels, size)
+
+
+def _columns(where: Path) -> dict[str, np.ndarray]:
+    """The arrays of the file that have a known key."""
+    if not zipfile.is_zipfile(where):
+        raise ValueError("is not a .npz archive, or is truncated.")
+    columns = {}
+    with zipfile.ZipFile(where) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        for name, info in members.items():
+            key = _known_key(name)
+            if key in columns:
+                raise ValueError(f"has {key!r} twice, also as {name!r}: give one of them.")
+            if key is not None:
+                columns[key] = _array(archive, info, name, is_flat=not key.endswith(_OF_ANY_SHAPE))
+    for key in [key for key in columns if key.endswith("_x")]:
+        values = columns.pop(key)
+        images_too = values.dtype == np.uint8 and values.ndim in (3, 4)
+        columns[key.removesuffix("x") + ("images" if images_too else "features")] = values
+    if not columns:
+        known = f"x_train, y_train, x_test, y_test; or, of both parts with train_ and test_ in front, {', '.join(OF_ROWS)}; and"
+        raise ValueError(f"has none of the known keys, {known} {', '.join(SHARED)}; found {', '.join(members) or 'nothing'}.")
+    return columns
+
+
+_OF_ANY_SHAPE = ("images", "features", "_x")
+
+
+def _known_key(name: str) -> str | None:
+    """Returns the key that an array's name stands for, or None."""
+    key = OTHER_NAMES.get(name, name)
+    if key in ("train_y", "test_y"):
+        return key.removesuffix("y") + "labels"
+    known = key in ("train_x", "test_x") or key.removeprefix("train_").removeprefix("test_") in OF_ROWS or key in SHARED
+    return key if known else None
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str, is_flat: bool) -> np.ndarray:
+    """One array, whose header is read first: it must claim as many bytes as there are, and they must fit into memory.
+
+    Args:
+      archive: the file.
+      info: the array's.
+      key: what messages call it.
+      is_flat: whether it must be [n], which [n, 1] becomes.
+    """
+    try:
+        with archive.open(info) as file:
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = read[np.lib.format.read_magic(file)](file)
+            start = file.tell()
+    except (*DAMAGED, KeyError) as error:
+        raise ValueError(f"`{key}` is no array, or is damaged ({file_checks.why_no_array(error)}); get the file again.") from error
+    if dtype.hasobject:
+        raise ValueError(f"`{key}` holds pickled objects, which are never loaded.")
+    if is_flat and len(shape) != 1 and shape[1:] != (1,):
+        raise ValueError(f"`{key}` has shape {shape}: must have one axis.")
+    check_fits(f"`{key}`", shape, dtype)
+    if (claimed := math.prod(shape) * dtype.itemsize) != info.file_size - start:
+        raise ValueError(
+            f"`{key}` has {info.file_size - start} bytes, its header says {shape} of {dtype}, which are {claimed}: truncated or "
+            "damaged; get the file again."
+        )
+    try:
+        with archive.open(info) as file:
+            found = np.lib.format.read_array(file, allow_pickle=False)
+            return found.reshape(-1) if is_flat else found
+    except DAMAGED as error:
+        raise ValueError(f"`{key}` is damaged ({file_checks.why_no_array(error)}); get the file again.") from error

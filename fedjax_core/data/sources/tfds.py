@@ -1,0 +1,150 @@
+"""Sets that tensorflow_datasets has prepared, read without TensorFlow."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_core.data.sources import image_cache, image_folder, tf_example
+from fedjax_core.data.sources.dataset import Dataset, from_arrays
+from fedjax_core.data.sources.splits import choose_rows
+from fedjax_core.option_types import AtLeastOne
+
+_BLOCK = 4096  # records that are read at once
+
+
+def tfds(
+    data_dir: Path,
+    path: str,
+    train: str = "train",
+    test: str = "test",
+    size: AtLeastOne | None = None,
+    image: str | None = None,
+    label: str | None = None,
+    training_examples: int | None = None,
+) -> Dataset:
+    """An image classification set prepared by tensorflow_datasets in random-access form, read without TensorFlow.
+
+    Decoded images are kept in a cache (`decoded.py`), so that later starts need not decode them again.
+
+    Args:
+      data_dir: holds `NAME/[CONFIG/]VERSION/`, itself or in its folder `tfds`.
+      path: NAME, NAME/CONFIG, or either with :VERSION; the newest version if none is given.
+      train: split that is trained on; slices such as "train[:1000]" work.
+      test: split that is the test set; some sets have "validation" only.
+      size: resize all images to size x size; needed where they differ.
+      image: feature that holds the image; None: the only one there is, or the one that is called "image".
+      label: feature that holds the label; None: the only one there is, or the one that is called "label".
+      training_examples: so many of the training rows, as `data.examples` takes them; the others are not decoded. None: all.
+
+    Raises:
+      FileNotFoundError: the set is not prepared there; the message says how to.
+      ValueError: no such split or feature, another file format or type of images, or files that are damaged.
+    """
+    import tensorflow_datasets
+
+    builder: Any = tensorflow_datasets.builder_from_directory(tfds_folder(data_dir, path))
+    features = builder.info.features
+
+    image = feature_of(path, features, tensorflow_datasets.features.Image, "image", image)
+    label = feature_of(path, features, tensorflow_datasets.features.ClassLabel, "label", label)
+    channels = features[image].shape[-1] or 3
+    if features[image].np_dtype != np.uint8:
+        raise ValueError(f"tfds:{path}: images of type {np.dtype(features[image].np_dtype)}; only uint8 images are read.")
+    arrays = []
+    for split, number in ((train, training_examples), (test, None)):
+        choose = lambda labels, number=number: choose_rows(labels, number)
+        what = (split, image, label, channels, size)
+        try:
+            rows = builder.as_data_source(split)
+            files = sorted({Path(part.filename) for part in builder.info.splits[split].file_instructions})
+            cached = image_cache.Cached(files, builder.info.full_name, *what)
+            if (found := cached.load(choose)) is None:
+                blobs, labels = _records(rows.data_source, image, label, choose)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"tfds:{path}: prepared as {builder.info.file_format.value}, which has no random access; prepare it again with "
+                "file_format='array_record'."
+            ) from error
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"tfds:{path}: split {split!r}: the set has {', '.join(builder.info.splits)}.") from error
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"tfds:{path}: split {split!r} is missing, truncated or damaged ({error}); get it again.") from error
+        if found is None:
+            where = lambda i, split=split, of=list(blobs): f"tfds:{path} {split}: image {of[i]}"
+            found = image_folder.decode(where, blobs.values(), len(blobs), channels, size), labels
+            if len(blobs) == len(rows):
+                cached.store(*found)
+        arrays += found
+    train_x, train_y, test_x, test_y = arrays
+    return from_arrays(train_x, train_y, test_x, test_y, tuple(features[label].names), name=builder.info.name)
+
+
+def _records(
+    source: Any, image: str, label: str, choose: Callable[[np.ndarray], np.ndarray | None]
+) -> tuple[dict[int, bytes], np.ndarray]:
+    """Returns the encoded images of the chosen rows, by row, and their labels.
+
+    Raises:
+      RuntimeError, OSError: the files are missing, truncated or damaged.
+    """
+    blocks = [range(begin, min(begin + _BLOCK, len(source))) for begin in range(0, len(source), _BLOCK)]
+    read = lambda rows, feature: [record[feature][0] for record in _decoded(source.__getitems__([*rows]), (feature,))]
+    labels = np.array([int(found) for block in blocks for found in read(block, label)], np.int64)
+    rows = choose(labels)
+    rows = np.arange(len(labels)) if rows is None else rows
+    cuts = np.split(rows, range(_BLOCK, len(rows), _BLOCK))
+    encoded = [blob for block in cuts for blob in read(block.tolist(), image)]
+    return dict(zip(rows.tolist(), encoded, strict=True)), labels[rows]
+
+
+def _decoded(records: Iterable[bytes], wanted: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yields the wanted features of records; what is no record ends as a damaged file does."""
+    for record in records:
+        try:
+            yield tf_example.decode(record, wanted)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
+
+
+def feature_of(path: str, features: Mapping[str, Any], kind: type, option: str, chosen: str | None) -> str:
+    """The name of the feature of one kind: the chosen one, else the only one, else the one that is called as the option."""
+    found = [key for key, feature in features.items() if type(feature) is kind]
+    if chosen is None:
+        chosen = found[0] if len(found) == 1 else option if option in found else None
+    if chosen not in found:
+        raise ValueError(f"tfds:{path}: option {option}={chosen!r}: must be one of its {kind.__name__} features, {found}.")
+    return chosen
+
+
+def tfds_folder(data_dir: Path, path: str) -> Path:
+    """The folder of a prepared set: NAME/[CONFIG/]VERSION."""
+    name, _, version = path.partition(":")
+    roots = [data_dir, data_dir / "tfds"]
+
+    def versions(folder: Path) -> Iterator[Path]:
+        for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if (child / "dataset_info.json").is_file() and (child / "features.json").is_file():
+                yield child
+
+    for root in roots:
+        there = {child.name: child for child in versions(root / name)}
+        if there and not version:
+            return max(there.values(), key=lambda child: [int(n) if n.isdigit() else -1 for n in child.name.split(".")])
+        if version in there:
+            return there[version]
+    known = sorted(
+        f"{name}/{child.name}"
+        for root in roots
+        if (root / name).is_dir()
+        for child in (root / name).iterdir()
+        if any(versions(child))
+    )
+    have = f" It has {', '.join(known)}: name one." if known else ""
+    looked = ", ".join(str(root / name / (version or "VERSION") / "dataset_info.json") for root in roots)
+    raise FileNotFoundError(
+        f"tfds:{path} is not prepared in {data_dir}: looked for {looked}.{have} To prepare it (needs TensorFlow: pip install "
+        f"'fedjax-core[prepare]'): tfds.builder({name!r}, data_dir='{data_dir / 'tfds'}', "
+        "file_format='array_record').download_and_prepare()."
+    )

@@ -1,0 +1,263 @@
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_core.data import partition
+from fedjax_core.data.apportion import generator
+from fedjax_core.data.partition import label_skew, rows, sampling
+from fedjax_core.data.ragged_index import RowLists
+from tests.fedjax_core.data.partition.labels import (
+    BALANCED,
+    LIGHT,
+    alphas,
+    assert_covers,
+    assert_disjoint,
+    assert_valid,
+    labelled,
+    seeds,
+    table,
+)
+
+
+@LIGHT
+@given(labelled(), st.integers(1, 12), seeds, alphas)
+def test_dirichlet_covers_without_overlap(labels, clients, seed, alpha):
+    index = partition.dirichlet(labels, clients, seed, alpha=alpha, min_size=0)
+    assert_valid(index, clients, len(labels))
+    assert_covers(index, len(labels))
+
+
+@LIGHT
+@given(labelled(), st.integers(1, 8), seeds, st.integers(1, 4))
+def test_dirichlet_keeps_the_minimum_size(labels, clients, seed, min_size):
+    index = partition.dirichlet(labels, clients, seed, alpha=1.0, min_size=min_size)
+    assert min(len(part) for part in index) >= min_size
+    assert_covers(index, len(labels))
+
+
+@LIGHT
+@given(labelled(), st.integers(1, 12), seeds, alphas)
+def test_dirichlet_balanced_has_equal_sizes(labels, clients, seed, alpha):
+    index = partition.dirichlet(labels, clients, seed, alpha=alpha, balanced=True)
+    assert_covers(index, len(labels))
+    sizes = [len(part) for part in index]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@LIGHT
+@given(labelled(), st.integers(2, 5), seeds, alphas, st.floats(0.01, 0.2))
+def test_dirichlet_min_share_gives_everyone_of_each_class(labels, clients, seed, alpha, min_share):
+    index = partition.dirichlet(labels, clients, seed, alpha=alpha, min_size=0, min_share=min_share)
+    assert_covers(index, len(labels))
+    assert np.all(table(labels, index) >= np.floor(min_share * np.bincount(labels)))
+
+
+def test_dirichlet_shares_have_the_mean_of_the_distribution():
+    """A scalar alpha treats all clients alike; a vector favours the clients with large entries, by its ratios."""
+    seeds = range(200)
+    even = np.mean([table(BALANCED, partition.dirichlet(BALANCED, 4, s, alpha=0.5)) for s in seeds], (0, 2))
+    np.testing.assert_allclose(even, [25, 25, 25, 25], atol=2.5)
+    skewed = [table(BALANCED, partition.dirichlet(BALANCED, 4, s, alpha=[3, 1, 3, 1], min_size=0)) for s in seeds]
+    np.testing.assert_allclose(np.mean(skewed, (0, 2)), [37.5, 12.5, 37.5, 12.5], atol=2.5)
+
+
+def test_dirichlet_small_alpha_means_more_skew():
+    def largest_share(alpha):
+        tables = [table(BALANCED, partition.dirichlet(BALANCED, 10, s, alpha=alpha, min_size=0)) for s in range(20)]
+        return np.mean(np.max(tables, 1)) / 100
+
+    np.testing.assert_allclose([largest_share(a) for a in (0.01, 0.1, 0.5, 1)], [0.94, 0.66, 0.38, 0.29], atol=0.04)
+    assert largest_share(1e6) < 0.11
+
+
+@LIGHT
+@given(labelled(), st.integers(1, 12), seeds, st.sampled_from([0.3, 1.0, 100.0]), st.booleans())
+def test_grouped_dirichlet_covers_without_overlap(labels, clients, seed, alpha, equal):
+    index = partition.grouped_dirichlet(labels, clients, seed, alpha=alpha, group_size=3, min_fraction=0.1, equal_sizes=equal)
+    assert_valid(index, clients, len(labels))
+    assert_covers(index, len(labels))
+    if equal:
+        sizes = [len(part) for part in index]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_grouped_dirichlet_has_the_least_and_largest_sizes_of_its_groups():
+    """Of 20 clients, ten by ten share 500 rows: at least 25 each, and a client below 50 gets at most one more class."""
+    for seed in range(5):
+        index = partition.grouped_dirichlet(BALANCED, 20, seed, alpha=0.05, equal_sizes=False)
+        numbers = table(BALANCED, index)  # [N, K]
+        sizes = numbers.sum(1)
+        np.testing.assert_array_equal([sizes[:10].sum(), sizes[10:].sum()], [500, 500])
+        assert sizes.min() >= 25
+        before = np.cumsum(numbers, 1) - numbers
+        assert np.all(numbers[before >= 50] == 0)  # whoever has the mean gets no more
+
+
+def test_grouped_dirichlet_cuts_what_it_drew():
+    """One seed, with and without equal sizes: the same rows in the same order of clients, cut elsewhere."""
+    drawn = partition.grouped_dirichlet(BALANCED, 20, 3, alpha=0.2, equal_sizes=False)
+    cut = partition.grouped_dirichlet(BALANCED, 20, 3, alpha=0.2)
+    assert [len(part) for part in cut] == [50] * 20
+    numbers = table(BALANCED, drawn)
+    classes = np.concatenate([np.repeat(np.arange(10), n) for n in numbers])
+    wanted = [np.bincount(part, minlength=10) for part in classes.reshape(20, 50)]
+    np.testing.assert_array_equal(table(BALANCED, cut), wanted)
+
+
+def test_grouped_dirichlet_refuses_what_it_cannot_do():
+    with pytest.raises(ValueError, match="alpha=0"):
+        partition.grouped_dirichlet(BALANCED, 20, 0, alpha=0)
+    with pytest.raises(ValueError, match="grouped_dirichlet: none of 5 draws"):
+        partition.grouped_dirichlet(BALANCED, 20, 0, alpha=0.001, min_fraction=1.0, max_tries=5)
+
+
+def test_rows_of_a_balanced_dirichlet_of_very_many_clients_are_moved_together(monkeypatch):
+    """To the same sizes, of the same rows, and about as one move after the other has it, which takes minutes of 300,000 clients."""
+    rows, log_share = np.array([4000, 6000, 500]), sampling.log_dirichlet(np.random.default_rng(1), 0.5, (3, 40))
+    one_by_one = label_skew._fit_equal_sizes(rows, log_share)
+    monkeypatch.setattr(label_skew, "_move_one_by_one", lambda *given: pytest.fail("one by one"))
+    monkeypatch.setattr(label_skew, "MANY", 39)
+    together = label_skew._fit_equal_sizes(rows, log_share)
+    for sums in (0, 1):
+        np.testing.assert_array_equal(together.sum(sums), one_by_one.sum(sums))
+    assert np.min(together) >= 0
+    assert np.abs(together - one_by_one).max() <= 3
+
+
+def test_balanced_dirichlet_keeps_the_odds_ratios_of_the_draw():
+    """The same draw, fitted to equal sizes: odds ratios agree up to rounding, on a table large enough for that."""
+    rows = np.array([40_000, 60_000])
+    log_share = sampling.log_dirichlet(np.random.default_rng(1), 5.0, (2, 3))
+    fitted = label_skew._fit_equal_sizes(rows, log_share)
+    assert fitted.sum(1).tolist() == rows.tolist()
+    assert fitted.sum(0).tolist() == [33_334, 33_333, 33_333]
+    odds = lambda logs: np.diff(np.diff(logs, axis=0), axis=1)
+    np.testing.assert_allclose(odds(np.log(fitted)), odds(log_share), atol=0.01)
+
+
+@LIGHT
+@given(labelled(), st.integers(1, 10), seeds, st.integers(1, 3))
+def test_shards_cover_evenly_with_few_classes(labels, clients, seed, shards_per_client):
+    index = partition.shards(labels, clients, seed, shards_per_client=shards_per_client)
+    assert_covers(index, len(labels))
+    sizes = [len(part) for part in index]
+    assert max(sizes) - min(sizes) <= shards_per_client
+    shard = -(-len(labels) // (clients * shards_per_client))
+    most = 2 + (shard - 1) // np.bincount(labels).min()  # classes that one shard can touch
+    assert np.count_nonzero(table(labels, index), 1).max() <= shards_per_client * most
+
+
+def shards_one_by_one(labels, clients, seed, each):
+    rng = generator(seed, "shards")
+    shuffled = rng.permutation(len(labels))
+    cut = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], clients * each)
+    dealt = rng.permutation(len(cut)).reshape(clients, each)
+    return [np.sort(np.concatenate([cut[shard] for shard in hand])) for hand in dealt]
+
+
+def pathological_one_by_one(labels, clients, seed, each):
+    """Of equal volume."""
+    rng, classes = generator(seed, "pathological"), labels.max() + 1
+    held = np.zeros((clients, classes), int)
+    for client in range(clients):
+        order = rng.permutation(classes)
+        held[client, order[np.argsort(held.sum(0)[order], kind="stable")[:each]]] = 1
+    number = min(np.bincount(labels) // held.sum(0))
+    hands = [[] for _ in range(clients)]
+    for c in range(classes):
+        shuffled = rng.permutation(np.flatnonzero(labels == c))
+        for place, client in enumerate(np.flatnonzero(held[:, c])):
+            hands[client] += shuffled[place * number : (place + 1) * number].tolist()
+    return [np.sort(hand) for hand in hands]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "naive", "option"),
+    [
+        (partition.shards, shards_one_by_one, "shards_per_client"),
+        (partition.pathological, pathological_one_by_one, "classes_per_client"),
+    ],
+)
+def test_all_clients_are_dealt_at_once_what_they_were_dealt_one_by_one(scheme, naive, option):
+    labels = np.random.default_rng(3).integers(0, 5, 301)
+    for clients, seed in ((7, 0), (12, 5)):
+        found = scheme(labels, clients, seed, **{option: 3})
+        assert isinstance(found, RowLists)  # no array for each client
+        assert [part.tolist() for part in found] == [part.tolist() for part in naive(labels, clients, seed, 3)]
+    assert isinstance(partition.dirichlet(labels, 7, 0, alpha=0.5), RowLists)
+
+
+def test_classes_are_dealt_to_many_clients_in_time_that_grows_with_their_number():
+    start = time.process_time()
+    held = rows.deal_classes(np.random.default_rng(0), 50, 20_000, 2)
+    assert time.process_time() - start < 4
+    assert set(held.sum(0)) == {800}
+
+
+def test_shards_of_even_data_hold_one_class_each():
+    counts = table(BALANCED, partition.shards(BALANCED, 25, 0, shards_per_client=2))  # 50 shards of 20 rows
+    assert set(np.unique(counts)) <= {0, 20, 40}
+    assert np.count_nonzero(counts, 1).max() == 2
+
+
+@LIGHT
+@given(labelled(), st.integers(1, 10), seeds, st.data())
+def test_pathological_has_n_classes_of_equal_volume(labels, clients, seed, data):
+    classes = labels.max() + 1
+    n = data.draw(st.integers(-(-classes // clients), classes))
+    index = partition.pathological(labels, clients, seed, classes_per_client=n)
+    assert_valid(index, clients, len(labels))
+    assert_disjoint(index)
+    counts = table(labels, index)
+    assert np.all(np.count_nonzero(counts, 1) == n)
+    assert len(np.unique(counts[counts > 0])) == 1
+    holders = np.count_nonzero(counts, 0)
+    assert holders.max() - holders.min() <= 1
+
+
+def test_pathological_can_deal_out_all_rows():
+    index = partition.pathological(BALANCED, 7, 0, classes_per_client=3, equal_volume=False)
+    assert_covers(index, len(BALANCED))
+    counts = table(BALANCED, index)
+    assert np.all(np.count_nonzero(counts, 1) == 3)
+    assert set(np.unique(counts)) == {0, 33, 34, 50}  # classes with three and with two holders
+
+
+@LIGHT
+@given(labelled(), seeds, st.data())
+def test_pathological_clients_can_hold_different_numbers_of_classes(labels, seed, data):
+    classes = int(labels.max()) + 1
+    numbers = data.draw(st.lists(st.integers(1, classes), min_size=classes, max_size=8))
+    index = partition.pathological(labels, len(numbers), seed, classes_per_client=numbers, equal_volume=False)
+    assert_valid(index, len(numbers), len(labels))
+    assert_covers(index, len(labels))
+    assert np.count_nonzero(table(labels, index), 1).tolist() == numbers
+
+
+def test_fedhpls_private_clients_hold_two_to_all_classes():
+    """Figures 7 and 9: five clients; every class has three holders."""
+    counts = table(BALANCED, partition.pathological(BALANCED, 5, 0, classes_per_client=(2, 4, 6, 8, 10)))
+    assert np.count_nonzero(counts, 1).tolist() == [2, 4, 6, 8, 10]
+    assert np.count_nonzero(counts, 0).tolist() == [3] * 10
+    assert set(np.unique(counts)) == {0, 33}
+
+
+def test_fedhpls_non_iid_gives_everyone_of_each_class():
+    """Disjoint, all rows dealt, random concentrations or given ones, and 1 %, 10 % or 0.5 % of each class for every client."""
+    for alpha in ("random", 0.1, 0.5, 1.0):
+        for least in (0.01, 0.1, 0.005):
+            labels = np.repeat(np.arange(4), 1000)
+            index = partition.dirichlet(labels, 5, 0, alpha=alpha, min_share=least)
+            assert_covers(index, len(labels))
+            assert table(labels, index).min() >= 1000 * least
+
+
+def test_random_concentrations_follow_fedhpl():
+    """Each class's concentrations add up to 1 over the clients, so its shares are as skewed as at alpha = 1/N."""
+    tables = [table(BALANCED, partition.dirichlet(BALANCED, 5, s, alpha="random", min_size=0)) for s in range(40)]
+    assert 0.6 < np.mean(np.max(tables, 1)) / 100 < 0.85
+    with pytest.raises(ValueError, match="alpha='randm'"):
+        partition.dirichlet(BALANCED, 5, 0, alpha="randm")  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,338 @@
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_core.algorithm import Examples
+from fedjax_core.data import apportion, client_validation_split, federated_data, held_out_clients, partition, sources
+from fedjax_core.data.ragged_index import RowLists
+
+LIGHT = settings(max_examples=25, deadline=None)
+
+
+def toy(classes=4, rows=60, test_rows=20, seed=0):
+    """A data set whose pixel says which row it is."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for number in (rows, test_rows):
+        y = rng.permutation(np.repeat(np.arange(classes), number))
+        parts += [np.arange(len(y), dtype=np.float32)[:, None], y]
+    names = tuple("abcdefgh"[:classes])
+    domains = {"train_domains": np.arange(classes * rows) % 2, "test_domains": np.arange(classes * test_rows) % 2}
+    ids = {"train_clients": np.arange(classes * rows) % 7, "test_clients": np.arange(classes * test_rows) % 7}
+    return sources.from_arrays(*parts, class_names=names, name="toy", **domains, **ids)
+
+
+DATA = toy()
+DIRICHLET = {"name": "dirichlet", "alpha": 0.5}
+
+
+def divide(scheme=None, clients=5, seed=0, **options):
+    return federated_data.federate(DATA, scheme or DIRICHLET, clients, seed, **options)
+
+
+def test_tables_count_what_the_lists_index():
+    data = divide()
+    assert (data.clients, data.classes, data.class_names, data.name) == (5, 4, ("a", "b", "c", "d"), "toy")
+    for i in range(5):
+        assert data.label_table[i].tolist() == [int(np.sum(data.train.y[data.train_index[i]] == c)) for c in range(4)]
+        assert data.test_label_table[i].tolist() == [int(np.sum(data.test.y[data.test_index[i]] == c)) for c in range(4)]
+    assert data.label_table.sum(0).tolist() == [60] * 4
+    assert data.train is DATA.train
+    assert data.test is DATA.test
+
+
+def test_the_lists_are_those_of_the_partition():
+    expected = partition.dirichlet(DATA.train.y, 5, 3, alpha=0.5)
+    for got, wanted in zip(divide(seed=3).train_index, expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_partition_may_be_written_as_in_a_config():
+    assert divide("dirichlet(alpha=0.5)").partition_hash == divide(DIRICHLET).partition_hash
+    assert divide("iid").partition_hash == divide({"name": "iid"}).partition_hash
+    with pytest.raises(ValueError, match="unknown partition 'dirichelt'"):
+        divide("dirichelt(alpha=0.5)")
+    with pytest.raises(ValueError, match="needs a name"):
+        divide({"alpha": 0.5})
+
+
+# -- the hash
+
+
+def test_the_hash_follows_the_lists():
+    data = divide()
+    assert data.partition_hash == divide().partition_hash
+    assert len(data.partition_hash) == 64
+    hashes = {data.partition_hash, divide(seed=1).partition_hash, divide(clients=6).partition_hash}
+    hashes |= {divide(test_split="all").partition_hash, client_validation_split.hold_out(divide(), 0.5, 0).partition_hash}
+    assert len(hashes) == 5
+
+
+def test_the_hash_is_that_of_every_machine():
+    """sha256 over numbers written out by hand: lengths as 64-bit, rows as 32-bit little-endian."""
+    import hashlib
+    import struct
+
+    data = federated_data.from_index(DATA, [[2, 1], [5]], [[0], []])
+    train = struct.pack("<3q", 2, 2, 1) + struct.pack("<3i", 1, 2, 5)
+    test = struct.pack("<3q", 2, 1, 0) + struct.pack("<1i", 0)
+    held = struct.pack("<3q", 2, 0, 0)
+    assert data.partition_hash == hashlib.sha256(train + test + held).hexdigest()
+
+
+# -- clients' own test rows
+
+
+@LIGHT
+@given(st.integers(1, 12), st.integers(0, 10_000), st.sampled_from([0.01, 0.3, 10.0]))
+def test_proportional_test_rows_are_disjoint_and_follow_the_training_rows(clients, seed, alpha):
+    data = divide({"name": "dirichlet", "alpha": alpha, "min_size": 0}, clients, seed)
+    together = np.concatenate(data.test_index)
+    assert len(together) == len(np.unique(together)) == len(DATA.test.y)
+    assert np.abs(data.test_label_table - data.label_table * 20 / 60).max() < 1
+
+
+def test_proportional_leaves_out_classes_that_nobody_trains_on():
+    only_b = np.flatnonzero(DATA.train.y == 1)
+    data = federated_data.from_index(DATA, [only_b[:20], only_b[20:], []])
+    assert data.test_label_table.tolist() == [[0, 7, 0, 0], [0, 13, 0, 0], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("many", [apportion.MANY, 0], ids=["one by one", "together"])
+@LIGHT
+@given(st.integers(1, 8), st.integers(0, 10_000))
+def test_matched_test_rows_have_the_training_distribution(many, clients, seed):
+    with mock.patch.object(apportion, "MANY", many):
+        data = divide({"name": "dirichlet", "alpha": 2.0}, clients, seed, test_split="matched", test_examples=15)
+    assert {len(rows) for rows in data.test_index} == {15}
+    shares = data.label_table / data.label_table.sum(1, keepdims=True)
+    assert np.abs(data.test_label_table - 15 * shares).max() < 1
+    for rows in data.test_index:
+        assert len(np.unique(rows)) == 15
+
+
+@pytest.mark.parametrize("many", [apportion.MANY, 0], ids=["one by one", "together"])
+def test_matched_says_how_many_rows_there_are(monkeypatch, many):
+    monkeypatch.setattr(apportion, "MANY", many)
+    one_class = {"name": "pathological", "classes_per_client": 1}
+    with pytest.raises(ValueError, match=r"wants 21 of the 20 test rows of class \d; test_examples=21 must be <= 20"):
+        divide(one_class, 4, test_split="matched", test_examples=21)
+    assert divide(one_class, 4, test_split="matched", test_examples=20).test_label_table.max(1).tolist() == [20] * 4
+
+
+def test_lists_by_offsets_are_lists():
+    """Shared ones too, sorted or not; what they are hashed to does not depend on how they lie."""
+    shared = RowLists(np.array([4, 5, 6, 9, 8]), np.array([0, 0, 1, 3, 5]), np.array([3, 3, 2, 2, 0]))
+    plain = [[4, 5, 6], [4, 5, 6], [5, 6], [8, 9], []]
+    mine, theirs = (federated_data.from_index(DATA, lists, [[0]] * 5) for lists in (shared, plain))
+    assert [rows.tolist() for rows in mine.train_index] == plain
+    assert mine.partition_hash == theirs.partition_hash
+    with pytest.raises(ValueError, match=r"train_index has row numbers from 4 to 9: must lie in \[0, 9\)"):
+        federated_data._given("train_index", shared, 9)
+
+
+def test_all_is_the_whole_test_set_for_everyone():
+    data = divide(test_split="all")
+    for rows in data.test_index:
+        np.testing.assert_array_equal(rows, np.arange(80))
+
+
+def test_a_partition_with_test_rows_of_its_own_keeps_them():
+    scheme = {"name": "dirichlet_clients", "alpha": 1.0, "train_examples": 30, "test_examples": 12}
+    for test_split in (None, "partition"):
+        data = divide(scheme, test_split=test_split)
+        assert {len(rows) for rows in data.train_index} == {30}
+        assert {len(rows) for rows in data.test_index} == {12}
+    assert {len(rows) for rows in divide(scheme, test_split="all").test_index} == {80}
+    domains = divide({"name": "by_domain"}, 2)
+    assert [set(rows % 2) for rows in domains.test_index] == [{0}, {1}]
+    natural = divide({"name": "natural"}, 7)
+    assert [set(rows % 7) for rows in natural.test_index] == [{i} for i in range(7)]
+    with pytest.raises(ValueError, match="test_split='partition': 'dirichlet' defines no test rows"):
+        divide(test_split="partition")
+
+
+# -- before and after the partition
+
+
+def test_long_tail_comes_first_and_spares_the_test_set():
+    data = divide(long_tail=10.0)
+    assert data.label_table.sum(0).tolist() == [60, 27, 12, 6]
+    kept = partition.long_tail(DATA.train.y, 0, rho=10.0)
+    np.testing.assert_array_equal(np.sort(np.concatenate(data.train_index)), kept)
+    assert data.test_label_table.sum(0).tolist() == [20] * 4
+    by_domain = divide({"name": "by_domain"}, 2, long_tail=10.0)
+    assert [set(rows % 2) for rows in by_domain.train_index] == [{0}, {1}]
+
+
+def test_long_tails_of_real_images_leave_the_test_set_balanced(shared_data):
+    """The profile of Cao et al. 2019 on CIFAR-10; its test split is trained on here, 1,000 images of each class."""
+    whole = sources.load("tfds:cifar10", shared_data, train="test", test="train[:500]")
+    balanced = whole._replace(test=whole.train)
+    for rho in (10, 50, 100):
+        data = federated_data.federate(balanced, {"name": "dirichlet", "alpha": 0.2}, 20, 0, long_tail=rho)
+        assert data.label_table.sum(0).tolist() == [int(1000 * rho ** (-j / 9) + 1e-9) for j in range(10)]
+        assert data.label_table.sum(0)[-1] == 1000 // rho
+        assert data.test_label_table.sum(0).tolist() == [1000] * 10
+        assert data.test is balanced.test
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheme": {"alpha": 0.5}}, "needs a name"),
+        ({"scheme": {"name": "dirichlet", "alpha": -1}}, "alpha=-1 must be positive"),
+        ({"clients": 241}, "241 clients for 240 rows"),
+        ({"test_split": "propotional"}, "unknown test split 'propotional'.*Did you mean 'proportional'"),
+        ({"test_split": "matched"}, "test_split='matched' with test_examples=None"),
+        ({"test_examples": 5}, "test_split=None with test_examples=5"),
+        ({"test_split": "matched", "test_examples": 0}, "test_examples=0: must be >= 1"),
+        ({"long_tail": 0.1}, "rho=0.1: must be"),
+        ({"seed": -3}, "data seed -3"),
+    ],
+)
+def test_impossible_requests_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        divide(**options)
+
+
+def test_misaligned_data_sets_are_refused():
+    short = DATA._replace(train=Examples(DATA.train.x[:-1], DATA.train.y))
+    with pytest.raises(ValueError, match=r"train: labels int32 .* for 239 rows"):
+        federated_data.federate(short, DIRICHLET, 3, 0)
+    unnamed = DATA._replace(class_names=("a", "b", "c"))
+    with pytest.raises(ValueError, match=r"train: labels from 0 to 3: must lie in \[0, 3\)"):
+        federated_data.from_index(unnamed, [[0]])
+
+
+# -- own lists
+
+
+def test_from_index_takes_lists_as_they_are():
+    data = federated_data.from_index(DATA, [[3, 1], np.array([1, 2, 239])], [[0], []])
+    assert [rows.tolist() for rows in data.train_index] == [[1, 3], [1, 2, 239]]
+    assert [rows.tolist() for rows in data.test_index] == [[0], []]
+    assert data.test_label_table.sum(1).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ([[0, 240]], None, r"train_index\[0\] has row numbers from 0 to 240: must lie in \[0, 240\)"),
+        ([[0], [-1]], None, r"train_index\[1\] has row numbers from -1"),
+        ([[0.5]], None, r"train_index\[0\] has shape \(1,\) and type float64"),
+        ([[0], [1]], [[0]], "train_index has 2 lists and test_index 1"),
+        ([[0]], [[80]], r"test_index\[0\] has row numbers from 80 to 80: must lie in \[0, 80\)"),
+        ([], None, "train_index has no lists"),
+    ],
+)
+def test_from_index_refuses_what_does_not_fit(train, test, message):
+    with pytest.raises(ValueError, match=message):
+        federated_data.from_index(DATA, train, test)
+
+
+# -- pooled, summary
+
+
+def test_pooled_does_not_depend_on_the_partition():
+    pooled = [federated_data.pooled(divide(scheme)) for scheme in (DIRICHLET, {"name": "iid"}, {"name": "shards"})]
+    assert len({data.partition_hash for data in pooled}) == 1
+    assert pooled[0].clients == 1
+    np.testing.assert_array_equal(pooled[0].train_index[0], np.arange(240))
+    np.testing.assert_array_equal(pooled[0].test_index[0], np.arange(80))
+
+
+def test_pooled_holds_each_row_once():
+    data = federated_data.from_index(DATA, [[5, 1], [1, 7], [7, 5]])
+    assert federated_data.pooled(data).train_index[0].tolist() == [1, 5, 7]
+    held = client_validation_split.hold_out(divide(), 0.2, 0)
+    assert federated_data.pooled(held).validation_index[0].tolist() == sorted(np.concatenate(held.validation_index))
+
+
+def test_summary_shows_the_table():
+    data = federated_data.from_index(DATA, [np.flatnonzero(DATA.train.y == 0), [0, 1, 2]], [[0], []])
+    lines = federated_data.summary(data).splitlines()
+    assert lines[0].startswith("toy: 240 training and 80 test rows, 4 classes, 2 clients, partition ")
+    assert data.partition_hash[:12] in lines[0]
+    assert "smallest 3, median 31.5, largest 60" in lines[1]
+    assert lines[3].split() == ["0", "60", "1", "|", "60", "0", "0", "0"]
+    assert lines[4].split()[:4] == ["1", "3", "0", "|"]
+    assert lines[4].split()[4:] == [str(n) for n in data.label_table[1]]
+
+
+def test_summary_is_cut():
+    data = federated_data.federate(toy(classes=8), {"name": "iid"}, 30, 0)
+    lines = federated_data.summary(data, max_clients=4, max_classes=3).splitlines()
+    assert len(lines) == 2 + 1 + 4 + 1
+    assert lines[2].endswith("... 5 more")
+    assert lines[-1] == "... 26 more clients"
+    assert len(lines[3].split("|")[1].split()) == 3
+
+
+def test_the_summary_of_many_clients_has_no_line_for_each():
+    data = federated_data.federate(toy(classes=4), {"name": "iid"}, 60, 0)
+    lines = federated_data.summary(data).splitlines()
+    assert lines[2] == "deciles of training rows: 4, 4, 4, 4, 4, 4, 4, 4, 4"
+    assert lines[3] == "training rows of each class: " + ", ".join(f"{name} 60" for name in data.class_names)
+    assert len(lines) == 4
+
+
+# -- real data
+
+
+def test_own_arrays_to_federated_data_in_ten_lines():
+    """The HOWTO: from arrays, or files, to a population."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (200, 8, 8, 1), np.uint8), rng.integers(0, 3, 200)
+    mine = sources.from_arrays(x[:150], y[:150], x[150:], y[150:], class_names=("cat", "dog", "owl"))
+    data = federated_data.federate(mine, {"name": "dirichlet", "alpha": 0.5}, clients=4, seed=0)
+    assert data.label_table.sum() == 150
+    assert data.test_label_table.sum() == 50
+
+
+def test_pacs_by_domain_with_the_papers_numbers(shared_data):
+    """1000 training and 500 test rows per domain: with 20 % test rows no domain but sketch has 500; photo has 1670 rows in all."""
+    pacs = sources.load("npz:pacs64.npz", shared_data)
+    scheme = {"name": "by_domain", "train_examples": 1000, "test_examples": 500}
+    with pytest.raises(ValueError, match=r"domain 0 has 410 test rows for 1 clients, 410 each; test_examples=500"):
+        federated_data.federate(pacs, scheme, 4, 0)
+    pacs = sources.load("npz:pacs64.npz", shared_data, test_fraction=0.32)
+    data = federated_data.federate(pacs, scheme, 4, 0)
+    assert data.label_table.sum(1).tolist() == [1000] * 4
+    assert data.test_label_table.sum(1).tolist() == [500] * 4
+
+
+def test_digits_of_the_main_job():
+    data = federated_data.federate(sources.load("digits"), DIRICHLET, 20, 0)
+    assert data.label_table.sum() == 1437
+    assert data.test_label_table.sum() == 360
+    assert data.label_table.sum(1).min() >= 1
+
+
+def test_natural_clients_are_called_as_the_data_call_them():
+    x, y = np.zeros((12, 2), np.float32), np.arange(12) % 2
+    whose = np.repeat([0, 1, 2], 4)
+    names = ("north\x1b[31m", "south", "a name of more than twenty signs")
+    mine = sources.from_arrays(x, y, x, y, ("=1", "b\nc"), train_clients=whose, test_clients=whose, client_names=names)
+    data = federated_data.federate(mine, "natural")
+    assert (data.clients, data.client_names) == (3, names)
+    text = federated_data.summary(data)
+    assert "\x1b" not in text
+    assert [line.split()[0] for line in text.splitlines()[3:]] == [r"north\x1b[31m", "south", "a"]
+    some = federated_data.federate(mine, "natural", 2, seed=1)
+    assert len(some.client_names) == 2
+    for i, name in enumerate(some.client_names):
+        assert {names[whose[row]] for row in some.train_index[i]} == {name}
+    apart = held_out_clients.set_apart(data, 1, seed=0)
+    assert apart.unseen is not None
+    assert sorted(apart.client_names + apart.unseen.names) == sorted(names)
+    assert apart.names_of_all == apart.client_names + apart.unseen.names
+    assert federated_data.federate(mine, "iid", 3).client_names == ()
+    numbered = sources.from_arrays(x, y, x, y, train_clients=whose * 5 + 7)
+    assert federated_data.federate(numbered, "natural").client_names == ("7", "12", "17")
+    assert federated_data.pooled(data).client_names == ()
+    with pytest.raises(ValueError, match="client_names has 3 names without train_clients: give both"):
+        sources.from_arrays(x, y, x, y, client_names=names)

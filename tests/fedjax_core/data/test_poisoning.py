@@ -1,0 +1,63 @@
+"""Poisoned rows: whose they are, and what is in them."""
+
+import numpy as np
+import pytest
+
+from fedjax_core.data import federated_data, poisoning, sources
+from fedjax_core.testing import federation
+from fedjax_core.training import backdoor
+
+
+def images(dtype=np.uint8):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 200, (40, 6, 6, 1)).astype(dtype)
+    mine = sources.from_arrays(x, np.arange(40) % 4, x[:8], np.arange(8) % 4)
+    return federated_data.from_index(mine, np.arange(40).reshape(4, 10), np.arange(8).reshape(4, 2))
+
+
+def test_labels_are_flipped_for_the_attackers_alone():
+    data = images()
+    found = poisoning.poisoned(data, [poisoning.label_flip()], [1, 3], seed=0)
+    for i in range(4):
+        y, before = found.train.y[found.train_index[i]], data.train.y[data.train_index[i]]
+        np.testing.assert_array_equal(y, 3 - before if i in (1, 3) else before)
+        np.testing.assert_array_equal(found.train.x[found.train_index[i]], data.train.x[data.train_index[i]])
+    assert found.partition_hash != data.partition_hash
+    np.testing.assert_array_equal(found.label_table[1], data.label_table[1][::-1])
+    np.testing.assert_array_equal(found.test.y, data.test.y)
+    one = poisoning.poisoned(data, [poisoning.label_flip(source=1, target=2)], [0], seed=0)
+    np.testing.assert_array_equal(one.label_table[0], data.label_table[0] * [1, 0, 1, 1] + [0, 0, data.label_table[0][1], 0])
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.uint8, 255), (np.float32, 1)])
+def test_a_backdoor_marks_a_share_of_the_rows_and_gives_them_its_class(dtype, value):
+    data, poisons = images(dtype), poisoning.backdoor(target=2, share=0.3, size=2)
+    found = poisoning.poisoned(data, [poisons], [2], seed=0)
+    x, y = found.train.x[found.train_index[2]], found.train.y[found.train_index[2]]
+    marked = (x[:, 4:, 4:] == value).all((1, 2, 3))
+    assert marked.sum() == 3
+    assert (y[marked] == 2).all()
+    before = data.train.x[data.train_index[2]]
+    np.testing.assert_array_equal(x[~marked], before[~marked])
+    np.testing.assert_array_equal(x[marked][:, :4], before[marked][:, :4])
+    assert x.dtype == dtype
+
+
+def test_success_counts_what_is_of_another_class_and_gets_the_triggers():
+    outputs = {backdoor.OUTPUT: np.eye(3)[[2, 2, 0, 2, 2]]}
+    score = backdoor.score(poisoning.backdoor(target=2).trigger)
+    fell, of = score(outputs, None, np.array([0, 2, 1, 1, 0]), np.array([1, 1, 1, 1, 0], bool))
+    assert (fell, of) == (2, 3)
+
+
+def test_what_cannot_be_poisoned_is_refused():
+    with pytest.raises(ValueError, match="size=7 is more than an example"):
+        poisoning.poisoned(images(), [poisoning.backdoor(size=7)], [0], seed=0)
+    with pytest.raises(ValueError, match="target=9: the data have classes 0"):
+        poisoning.poisoned(images(), [poisoning.backdoor(target=9)], [0], seed=0)
+    with pytest.raises(ValueError, match=r"value=2.0: must be between 0 and 1 for examples of uint8"):
+        poisoning.poisoned(images(), [poisoning.backdoor(size=2, value=2.0)], [0], seed=0)
+    with pytest.raises(ValueError, match="source=1, target=None"):
+        poisoning.label_flip(source=1)
+    vectors = poisoning.poisoned(federation.data(), [poisoning.backdoor(size=1, share=1.0)], [0], seed=0)
+    assert (vectors.train.x[vectors.train_index[0]][:, -1] == 1).all()
