@@ -22,7 +22,7 @@ from fedjax_core.language import instruction_data, load_pretrained
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language.models import llama
 from fedjax_core.nn.from_nnx import build as network
-from fedjax_core.reporting import analysis, words
+from fedjax_core.reporting import analysis, score_labels
 from tests.fedjax_core.training.test_adapters import LLAMA_7B
 
 ROOT = Path(__file__).parents[1]
@@ -165,7 +165,7 @@ def test_smoke_needs_no_files_and_runs(name):
     sim = experiment.build(config)
     state, _ = sim.rounds(sim.init(config.seed), 1)
     assert int(state.round) == 1
-    scores = [value for score, value in sim.evaluate(state).items() if words.is_headline(score)]
+    scores = [value for score, value in sim.evaluate(state).items() if score_labels.is_headline(score)]
     assert scores
     assert max(scores) > (0.1 if "digits" in config.data.source else -1)
 

@@ -22,7 +22,7 @@ from fedjax_core.commands.analyses import figures, listings
 from fedjax_core.commands.analyses.asked import TRUST, Asked, Loaded
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
 from fedjax_core.commands.analyses.measures import NUMBERS, is_size, number, size
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
 __all__ = ["NUMBERS", "Asked", "Loaded", "analyse", "is_size", "main", "number", "size"]
@@ -69,7 +69,7 @@ def analyse(what: Sequence[str], asked: Asked) -> list[Path]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = report.Parser("fedjax-core analyse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporter.Parser("fedjax-core analyse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     listed = "\n".join(f"  {name:14} {(function.__doc__ or '').partition(chr(10))[0]}" for name, function in WHAT.items())
     parser.epilog = f"analyses:\n{listed}"
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
@@ -141,16 +141,16 @@ def main(arguments: Sequence[str]) -> int:
             runs, out, *shown, given.scope, given.span, given.points, given.seed, given.beams, labels, formats, given.trust
         )
     except ValueError as error:
-        return report.fail(error, 2)
+        return reporter.fail(error, 2)
     try:
         experiment.keep_programs(given.compilation_cache)
         experiment.use_all_cores()
         for file in analyse(what, asked):
-            report.say(file.read_text().rstrip() if file.suffix == ".md" else str(file))
+            reporter.say(file.read_text().rstrip() if file.suffix == ".md" else str(file))
     except KeyboardInterrupt:
-        return report.fail("interrupted", 130)
+        return reporter.fail("interrupted", 130)
     except (ValueError, TypeError, OSError) as error:
-        return report.fail(error, 1)
+        return reporter.fail(error, 1)
     return 0
 
 

@@ -23,7 +23,7 @@ from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands import ending
 from fedjax_core.commands.analyses.asked import TRUST
 from fedjax_core.engine.simulator import View
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 from fedjax_core.storage import export_model as files
 from fedjax_core.storage import export_predictor, pretrained_weights
 
@@ -140,7 +140,7 @@ def _chosen(method: str, view: View, client: int | None, model: str | None) -> s
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = report.Parser("fedjax-core export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporter.Parser("fedjax-core export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="directory of a run")
     parser.add_argument("--out", required=True, help="the file, such as model.safetensors")
     parser.add_argument("--client", type=int, help="whose model; by default the global one")
@@ -157,17 +157,19 @@ def main(arguments: Sequence[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
     except ValueError as error:
-        return report.fail(error, 2)
+        return reporter.fail(error, 2)
     try:
         experiment.keep_programs(experiment.PROGRAMS)
         said = export(
             given.run, given.out, client=given.client, model=given.model, done=given.done, layout=given.layout, trust=given.trust
         )
-        report.say(f"{given.out}: the {said['predictor']} model of {said['method']}, {said['model']}, after round {said['round']}")
+        reporter.say(
+            f"{given.out}: the {said['predictor']} model of {said['method']}, {said['model']}, after round {said['round']}"
+        )
     except KeyboardInterrupt:
-        return report.fail("interrupted", 130)
+        return reporter.fail("interrupted", 130)
     except (ValueError, TypeError, OSError) as error:
-        return report.fail(error, 1)
+        return reporter.fail(error, 1)
     return 0
 
 

@@ -22,7 +22,7 @@ from fedjax_core.commands import ending, fields, shipped
 from fedjax_core.data import partition, poisoning, sources
 from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED
-from fedjax_core.reporting import loggers, report
+from fedjax_core.reporting import loggers, reporter
 from fedjax_core.training import adapters
 from fedjax_core.training.augment import pipeline
 from fedjax_core.uplink import attacks, compression, dp_mechanisms, robust_aggregation
@@ -193,7 +193,7 @@ def _head_of(file: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = report.Parser("fedjax-core list", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporter.Parser("fedjax-core list", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="?", help=f"one of {', '.join([OF_CONFIGS, *KINDS, *FILES])}")
     parser.add_argument("name", nargs="?", help="one of the kind")
     return parser
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str]) -> int:
             registry.choose("kind", given.kind, [OF_CONFIGS, *KINDS, *FILES])
             text = listed(given.kind) if given.name is None else detailed(given.kind, given.name)
     except ValueError as error:
-        return report.fail(error, 2)
+        return reporter.fail(error, 2)
     sys.stdout.write(f"{text}\n")
     return 0
 

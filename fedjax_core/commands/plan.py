@@ -24,7 +24,7 @@ from fedjax_core.commands import config_line, ending
 from fedjax_core.commands.plans import elsewhere, planned, targets, written
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment.mock_data import Counts
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 from fedjax_core.run import signals
 from fedjax_core.storage.json_files import write_json
 
@@ -83,10 +83,10 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f"--programs has {sorted(unknown)[0]!r}; it may have {', '.join(PARTS)}")
         counts = _counts(given)
     except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
-        return report.fail(config_line.misused(error, arguments), 2)
+        return reporter.fail(config_line.misused(error, arguments), 2)
     try:
         if other and (said := experiment.switch(given.config, other)):
-            report.say(said)
+            reporter.say(said)
         if given.clients is not None:
             given.config.data.clients = given.clients
         experiment.check(given.config)
@@ -102,15 +102,15 @@ def main(arguments: Sequence[str]) -> int:
                 seconds=given.limit,
                 folder=given.kept or None,
                 fresh=given.fresh,
-                say=report.say,
+                say=reporter.say,
             )
         sys.stdout.write(f"{written.text(plan)}\n")
         if given.json:
             write_json(os.path.expanduser(given.json), plan)
     except KeyboardInterrupt:
-        return report.fail("interrupted; what was compiled is kept", 130)
+        return reporter.fail("interrupted; what was compiled is kept", 130)
     except (ValueError, TypeError, OSError) as error:
-        return report.fail(error, 1)
+        return reporter.fail(error, 1)
     return 0 if planned.fits(plan) else 1
 
 

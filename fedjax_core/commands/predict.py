@@ -29,7 +29,7 @@ from fedjax_core.algorithm import PyTree
 from fedjax_core.commands import ending
 from fedjax_core.data.input_range import ENOUGH, LIKE, sample_channels
 from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS, convert, to_bytes
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 from fedjax_core.storage import export_model, export_predictor
 from fedjax_core.storage.atomic_files import explained, write_csv
 from fedjax_core.storage.safetensors_files import read_tensors
@@ -222,7 +222,7 @@ def _warn_of_scale(path: Path, x: np.ndarray, description: Mapping[str, Any]) ->
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = report.Parser("fedjax-core predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporter.Parser("fedjax-core predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a saved model")
     parser.add_argument("examples", help="a folder of images, one image, or a .npy or .npz file")
     parser.add_argument("--out", default="predictions.csv", help="the table; by default predictions.csv")
@@ -238,16 +238,16 @@ def main(arguments: Sequence[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
     except ValueError as error:
-        return report.fail(error, 2)
+        return reporter.fail(error, 2)
     try:
         experiment.keep_programs(experiment.PROGRAMS)
         table = predict(given.model, given.examples, array=given.array, batch=given.batch, trust=given.trust)
         write_csv(os.path.expanduser(given.out), table, COLUMNS)
-        report.say(f"{given.out}: {len(table)} predictions")
+        reporter.say(f"{given.out}: {len(table)} predictions")
     except KeyboardInterrupt:
-        return report.fail("interrupted", 130)
+        return reporter.fail("interrupted", 130)
     except (ValueError, TypeError, OSError) as error:
-        return report.fail(error, 1)
+        return reporter.fail(error, 1)
     return 0
 
 

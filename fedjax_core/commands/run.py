@@ -27,7 +27,7 @@ from ml_collections import config_flags
 from fedjax_core import experiment, option_types
 from fedjax_core.commands import config_line, ending, processes
 from fedjax_core.commands.config_line import HELP, MORE
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 
 KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say what is wrong in one line
 
@@ -82,10 +82,10 @@ def _several(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> in
         mine.seed = seed
         console = functools.partial(_labelled, f"seed {seed}") if label else None
         runs.append(experiment.Run(mine, str(Path(workdir) / f"seed{seed}"), console, fresh))
-    ended = experiment.execute_all(runs, say=report.say)
+    ended = experiment.execute_all(runs, say=reporter.say)
     failed = {seed: outcome for seed, outcome in zip(seeds, ended, strict=True) if isinstance(outcome, Exception)}
     for seed, error in failed.items():
-        report.fail(f"seed {seed}: {report.one_line(error)}", 1)
+        reporter.fail(f"seed {seed}: {reporter.one_line(error)}", 1)
     for error in failed.values():
         if not isinstance(error, KNOWN):
             raise error
@@ -98,7 +98,7 @@ def _several(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> in
 
 
 def _labelled(label: str, text: str) -> None:
-    report.say("\n".join(f"{label}  {line}" for line in text.splitlines()))
+    reporter.say("\n".join(f"{label}  {line}" for line in text.splitlines()))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -121,10 +121,10 @@ def main(arguments: Sequence[str]) -> int:
         seeds = None if given.seeds is None else _seeds(given.seeds)
         processes.check(given.distributed, given.coordinator, given.processes, given.process)
     except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
-        return report.fail(config_line.misused(error, arguments), 2)
+        return reporter.fail(config_line.misused(error, arguments), 2)
     try:
         if other and (said := experiment.switch(given.config, other)):
-            report.say(said)
+            reporter.say(said)
         experiment.keep_programs(given.compilation_cache)
         if given.distributed or given.coordinator:
             processes.join(given.coordinator, given.processes, given.process)
@@ -134,15 +134,15 @@ def main(arguments: Sequence[str]) -> int:
             return _several(given.config, given.workdir, seeds, given.fresh)
         if (lanes := experiment.lanes_of(given.config)) > 1:
             experiment.check(given.config)
-            report.say(f"plan.lanes={lanes}: this is one run, so it goes alone; --seeds=0,1,2 has several, which are lanes")
+            reporter.say(f"plan.lanes={lanes}: this is one run, so it goes alone; --seeds=0,1,2 has several, which are lanes")
         experiment.execute(given.config, given.workdir, fresh=given.fresh)
     except KeyboardInterrupt as error:
-        return report.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
+        return reporter.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
     except KNOWN as error:
-        return report.fail(error, 1)
+        return reporter.fail(error, 1)
     except RuntimeError as error:
         if lost := processes.lost_partner(error):
-            return report.fail(lost, 1)
+            return reporter.fail(lost, 1)
         raise
     return 0
 

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 from fedjax_core import experiment
 from fedjax_core.commands import config_line, ending, shipped, tables
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = report.Parser("fedjax-core table", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporter.Parser("fedjax-core table", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", help="definition, by its bare name or as a file")
     parser.add_argument("--table", help="the same, such as a file like those in configs/tables/")
     parser.add_argument("--workdir", required=True, help="directory of the runs and of table.md, table.csv, table.tex")
@@ -62,15 +62,15 @@ def main(arguments: Sequence[str]) -> int:
         tables.choose(every, only)
         tables.plan(table, given.variant)
     except (ValueError, TypeError) as error:
-        return report.fail(error, 2)
+        return reporter.fail(error, 2)
     try:
         experiment.keep_programs(given.compilation_cache)
         experiment.use_all_cores()
         outcome = tables.run(table, given.workdir, given.variant, only=only, seeds=seeds)
     except KeyboardInterrupt as error:
-        return report.fail(error if str(error) else "interrupted; the same command goes on from there", 130)
+        return reporter.fail(error if str(error) else "interrupted; the same command goes on from there", 130)
     except (ValueError, TypeError, OSError) as error:
-        return report.fail(error, 1)
+        return reporter.fail(error, 1)
     return 1 if outcome.failures else 0
 
 

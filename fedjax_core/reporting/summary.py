@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.words import is_accuracy, is_asked_for, is_gap, is_headline, is_loss, is_r2, merit
+from fedjax_core.reporting.score_labels import is_accuracy, is_asked_for, is_gap, is_headline, is_loss, is_r2, merit
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 

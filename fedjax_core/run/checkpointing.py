@@ -17,7 +17,7 @@ from fedjax_core.data import partition
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Simulation, State
-from fedjax_core.reporting import label_tables, report
+from fedjax_core.reporting import label_tables, reporter
 from fedjax_core.storage import digests, renewal
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
@@ -75,10 +75,10 @@ def _is_free(folder: Path) -> bool:
     """Returns whether nothing would be lost if another run began there."""
     if Checkpoints(folder / CHECKPOINTS).latest() is not None:
         return False
-    if not (folder / report.SUMMARY).exists():
+    if not (folder / reporter.SUMMARY).exists():
         return True
     try:
-        return report.ENDED not in read_json(folder / report.SUMMARY, {"facts": dict})["facts"]
+        return reporter.ENDED not in read_json(folder / reporter.SUMMARY, {"facts": dict})["facts"]
     except ValueError:
         return False
 
@@ -213,7 +213,7 @@ def _plan(recorded: Mapping[str, int]) -> client_loop.Plan:
     return client_loop.Plan(recorded["chunk"], recorded["devices"], recorded.get("model", 1))
 
 
-def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporter: report.Reporter) -> None:
+def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporter: reporter.Reporter) -> None:
     """Gives the simulation the plan that the directory has, unless the user has chosen one or there are too few devices. Several
     processes take up its chunk alone, and all their devices: the first of them might leave a process without one."""
     before = _recorded(workdir, "plan")
@@ -257,7 +257,7 @@ def record_plan(simulation: Simulation, workdir: WorkDir) -> None:
         workdir.record("plan", simulation.plan._asdict())
 
 
-def record_placement(simulation: Simulation, workdir: WorkDir, reporter: report.Reporter) -> None:
+def record_placement(simulation: Simulation, workdir: WorkDir, reporter: reporter.Reporter) -> None:
     """Writes down where data and client states lie, and says so if data are not on the devices."""
     placed = simulation.placed
     workdir.record("placement", {"data": placed.where, "hold": simulation.hold})

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_core import distributed, registry
-from fedjax_core.reporting.words import is_accuracy
+from fedjax_core.reporting.score_labels import is_accuracy
 
 FORM = r"\s*((?:test|validation)/\S+?)\s*(>=|<=)\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
 

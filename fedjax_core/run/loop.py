@@ -18,7 +18,8 @@ from fedjax_core.data import federated_data
 from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.engine.simulator import Diverged, Simulation, State
 from fedjax_core.privacy import Spent
-from fedjax_core.reporting import clients, report
+from fedjax_core.reporting import client_scores
+from fedjax_core.reporting import reporter as report
 from fedjax_core.run import checkpointing as directories
 from fedjax_core.run.asked import Asked, Steps
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started
@@ -116,8 +117,8 @@ def steps(
       chosen_plan: the simulation's plan was set by the user, so it is kept even if the directory has another.
       profile: writes a jax.profiler trace of one round into `profile/`: the second of those run, for the first one compiles.
       callbacks: objects that are told what happens, and may ask to stop, or specs of such: see `fedjax_core/run/callbacks.py`.
-      progress: see `report.Reporter`.
-      console: see `report.Reporter`.
+      progress: see `reporter.Reporter`.
+      console: see `reporter.Reporter`.
       private: what rounds cost in privacy: epsilon so far stands in every record and in the summary.
       opening: gives the lines that the run says first; None: none.
       stop: whether a signal asks to stop, of who handles them for several runs; None: this run handles them.
@@ -330,8 +331,8 @@ class _Going:
         better = self.selection.see(records)
         self.goal.see(records)
         if by_client is not None and self.workdir.writer:
-            for name in (clients.LAST, clients.SELECTED) if better else (clients.LAST,):
-                clients.write(self.workdir.path / name, self.done, by_client, self.simulation.data.names_of_all)
+            for name in (client_scores.LAST, client_scores.SELECTED) if better else (client_scores.LAST,):
+                client_scores.write(self.workdir.path / name, self.done, by_client, self.simulation.data.names_of_all)
         return better
 
     def _score_last_round(self, record: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedjax_core import distributed, registry
 from fedjax_core.engine.simulator import Simulation, State
-from fedjax_core.reporting.report import SUMMARY
-from fedjax_core.reporting.words import merit
+from fedjax_core.reporting.reporter import SUMMARY
+from fedjax_core.reporting.score_labels import merit
 from fedjax_core.run import checkpointing as directories
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json

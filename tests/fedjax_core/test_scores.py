@@ -11,7 +11,7 @@ from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands.tables import wanted
 from fedjax_core.data import federated_data, sources
-from fedjax_core.reporting import report, words
+from fedjax_core.reporting import reporter, score_labels
 from fedjax_core.storage.json_files import read_jsonl
 from fedjax_core.training.scores import AUROC, MacroF1
 from tests.fedjax_core.test_given import certain
@@ -189,21 +189,21 @@ def test_a_table_and_a_search_know_the_scores(mine):
 
 def test_which_value_is_the_better_one():
     names = ("macro_f1", "balanced_accuracy", "auroc", "expected_calibration_error", "my_loss", "error_15", "f2", "errors")
-    found = {name: words.better(f"test/global/own/{name}/mean") for name in names}
+    found = {name: score_labels.better(f"test/global/own/{name}/mean") for name in names}
     assert found == dict.fromkeys(names[:3], "larger") | dict.fromkeys(names[3:6], "smaller") | dict.fromkeys(names[6:], "neither")
-    assert words.axis("test/global/macro_f1") == "test macro f1"
-    assert words.better("train/my_loss") == "neither"  # what methods report is as it was
-    summary = report.summarise([{"round": 1, "test/global/auroc": 0.5, "test/global/mine": 2.0, "server/norm": 1.0}])
-    rows = report.table(summary).splitlines()
+    assert score_labels.axis("test/global/macro_f1") == "test macro f1"
+    assert score_labels.better("train/my_loss") == "neither"  # what methods report is as it was
+    summary = reporter.summarise([{"round": 1, "test/global/auroc": 0.5, "test/global/mine": 2.0, "server/norm": 1.0}])
+    rows = reporter.table(summary).splitlines()
     assert [row.split()[:3] for row in rows[1:3]] == [["test/global/auroc", "50.0", "%"], ["test/global/mine", "2", "2"]]
-    assert "server/norm" not in report.table(summary)
+    assert "server/norm" not in reporter.table(summary)
 
 
 def test_accuracies_of_two_kinds_are_told_apart_in_a_figure(tmp_path):
-    from fedjax_core.reporting.plots import progress
+    from fedjax_core.reporting.plots import run_overview
 
     records = [{"round": 1, "test/global/accuracy": 0.5, "test/global/macro_f1": 0.25}]
-    figure = progress._progress(records, ["test/global/accuracy", "test/global/macro_f1"], [])
+    figure = run_overview._progress(records, ["test/global/accuracy", "test/global/macro_f1"], [])
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.lines] == [
         "test accuracy: global model, all test data",
@@ -216,7 +216,7 @@ def test_an_own_score_of_the_wrong_form_is_one_line_before_round_1(tmp_path):
     (tmp_path / "bad.py").write_text("def bad(outputs, x, y, mask):\n    return outputs['logits'][:, 0], 1\n")
     with pytest.raises(TypeError) as caught:
         execute_again(config(f"{tmp_path / 'bad.py'}:bad"), tmp_path / "run")
-    line = report.one_line(caught.value)
+    line = reporter.one_line(caught.value)
     assert "score of evaluation.scores must return (sum, weight), each of the two one number; 'bad' has an array of shape" in line
     assert not (tmp_path / "run").exists()
 

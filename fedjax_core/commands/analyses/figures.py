@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from fedjax_core.commands.analyses.asked import Asked, Loaded, drawn, labels, named, of_features
-from fedjax_core.reporting import analysis, plots, report
+from fedjax_core.reporting import analysis, plots, reporter
 from fedjax_core.reporting.label_tables import partition_of
-from fedjax_core.reporting.plots.lines import scores_in
-from fedjax_core.reporting.records import read
-from fedjax_core.reporting.words import ROWS
+from fedjax_core.reporting.metrics_log import read
+from fedjax_core.reporting.plots.curves import scores_in
+from fedjax_core.reporting.score_labels import ROWS
 from fedjax_core.storage.export_model import trained_network
 from fedjax_core.storage.workdir import METRICS, RUN
 
@@ -27,7 +27,7 @@ def curves(asked: Asked, loaded: Loaded) -> list[Path]:
 
 
 def _main_scores(runs: Sequence[Path]) -> list[str]:
-    """The one of `report.HEADLINE` that all runs have, or else each run's own.
+    """The one of `reporter.HEADLINE` that all runs have, or else each run's own.
 
     Raises:
       ValueError: a run has none of them; says what it has.
@@ -35,9 +35,11 @@ def _main_scores(runs: Sequence[Path]) -> list[str]:
     of = {run: read(run / METRICS) for run in runs}
     have = {run: {name for record in records for name in record} for run, records in of.items()}
     for run, names in have.items():
-        if not any(name in names for name in report.HEADLINE):
-            raise ValueError(f"{run} has neither {' nor '.join(report.HEADLINE)}; choose with --score=NAME of {scores_in(of[run])}")
-    return [name for name in report.HEADLINE if all(name in names for names in have.values())][:1] or list(report.HEADLINE)
+        if not any(name in names for name in reporter.HEADLINE):
+            raise ValueError(
+                f"{run} has neither {' nor '.join(reporter.HEADLINE)}; choose with --score=NAME of {scores_in(of[run])}"
+            )
+    return [name for name in reporter.HEADLINE if all(name in names for names in have.values())][:1] or list(reporter.HEADLINE)
 
 
 def traffic(asked: Asked, loaded: Loaded) -> list[Path]:

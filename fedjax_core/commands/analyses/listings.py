@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_core.commands.analyses.answers import answered, mean_over_clients
 from fedjax_core.commands.analyses.asked import Asked, Loaded, labels, markdown, of_features
-from fedjax_core.reporting import analysis, report
+from fedjax_core.reporting import analysis, reporter
 from fedjax_core.storage.atomic_files import write_csv
 
 
@@ -55,7 +55,7 @@ def communication(asked: Asked, loaded: Loaded) -> list[Path]:
             total[1] += row["bytes"]
     sums = dict(sorted(sums.items(), key=lambda item: item[0][-1] == "all"))
     shown = [
-        dict(zip(("run", "group", "way", "part"), key, strict=True)) | {"numbers": f"{n:,}", "size": report.readable_size(b)}
+        dict(zip(("run", "group", "way", "part"), key, strict=True)) | {"numbers": f"{n:,}", "size": reporter.readable_size(b)}
         for key, (n, b) in sums.items()
     ]
     return [asked.out / "communication.csv", markdown(asked.out / "communication.md", shown)]

@@ -16,7 +16,7 @@ from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check, targets_of
 from fedjax_core.data import partition
 from fedjax_core.experiment.schema import MAY_LACK_GROUPS
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import plain
 
@@ -107,7 +107,7 @@ def cell(
         for measure in table.measures:
             wanted.check(measure, config, asked)
     except Exception as error:  # get_config is the user's code too
-        raise ValueError(f"{where}: {report.one_line(error)}") from error
+        raise ValueError(f"{where}: {reporter.one_line(error)}") from error
     own = code_fingerprint.digests([*code_fingerprint.files(named), *experiment.begun_from(config)])
     name = f"{places.slug(row.label)}--{places.slug(column.label)}--seed{seed}--{_hash(config, list(own.values()))}"
     return Cell(row.label, column.label, seed, config, name, trial, own)
@@ -165,7 +165,7 @@ def _change(config: Any, field: str, value: Any) -> None:
         with place.unlocked():
             place[last] = value
     except TypeError as error:
-        raise ValueError(f"{field}={value!r}: {report.one_line(error)}") from None
+        raise ValueError(f"{field}={value!r}: {reporter.one_line(error)}") from None
 
 
 def _fields(config: ConfigDict, prefix: str = "") -> list[str]:

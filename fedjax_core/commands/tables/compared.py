@@ -1,6 +1,6 @@
 """What can be told apart in a column: ranks, and differences to the best row and to a named one, with bootstrap intervals.
 
-The draws are those of `reporting/resampling.py`, with its weaknesses: over seeds, and over clients where runs have written their
+The draws are those of `reporting/bootstrap.py`, with its weaknesses: over seeds, and over clients where runs have written their
 values (`clients.csv`).
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_core.commands.tables import measures, spread
 from fedjax_core.commands.tables.results import Contents, Result, Summary
-from fedjax_core.reporting import resampling
+from fedjax_core.reporting import bootstrap
 
 FEWEST = 3  # seeds, where nothing else can be drawn
 
@@ -93,8 +93,8 @@ def _column(contents: Contents, measure: Any, summaries: Mapping[str, Summary], 
     ranks = bounds = None
     best = None
     if way != "neither":
-        ranks = resampling.ranks(means, way == "larger")
-        bounds = np.stack(resampling.interval(resampling.ranks(rows.draws, way == "larger")), -1)
+        ranks = bootstrap.ranks(means, way == "larger")
+        bounds = np.stack(bootstrap.interval(bootstrap.ranks(rows.draws, way == "larger")), -1)
         known = {row: s for row, s in summaries.items() if s.n and all(map(math.isfinite, s.by_seed.values()))}
         every = {row: summary.mean for row, summary in known.items()}
         first = (max if way == "larger" else min)(every, key=lambda row: every[row])
@@ -118,7 +118,7 @@ def _column(contents: Contents, measure: Any, summaries: Mapping[str, Summary], 
 
 
 def _interval(draws: np.ndarray) -> tuple[float, float]:
-    low, high = resampling.interval(draws)
+    low, high = bootstrap.interval(draws)
     return float(low), float(high)
 
 
@@ -137,7 +137,7 @@ def _drawn(contents: Contents, column: str, measure: Any, summaries: Mapping[str
         return _Rows([], np.zeros((0, len(seeds))), np.zeros((0, 0)), [])
     table = np.stack([by_seed[row] for row in labels])
     if not of:
-        return _Rows(labels, table, resampling.resampled(table), ["seeds"] * len(labels))
+        return _Rows(labels, table, bootstrap.resampled(table), ["seeds"] * len(labels))
     one, known = next(iter(of)), np.array([row in of for row in labels])
     statistic = spread.statistic(measure, summaries[one].scores[0])
     assert statistic is not None
@@ -148,7 +148,7 @@ def _drawn(contents: Contents, column: str, measure: Any, summaries: Mapping[str
         there = [np.stack(there).all(0)] * len(seeds)
     values = [np.stack([of[row if row in of else one][s].values[there[s]] for row in labels]) * scale for s in range(len(seeds))]
     weights = [of[one][s].rows[there[s]].astype(float) for s in range(len(seeds))]
-    draws = resampling.resampled(table, values, weights, known=known, statistic=statistic, same_clients=same)
+    draws = bootstrap.resampled(table, values, weights, known=known, statistic=statistic, same_clients=same)
     both = "clients" if len(seeds) == 1 else "seeds and clients"
     return _Rows(labels, table, draws, [both if row in of else "seeds" for row in labels])
 

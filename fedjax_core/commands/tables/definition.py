@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_core import registry
 from fedjax_core.commands.tables import comparability, measures, places, spread
 from fedjax_core.commands.tables.structure import check_structure
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 
 Definition = Any  # a Table of configs/tables/base.py; what a method is made of does not import configs
 
@@ -34,7 +34,7 @@ def read(file: str, variant: str) -> Definition:
         table = module.get_table(variant)
         fields = {field.name for field in dataclasses.fields(table)}
     except Exception as error:  # whatever a file of code can raise
-        raise ValueError(f"{file}: {report.one_line(error)}") from error
+        raise ValueError(f"{file}: {reporter.one_line(error)}") from error
     if not {"rows", "columns", "measures", "seeds"} <= fields:
         raise ValueError(f"{file}: get_table gave a {type(table).__name__}, not a Table of configs/tables/base.py")
     return table

@@ -6,7 +6,7 @@ from typing import Any
 from fedjax_core import registry
 from fedjax_core.commands.analyses import measures as analyses
 from fedjax_core.commands.tables import spread
-from fedjax_core.reporting import report, words
+from fedjax_core.reporting import reporter, score_labels
 
 # a measure's: as `report.summarise` calls it
 STATISTICS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
@@ -35,7 +35,7 @@ def check(measure: Any) -> None:
         if len(scores) > 1:
             raise ValueError(f"{what}: an analysis stands alone, found {scores!r}")
         analyses.number(scores[0].removeprefix(ANALYSIS))
-    others = [score for score in scores if not words.is_headline(score) and not score.startswith(ANALYSIS)]
+    others = [score for score in scores if not score_labels.is_headline(score) and not score.startswith(ANALYSIS)]
     if measure.statistic == "best" and measure.clients is None and others:
         raise ValueError(
             f"{what}: the best round is known of accuracies and R2 alone, found {others[0]!r}; take 'last' or 'selected'"
@@ -50,9 +50,9 @@ def _check_target(measure: Any, what: str) -> None:
     name, options = registry.parse(measure.statistic, what)
     registry.choose(what, name, (*STATISTICS, ROUNDS_TO))
     registry.check(f"{what}: {name}", _rounds_to, (), options)
-    if any(score.startswith(ANALYSIS) or words.better(score) == "neither" for score in measure.scores):
+    if any(score.startswith(ANALYSIS) or score_labels.better(score) == "neither" for score in measure.scores):
         raise ValueError(f"{what}: {name} is of accuracies or losses, found {measure.scores!r}")
-    if any(map(report.is_accuracy, measure.scores)) and not 0 <= _rounds_to(**options) <= 1:
+    if any(map(reporter.is_accuracy, measure.scores)) and not 0 <= _rounds_to(**options) <= 1:
         raise ValueError(f"{what}: target={options['target']} must lie in [0, 1], as accuracies do; 97 % is 0.97")
     if measure.percent:
         raise ValueError(f"{what}: {name} counts rounds, which are not shown in per cent")
@@ -87,7 +87,7 @@ def is_percent(measure: Any) -> bool:
         return measure.percent
     if spread.row_of(measure) is not None:
         return True
-    accuracy = report.is_accuracy(measure.scores[0]) or words.is_gap(measure.scores[0])
+    accuracy = reporter.is_accuracy(measure.scores[0]) or score_labels.is_gap(measure.scores[0])
     return accuracy or (is_analysis(measure) and not is_count(measure))
 
 
@@ -100,7 +100,7 @@ def better(measure: Any) -> str:
         return "smaller"
     if is_analysis(measure):
         return "neither" if is_count(measure) else "larger"
-    return "smaller" if spread.row_of(measure) is not None else words.better(measure.scores[0])
+    return "smaller" if spread.row_of(measure) is not None else score_labels.better(measure.scores[0])
 
 
 def form(measure: Any) -> str:

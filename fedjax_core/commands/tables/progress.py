@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from fedjax_core.commands.tables.cells import Cell
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 from fedjax_core.storage.atomic_files import open_regular
 from fedjax_core.storage.workdir import METRICS
 
@@ -50,7 +50,7 @@ class Pace:
 
 
 def _left(seconds: float) -> str:
-    return f"  (about {report.readable_time(round(seconds))} left)"
+    return f"  (about {reporter.readable_time(round(seconds))} left)"
 
 
 class Beat:
@@ -70,7 +70,7 @@ class Beat:
 
     def line(self) -> str:
         """What is said now."""
-        return f"{self._what}, after {report.readable_time(round(time.monotonic() - self._began))}"
+        return f"{self._what}, after {reporter.readable_time(round(time.monotonic() - self._began))}"
 
     def __enter__(self) -> Self:
         if self._say is not None:
@@ -105,7 +105,7 @@ class Heartbeat(Beat):
             rest = (now - self._first[0]) / (done - self._first[1]) * (rounds - done)
         here = (now - self._began) + (rest or 0.0)
         whole = None if rest is None else rest + math.fsum(self._pace.guess(job) or here for job in self._after)
-        ran = report.readable_time(round(now - self._began))
+        ran = reporter.readable_time(round(now - self._began))
         return f"{self._number}  {self._job.cell}: round {done}/{rounds} after {ran}{'' if whole is None else _left(whole)}"
 
     def _rounds(self) -> int:

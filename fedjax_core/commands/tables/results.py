@@ -17,8 +17,8 @@ from fedjax_core.commands.tables.definition import Definition, paper_of, targets
 from fedjax_core.commands.tables.trials import Searches
 from fedjax_core.commands.tables.wanted import is_of_unseen
 from fedjax_core.data.federated_data import FederatedData
-from fedjax_core.reporting import records, report, words
-from fedjax_core.reporting.crossing import crossing
+from fedjax_core.reporting import metrics_log, reporter, score_labels
+from fedjax_core.reporting.rounds_to_target import crossing
 from fedjax_core.run import MAY_DIFFER
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CONFIG, compare_configs
@@ -169,11 +169,11 @@ def finished(folder: Path, cell: Cell) -> bool:
     One that an error ended after its last round does not: its summary lacks what a run notes at its end, and the next command
     resumes it.
     """
-    summary = folder / "runs" / cell.name / report.SUMMARY
+    summary = folder / "runs" / cell.name / reporter.SUMMARY
     if not summary.exists():
         return False
     said = read_json(summary, _ENDED)
-    return report.ENDED in said["facts"] and (said["rounds"] == cell.config.rounds or "ended" in said["facts"])
+    return reporter.ENDED in said["facts"] and (said["rounds"] == cell.config.rounds or "ended" in said["facts"])
 
 
 def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData | None = None) -> Result:
@@ -183,11 +183,11 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
       ValueError: it has none of the scores that a measure names, or its metrics are not those of all its rounds.
     """
     place = folder / "runs" / cell.name
-    ended = read_json(place / report.SUMMARY, _FACTS)
+    ended = read_json(place / reporter.SUMMARY, _FACTS)
     facts = ended["facts"]
     targets = targets_of(table, cell.column)
-    kept = records.kept(place, ended["rounds"], report.say)
-    summary = report.summarise(kept, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
+    kept = metrics_log.kept(place, ended["rounds"], reporter.say)
+    summary = reporter.summarise(kept, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
     there, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
     clients: dict[str, spread.Values] = {}
@@ -217,9 +217,9 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
             raise ValueError(f"the run has no {measure.statistic} of {' or '.join(measure.scores)}; it has {tested}")
         scores[measure.label], values[measure.label] = score, there[score][statistic]
         if target is not None:
-            series = report.history(kept)[score]
+            series = reporter.history(kept)[score]
             values[measure.label] = crossing(
-                series.rounds.tolist(), series.values.tolist(), target, words.better(score) == "larger"
+                series.rounds.tolist(), series.values.tolist(), target, score_labels.better(score) == "larger"
             )
         if (found := spread.read(place, measure, score, rounds.get(measure.statistic, 0))) is not None:
             clients[measure.label] = found[1]

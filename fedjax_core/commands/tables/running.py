@@ -24,7 +24,7 @@ from fedjax_core.commands.tables.written import write
 from fedjax_core.data import digest as contents
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.simulator import Diverged
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 from fedjax_core.run import CallbackFailed, check_inputs
 from fedjax_core.storage.atomic_files import write_text
 from fedjax_core.storage.json_files import plain, read_json
@@ -57,7 +57,7 @@ def run(
     only: Iterable[str] = (),
     seeds: Sequence[int] | None = None,
     progress: bool | None = None,
-    say: Callable[[str], None] = report.say,
+    say: Callable[[str], None] = reporter.say,
 ) -> Outcome:
     """Runs what is missing of a table, and writes it.
 
@@ -167,7 +167,7 @@ class _Going:
                     self._digests[name] = contents.digest_data(self._data_of(one)).digest
                 except (ValueError, OSError) as error:
                     what = "its finished runs are taken up without comparing their data"
-                    self._say(f"{one.column}: {what}, which cannot be read: {report.one_line(error)}")
+                    self._say(f"{one.column}: {what}, which cannot be read: {reporter.one_line(error)}")
         if (digest := self._digests[name]) is not None:
             check_inputs(place, recorded, {"digest": digest})
 
@@ -176,7 +176,7 @@ class _Going:
         try:
             return read(one)
         except (ValueError, TypeError, OSError) as error:
-            self._fail([one], str(one), report.one_line(error))
+            self._fail([one], str(one), reporter.one_line(error))
             return None
 
     def _fail(self, some: Sequence[Cell], which: str, why: str) -> None:
@@ -202,7 +202,7 @@ class _Going:
                 for one in trial.cells:
                     self._check_inputs(one)
         except (ValueError, OSError) as error:
-            self._searches.failures[place] = report.one_line(error)
+            self._searches.failures[place] = reporter.one_line(error)
             self._fail_all(place, self._searches.failures[place])
             return
         self._settled.add(place)
@@ -326,7 +326,7 @@ class _Going:
         for job, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BlockingIOError) and job.cell.trial is not None:
                 self._held.add((job.cell.name, job.cell.config.rounds))
-                self._say(f"left for later: {job.cell}: {report.one_line(outcome)}")
+                self._say(f"left for later: {job.cell}: {reporter.one_line(outcome)}")
             elif isinstance(outcome, Exception) and not isinstance(outcome, CallbackFailed) and self._is_scored(job.cell):
                 self._say(f"done by another process: {job.cell}")
             elif isinstance(outcome, Exception):
@@ -366,7 +366,7 @@ class _Going:
 
     def _failed(self, one: Cell, error: Exception) -> str:
         """Notes why a run failed: what is said of its search, if it is a trial, or of its cell."""
-        failed, log = report.one_line(error), self._log(one)
+        failed, log = reporter.one_line(error), self._log(one)
         log.parent.mkdir(parents=True, exist_ok=True)
         write_text(log, "".join(traceback.format_exception(error)))
         self._say(f"failed: {one}: {failed}")
@@ -438,8 +438,8 @@ class _Going:
         if isinstance(ended, Diverged):
             if one.trial is None:
                 raise ended
-            give_up(self._folder, one, report.one_line(ended))
-            self._say(f"diverged, so it counts as the worst: {one}: {report.one_line(ended)}")
+            give_up(self._folder, one, reporter.one_line(ended))
+            self._say(f"diverged, so it counts as the worst: {one}: {reporter.one_line(ended)}")
         if one.trial is None:
             if not ended.stopped and not finished(self._folder, one):
                 raise ValueError(

@@ -13,7 +13,7 @@ from fedjax_core import experiment, registry
 from fedjax_core.commands.tables import measures, spaces, wanted
 from fedjax_core.commands.tables.cells import Cell, cell
 from fedjax_core.commands.tables.definition import Definition, check
-from fedjax_core.reporting.words import is_loss, merit
+from fedjax_core.reporting.score_labels import is_loss, merit
 from fedjax_core.uplink.dp_mechanisms import STRATEGIES
 
 SAMPLERS = ("random", "grid")

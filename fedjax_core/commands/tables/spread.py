@@ -8,9 +8,9 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.engine.evaluation_step import ByClient
-from fedjax_core.reporting import clients, resampling, words
+from fedjax_core.reporting import bootstrap, client_scores, score_labels
 
-FILES = {"last": clients.LAST, "selected": clients.SELECTED}  # by a measure's statistic
+FILES = {"last": client_scores.LAST, "selected": client_scores.SELECTED}  # by a measure's statistic
 
 
 class Values(NamedTuple):
@@ -28,14 +28,14 @@ class Values(NamedTuple):
 
 
 def _worst_tenth(larger: bool) -> Callable[[np.ndarray], np.ndarray]:
-    return clients.worst_tenth if larger else lambda values: -clients.worst_tenth(-values)
+    return client_scores.worst_tenth if larger else lambda values: -client_scores.worst_tenth(-values)
 
 
 def _decile(larger: bool, number: int) -> Callable[[np.ndarray], np.ndarray]:
     del larger
     if not 1 <= number <= 9:
         raise ValueError(f"decile: number={number} must lie in [1, 9]")
-    return clients.decile(number)
+    return client_scores.decile(number)
 
 
 def _worse_than(larger: bool, row: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -64,7 +64,7 @@ def check(measure: Any) -> None:
             raise ValueError(
                 f"{what}: {score!r} must be a score of clients without a statistic, such as test/personal/own/accuracy"
             )
-        if words.better(score) == "neither" and name != "decile":
+        if score_labels.better(score) == "neither" and name != "decile":
             raise ValueError(f"{what}: of {score!r} neither the larger nor the smaller is worse; take an accuracy or a loss")
 
 
@@ -73,16 +73,16 @@ def row_of(measure: Any) -> str | None:
     return registry.parse(measure.clients)[1].get("row") if measure.clients is not None else None
 
 
-def statistic(measure: Any, score: str) -> resampling.Statistic | None:
+def statistic(measure: Any, score: str) -> bootstrap.Statistic | None:
     """What makes a number of the values of single clients; None if the measure is not made of such."""
-    larger = words.better(score) != "smaller"
+    larger = score_labels.better(score) != "smaller"
     if measure.clients is not None:
         name, options = registry.parse(measure.clients)
         function = OVER[name](larger, **options)
         return lambda values, weights: function(values)
     if measure.statistic not in FILES or score.count("/") != 4:
         return None
-    return {"mean": resampling.mean, "weighted": resampling.weighted}.get(score.rpartition("/")[2])
+    return {"mean": bootstrap.mean, "weighted": bootstrap.weighted}.get(score.rpartition("/")[2])
 
 
 def read(run: Path, measure: Any, score: str | None, done: int) -> tuple[str, Values] | None:
@@ -110,7 +110,7 @@ def read(run: Path, measure: Any, score: str | None, done: int) -> tuple[str, Va
             raise ValueError(f"measure {measure.label!r} is of the selected round; set evaluation.select")
         again = "the run is older than such files; remove its directory, and the same command runs it again"
         raise ValueError(f"measure {measure.label!r} needs {file}: {again}")
-    of, found = clients.read(file)
+    of, found = client_scores.read(file)
     if score is None:
         if of != done:
             raise ValueError(
@@ -158,7 +158,7 @@ def worse(found: Values, score: str, other: Values) -> Values | None:
     there = np.isfinite(found.values) & np.isfinite(other.values) if alike(found, other) else np.zeros(1, bool)
     if not there.any():
         return None
-    less = found.values < other.values if words.better(score) == "larger" else found.values > other.values
+    less = found.values < other.values if score_labels.better(score) == "larger" else found.values > other.values
     return found._replace(values=np.where(there, less, np.nan))
 
 

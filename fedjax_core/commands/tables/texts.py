@@ -10,7 +10,7 @@ from fedjax_core.commands.tables import measures, reached, spread
 from fedjax_core.commands.tables.compared import Compared, Known, compare
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
-from fedjax_core.reporting import report, words
+from fedjax_core.reporting import reporter, score_labels
 from fedjax_core.reporting.summary import significant
 
 SHOWN = {
@@ -141,9 +141,9 @@ def describe_score(name: str) -> str:
     >>> describe_score("train/loss"), describe_score("server/norm"), describe_score("analysis:probe")
     ('training loss', 'server norm', 'probe')
     """
-    of_clients = len(name.split("/")) == 4 and not words.is_gap(name)  # a statistic of them is the measure's
+    of_clients = len(name.split("/")) == 4 and not score_labels.is_gap(name)  # a statistic of them is the measure's
     whole = f"{name}/mean" if of_clients else name
-    spoken, axis = words.spoken(whole), words.axis(whole)
+    spoken, axis = score_labels.spoken(whole), score_labels.axis(whole)
     if spoken == whole:
         return name.removeprefix("analysis:").replace("/", " ").replace("_", " ")
     return spoken if spoken == axis else f"{axis} ({spoken})"
@@ -255,7 +255,7 @@ def costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
             cell = contents.costs(row.label, column.label)
             if cell is not None:
                 to = [rounds(cell.reached[t]) if t in cell.reached else "" for t in all_targets(contents.table)]
-                sizes = [report.readable_size(cell.down), report.readable_size(cell.up)]
+                sizes = [reporter.readable_size(cell.down), reporter.readable_size(cell.up)]
                 seconds = "" if math.isnan(cell.seconds) else significant(cell.seconds)
                 found.append((row.label, column.label, [*to, seconds, *sizes]))
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.commands.tables.progress import Job
 from fedjax_core.commands.tables.search import Standing, Study, standing
-from fedjax_core.reporting import records, report
+from fedjax_core.reporting import metrics_log, reporter
 from fedjax_core.run.selection import SELECTED
 from fedjax_core.storage.atomic_files import write_text
 from fedjax_core.storage.checkpoints import Checkpoints
@@ -45,7 +45,7 @@ class Searches:
             try:
                 self.read(study, run)
             except (ValueError, TypeError, OSError) as error:
-                self.failures.setdefault(place, report.one_line(error))
+                self.failures.setdefault(place, reporter.one_line(error))
 
     def read(self, study: Study, run: Cell) -> bool:
         """Takes up what the directory of a run has, if it is done; whether it is.
@@ -69,7 +69,7 @@ class Searches:
         """Trials that lie finished, each with its seconds."""
         for study in self.studies.values():
             for run in (run for trial in study.trials for run in trial.cells):
-                summary = self._folder / "runs" / run.name / report.SUMMARY
+                summary = self._folder / "runs" / run.name / reporter.SUMMARY
                 if (run.name, run.config.rounds) in self._scores and summary.exists():
                     yield Job(run, run.config.rounds), read_json(summary, _ENDED).get("speed", {}).get("seconds", 0.0)
 
@@ -85,16 +85,16 @@ def score_of(place: Path, run: Cell, measure: tuple[str, ...]) -> float | None:
       OSError: a file cannot be read.
     """
     rounds = run.config.rounds
-    file, summary = place / METRICS, place / report.SUMMARY
-    found = records.read(file) if file.exists() else []
+    file, summary = place / METRICS, place / reporter.SUMMARY
+    found = metrics_log.read(file) if file.exists() else []
     said = read_json(summary, _ENDED) if summary.exists() else {"rounds": 0, "facts": {}}
     beyond = bool(found) and found[-1]["round"] > rounds  # of a longer run, or a later rung
     if not (beyond or said["rounds"] >= rounds or "ended" in said["facts"]):
         return float("nan") if (place / DIVERGED).exists() else None
     if len(found) < said["rounds"]:
-        found = records.whole(place, said["rounds"])  # another process may be writing there
+        found = metrics_log.whole(place, said["rounds"])  # another process may be writing there
     select = run.config.evaluation.get("select")
-    there = report.summarise([record for record in found if record["round"] <= rounds], select=select)["metrics"]
+    there = reporter.summarise([record for record in found if record["round"] <= rounds], select=select)["metrics"]
     name = next((name for name in measure if name in there), None)
     statistic = "selected" if select else "last"
     if name is None or statistic not in there[name]:

@@ -8,7 +8,7 @@ from typing import Any
 from fedjax_core.commands.tables import spaces
 from fedjax_core.commands.tables.search import Standing, names
 from fedjax_core.commands.tables.trials import Searches
-from fedjax_core.reporting.words import is_accuracy, is_loss
+from fedjax_core.reporting.score_labels import is_accuracy, is_loss
 from fedjax_core.storage.json_files import plain
 
 HEADS = ("", "", "trials", "chosen", "validation", "own settings", "gain", "")

@@ -8,7 +8,7 @@ from fedjax_core.commands.tables.measures import ANALYSIS
 from fedjax_core.engine.evaluation_step import STATISTICS
 from fedjax_core.experiment import Asked
 from fedjax_core.language import instruction_task as language
-from fedjax_core.reporting.words import is_gap
+from fedjax_core.reporting.score_labels import is_gap
 from fedjax_core.training import scored
 
 SCOPES = {"own", "all", "post_local", "unseen"}

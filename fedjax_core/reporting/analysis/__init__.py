@@ -5,11 +5,11 @@ Clients are looked at one after another, outside of rounds.
 """
 
 from fedjax_core.reporting.analysis.accuracies import class_accuracies, client_accuracies
-from fedjax_core.reporting.analysis.counts import communication, sizes
-from fedjax_core.reporting.analysis.landscapes import Landscape, Plane, landscape, plane, surroundings
-from fedjax_core.reporting.analysis.models import model_of, outputs
-from fedjax_core.reporting.analysis.points import Points, attention, class_knowledge, features, tsne, with_centroids
-from fedjax_core.reporting.analysis.refits import match, probe
+from fedjax_core.reporting.analysis.client_models import model_of, outputs
+from fedjax_core.reporting.analysis.feature_embedding import Points, attention, class_knowledge, features, tsne, with_centroids
+from fedjax_core.reporting.analysis.linear_probe import match, probe
+from fedjax_core.reporting.analysis.loss_landscape import Landscape, Plane, landscape, plane, surroundings
+from fedjax_core.reporting.analysis.parameter_counts import communication, sizes
 
 __all__ = [
     "Landscape",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_core.engine.simulator import Simulation, State
-from fedjax_core.reporting.analysis.models import longest, model_of, need_classes, output, outputs, rows_at_once, take
+from fedjax_core.reporting.analysis.client_models import longest, model_of, need_classes, output, outputs, rows_at_once, take
 
 
 def class_accuracies(

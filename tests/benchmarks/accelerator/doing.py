@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.reporting.report import SUMMARY
+from fedjax_core.reporting.reporter import SUMMARY
 from fedjax_core.run import signals
 from fedjax_core.storage.atomic_files import write_text
 from fedjax_core.storage.json_files import JsonLines, read_json, read_jsonl

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedjax_core import experiment
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter as report
 
 
 @pytest.fixture

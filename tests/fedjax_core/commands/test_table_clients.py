@@ -13,7 +13,8 @@ from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import latex, spread
 from fedjax_core.engine.evaluation_step import ByClient
-from fedjax_core.reporting import clients, report, resampling
+from fedjax_core.reporting import bootstrap, client_scores
+from fedjax_core.reporting import reporter as report
 from tests.fedjax_core.commands.small_tables import definition, get_config, run
 
 OWN, GLOBAL = "test/personal/own/accuracy", "test/global/own/accuracy"
@@ -54,7 +55,7 @@ def fake(monkeypatch):
             reporter.note(bytes_down=1.0, bytes_up=1.0, peak_memory_bytes=1)
             if label not in made.left_out:
                 rows = np.full(N, 5) - 5 * np.isnan(each)
-                clients.write(Path(workdir) / clients.LAST, made.last, ByClient(np.arange(N), rows, {name: each}))
+                client_scores.write(Path(workdir) / client_scores.LAST, made.last, ByClient(np.arange(N), rows, {name: each}))
         return SimpleNamespace(stopped=False)
 
     monkeypatch.setattr(experiment, "execute", execute)
@@ -124,8 +125,8 @@ def test_what_cannot_be_told_apart_is_marked_and_differences_have_intervals(tmp_
 
 def test_intervals_are_drawn_where_results_are_new_alone(tmp_path, fake, monkeypatch):
     """After each run the table is written: of two columns and two measures those of one column are drawn again."""
-    drawn, resampled = [], resampling.resampled
-    monkeypatch.setattr(resampling, "resampled", lambda *given, **options: drawn.append(1) or resampled(*given, **options))
+    drawn, resampled = [], bootstrap.resampled
+    monkeypatch.setattr(bootstrap, "resampled", lambda *given, **options: drawn.append(1) or resampled(*given, **options))
     columns = Column("IID", {}), Column("Skewed", {"data.partition": "dirichlet(alpha=1.0)"})
     made = table(measures=(MEAN, DECILE), columns=columns, against="Local")
     run(tmp_path, made, seeds=[0])
@@ -282,7 +283,7 @@ def test_clients_of_other_scores_in_the_file_are_no_other_clients(tmp_path):
     found = []
     for name, of in files.items():
         (tmp_path / name).mkdir()
-        clients.write(tmp_path / name / clients.LAST, 3, of)
+        client_scores.write(tmp_path / name / client_scores.LAST, 3, of)
         found.append(spread.read(tmp_path / name, WORSE, None, 3))
     (score, fedavg), (_, local) = found
     assert spread.alike(fedavg, local)

@@ -9,7 +9,7 @@ from configs.tables.base import Measure, Paper
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import reached
 from fedjax_core.commands.tables.results import Summary
-from fedjax_core.reporting.crossing import crossing
+from fedjax_core.reporting.rounds_to_target import crossing
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
 
 

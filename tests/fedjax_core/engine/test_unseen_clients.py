@@ -13,7 +13,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import held_out_clients as data_unseen
 from fedjax_core.engine import client_loop, unseen_clients
 from fedjax_core.engine.simulator import Evaluation, Simulation, one_group
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter
 from fedjax_core.training import local_training
 from fedjax_core.training.local_batch_norm import local_statistics
 from fedjax_core.uplink import attacks
@@ -115,9 +115,9 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
         gap = found[f"test/{model}/own/accuracy/mean"] - found[f"test/{model}/unseen/accuracy/mean"]
         assert found[f"test/{model}/gap/accuracy"] == pytest.approx(gap)
 
-    summary = report.summarise([{"round": 2} | found])
+    summary = reporter.summarise([{"round": 2} | found])
     assert "best" not in summary["metrics"]["test/global/gap/accuracy"]
-    (row,) = [line for line in report.table(summary).splitlines() if line.startswith("test/global/gap/accuracy")]
+    (row,) = [line for line in reporter.table(summary).splitlines() if line.startswith("test/global/gap/accuracy")]
     assert row.split()[-1] == "points"
 
     # other rows of theirs: their fine-tuned models are others, and nothing else is

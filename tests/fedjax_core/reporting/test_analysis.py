@@ -15,7 +15,7 @@ from fedjax_core.algorithm import Net
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.reporting import analysis
-from fedjax_core.reporting.analysis import counts, landscapes, refits
+from fedjax_core.reporting.analysis import linear_probe, loss_landscape, parameter_counts
 from fedjax_core.storage.export_model import _logits, trained_network
 from fedjax_core.testing.case import Case
 from fedjax_core.training import local_training, losses, trained
@@ -163,10 +163,10 @@ class RefitTest(chex.TestCase):
         scale = f.mean(0), f.std(0)
         theta = {"kernel": jnp.zeros((5, 3)), "bias": jnp.zeros(3)}
         padded = np.pad(f, ((0, 9), (0, 0)), constant_values=np.nan), np.pad(y, (0, 9)), np.arange(49) < 40
-        theta = refits._optimum(refits._linear, theta, (scale, ()), np.nan_to_num(padded[0]), *padded[1:], 1.0)
+        theta = linear_probe._optimum(linear_probe._linear, theta, (scale, ()), np.nan_to_num(padded[0]), *padded[1:], 1.0)
         z = (f - scale[0]) / scale[1]
         wanted = LogisticRegression(C=1.0, tol=1e-8, max_iter=1000).fit(z, y).predict_proba(z)
-        found = jax.nn.softmax(refits._linear(theta, (scale, ()), f), -1)
+        found = jax.nn.softmax(linear_probe._linear(theta, (scale, ()), f), -1)
         np.testing.assert_allclose(found, wanted, atol=1e-3)
 
     def test_probe_of_clients(self):
@@ -185,16 +185,16 @@ class RefitTest(chex.TestCase):
         sim, state = drawn("fedavg")
         view = sim.view(state, 0)
         made = analysis.outputs(view, "global", sim.data.test.x)
-        head = refits._head(view, "global", made["features"], made["logits"])
+        head = linear_probe._head(view, "global", made["features"], made["logits"])
         width = made["features"].shape[1]
         scale = made["features"].mean(0), made["features"].std(0)
         theta = {"kernel": jnp.zeros((width, width)), "bias": jnp.zeros(width)}
-        matched, frozen = refits._matched(view.task.network), (scale, (view.task.frozen, head))
+        matched, frozen = linear_probe._matched(view.task.network), (scale, (view.task.frozen, head))
         logits = matched(theta, frozen, made["features"])
         np.testing.assert_allclose(logits, made["logits"], atol=1e-5)
 
         y = sim.data.test.y
-        best = refits._optimum(matched, theta, frozen, made["features"], y, np.ones(len(y), bool), 1.0)
+        best = linear_probe._optimum(matched, theta, frozen, made["features"], y, np.ones(len(y), bool), 1.0)
 
         def loss(theta):
             rows = losses.cross_entropy_rows(matched(theta, frozen, made["features"]), y)
@@ -211,7 +211,7 @@ class RefitTest(chex.TestCase):
         for sim, state in (drawn("fedpft"), drawn("fedcac"), (own, own.init(0))):
             view = sim.view(state, 4)
             made = analysis.outputs(view, "personal", sim.data.test.x)
-            head = refits._head(view, "personal", made["features"], made["logits"])
+            head = linear_probe._head(view, "personal", made["features"], made["logits"])
             wanted = made["features"] @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
             np.testing.assert_allclose(wanted, made["logits"], atol=1e-5)
         with self.assertRaisesRegex(ValueError, "none of the nets that client 0 holds has a head"):
@@ -245,7 +245,7 @@ class LandscapeTest(chex.TestCase):
 
     def test_filters_have_the_norm_of_the_models(self):
         params = {"k": jnp.arange(24.0).reshape(2, 3, 4), "b": jnp.ones(4)}
-        d = landscapes._direction(jax.random.key(0), params)
+        d = loss_landscape._direction(jax.random.key(0), params)
         np.testing.assert_allclose(np.sqrt((d["k"] ** 2).sum((0, 1))), np.sqrt((params["k"] ** 2).sum((0, 1))), rtol=1e-5)
         np.testing.assert_array_equal(d["b"], 0)
 
@@ -314,14 +314,14 @@ class FrozenTest(chex.TestCase):
     def test_clients_share_programs(self):
         sim, state = drawn(ADAPTED)
         on_device = weakref.ref(jax.tree.leaves(sim.held.tasks)[0])
-        before = _logits._cache_size(), refits._optimum._cache_size()
+        before = _logits._cache_size(), linear_probe._optimum._cache_size()
         x = sim.data.test.x[:8]
         nets = [trained_network(sim.view(state, i), "personal", x) for i in range(3)]
         self.assertEqual(
             [float(net.params["head"]["bias"][0]) for net in nets], state.clients[0].params["head"]["bias"][:3, 0].tolist()
         )
         self.assertEqual(analysis.match(sim, state, "personal").shape, (toy.CLIENTS,))
-        self.assertEqual((_logits._cache_size(), refits._optimum._cache_size()), (before[0] + 1, before[1] + 1))
+        self.assertEqual((_logits._cache_size(), linear_probe._optimum._cache_size()), (before[0] + 1, before[1] + 1))
         sim.release()
         self.assertIsNone(on_device(), "no analysis keeps it")
 
@@ -359,9 +359,9 @@ class CommunicationTest(chex.TestCase):
         wanted = {"transform": 4 * d * d, "net/head": (d + 1) * classes, "projection": (d + 1) * size}
         self.assertEqual({part: n for part, n in sums.items() if part != "net/body"}, wanted)
         self.assertGreater(sums["net/body"], 0)
-        self.assertEqual(counts._part(["params", "head", "bias"]), "head")
-        self.assertEqual(counts._part(["net", "stats", "norm1", "mean"]), "net/body")
-        self.assertEqual(counts._part(["control", "head", "bias"]), "control")
+        self.assertEqual(parameter_counts._part(["params", "head", "bias"]), "head")
+        self.assertEqual(parameter_counts._part(["net", "stats", "norm1", "mean"]), "net/body")
+        self.assertEqual(parameter_counts._part(["control", "head", "bias"]), "control")
 
     def test_sums_are_the_engines(self):
         for name in ("fedavg", "scaffold", "local", "fedhe_mixed"):

@@ -14,22 +14,22 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from fedjax_core.reporting import resampling
+from fedjax_core.reporting import bootstrap
 from fedjax_core.reporting.plots import (
     Difference,
     Panel,
     attention,
     contact_sheet,
     contours,
+    cost_curves,
     curves,
-    differences,
     dots,
+    forest_plot,
     heatmap,
     partition_bubbles,
     run_plots,
-    spending,
 )
-from fedjax_core.reporting.plots.lines import Line, draw
+from fedjax_core.reporting.plots.curves import Line, draw
 from fedjax_core.storage.json_files import JsonLines, write_json
 from fedjax_core.storage.workdir import WorkDir
 
@@ -306,8 +306,8 @@ def test_attention_has_a_row_per_example_and_a_column_per_token(tmp_path):
 
 
 def test_the_key_of_differences_names_the_level_of_the_intervals(monkeypatch):
-    monkeypatch.setattr(resampling, "LEVEL", 0.9)
-    key = runpy.run_path(str(sys.modules["fedjax_core.reporting.plots.differences"].__file__))["KEY"]
+    monkeypatch.setattr(bootstrap, "LEVEL", 0.9)
+    key = runpy.run_path(str(sys.modules["fedjax_core.reporting.plots.forest_plot"].__file__))["KEY"]
     assert key[0] == "90 % interval"
 
 
@@ -315,7 +315,7 @@ def test_differences_have_a_key_beside_the_axis_and_a_row_for_the_method_at_0(tm
     methods = [Difference("A", 2.0, 1.0, 3.0, "personal model", True)]
     methods += [Difference("Zero", 0.0, 0.0, 0.0, "reference", False, is_reference=True)]
     methods += [Difference("B", -1.0, -2.0, 0.5, "global model", False)]
-    figure = differences([Panel("digits", "own rows", methods)], tmp_path / "x.pdf", "Zero", "points")
+    figure = forest_plot([Panel("digits", "own rows", methods)], tmp_path / "x.pdf", "Zero", "points")
     (axes,) = figure.axes
     assert axes.get_xlabel() == "minus Zero [points]"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["A", "Zero", "B"]
@@ -355,7 +355,7 @@ def test_a_dollar_is_a_dollar(tmp_path):
         assert not any("$" in text for text in texts(contours(steps, loss, tmp_path / "c.png", marks={"a": [[0, 1]]})))
     run = log(tmp_path / "run", *RECORDS)
     write_json(run / "summary.json", {"facts": {"bytes_up": 1e6}})
-    assert not any("$" in text for text in texts(spending([run], "test/global/accuracy", tmp_path / "s.png")))
+    assert not any("$" in text for text in texts(cost_curves([run], "test/global/accuracy", tmp_path / "s.png")))
 
 
 def test_labels_that_begin_with_a_line_are_in_the_legend(tmp_path):

@@ -13,7 +13,7 @@ from configs import fedavg, fedper
 from fedjax_core import experiment
 from fedjax_core.commands import export
 from fedjax_core.engine import simulator
-from fedjax_core.reporting import clients
+from fedjax_core.reporting import client_scores
 from fedjax_core.reporting.summary import summarise
 from fedjax_core.run.selection import Selection
 from fedjax_core.storage.json_files import read_jsonl
@@ -87,8 +87,8 @@ def test_the_summary_the_state_and_an_export_are_of_the_selected_round(tmp_path)
     assert int(state.round) == best["round"]
     assert sim.evaluate(state)["validation/global/loss"] == pytest.approx(best["validation/global/loss"], abs=1e-6)
     assert int(experiment.load(tmp_path / "run", 5)[2].round) == 5
-    for name, record in ((clients.LAST, records[-1]), (clients.SELECTED, best)):  # the values that the means are of
-        number, each = clients.read(tmp_path / "run" / name)
+    for name, record in ((client_scores.LAST, records[-1]), (client_scores.SELECTED, best)):  # the values that the means are of
+        number, each = client_scores.read(tmp_path / "run" / name)
         assert (number, each.ids.tolist()) == (record["round"], list(range(6)))
         assert each.rows.tolist() == [len(index) for index in sim.data.test_index]
         for score in ("test/global/own/accuracy", "validation/global/own/loss"):

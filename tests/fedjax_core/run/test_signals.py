@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedjax_core.reporting.report import say
+from fedjax_core.reporting.reporter import say
 from fedjax_core.run.signals import SIGNALS, Stop, interrupted, lenient_console
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_core import experiment
 from fedjax_core.commands.tables import running
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter as report
 from fedjax_core.storage.json_files import read_jsonl
 from tests.fedjax_core.commands.tables.searches import BY, quality
 

@@ -10,7 +10,7 @@ from configs.tables.base import Measure
 from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.data import digest as contents
-from fedjax_core.reporting import report
+from fedjax_core.reporting import reporter as report
 from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.json_files import write_json
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.engine import evaluation_step
-from fedjax_core.reporting import clients, report
+from fedjax_core.reporting import client_scores
+from fedjax_core.reporting import reporter as report
 
 OWN = "test/personal/own/accuracy"
 
@@ -19,9 +20,9 @@ def some(values, **more) -> evaluation_step.ByClient:
 
 @pytest.mark.parametrize("block", [2, 2**16])
 def test_a_file_gives_back_what_was_written(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(clients, "_BLOCK", block)
-    clients.write(tmp_path / "clients.csv", 5, some([0.1, np.nan, 0.7]))
-    done, found = clients.read(tmp_path / "clients.csv")
+    monkeypatch.setattr(client_scores, "_BLOCK", block)
+    client_scores.write(tmp_path / "clients.csv", 5, some([0.1, np.nan, 0.7]))
+    done, found = client_scores.read(tmp_path / "clients.csv")
     assert done == 5
     np.testing.assert_array_equal(found.scores[OWN].astype(np.float32), np.float32([0.1, np.nan, 0.7]))
     assert (found.ids.tolist(), found.rows.tolist()) == ([0, 1, 2], [7, 7, 7])
@@ -30,11 +31,11 @@ def test_a_file_gives_back_what_was_written(tmp_path, monkeypatch, block):
 
 def test_lines_of_many_clients_are_made_and_read_in_parts(tmp_path, monkeypatch):
     """A dict for each takes ten times as much."""
-    monkeypatch.setattr(clients, "_BLOCK", 500)
+    monkeypatch.setattr(client_scores, "_BLOCK", 500)
     values = np.random.default_rng(0).random(10_000)
     tracemalloc.start()
-    clients.write(tmp_path / "clients.csv", 5, some(values))
-    _, found = clients.read(tmp_path / "clients.csv")
+    client_scores.write(tmp_path / "clients.csv", 5, some(values))
+    _, found = client_scores.read(tmp_path / "clients.csv")
     assert tracemalloc.get_traced_memory()[1] < 200 * len(values)
     tracemalloc.stop()
     np.testing.assert_array_equal(found.scores[OWN].astype(np.float32), values.astype(np.float32))
@@ -44,21 +45,21 @@ def test_lines_of_many_clients_are_made_and_read_in_parts(tmp_path, monkeypatch)
 def test_a_file_that_is_none_is_named(tmp_path, text):
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(ValueError, match=r"x.csv is no file of clients' scores"):
-        clients.read(tmp_path / "x.csv")
+        client_scores.read(tmp_path / "x.csv")
 
 
 def test_the_worst_tenth_and_deciles():
     values = np.random.default_rng(0).permutation(25) / 1.0
-    assert clients.worst_tenth(values) == 1.0  # of 0, 1, 2
-    assert clients.worst_tenth(values[None, :9]).tolist() == [values[:9].min()]
-    assert clients.decile(5)(values) == 12.0
-    assert clients.decile(1)(np.arange(11.0)) == 1.0
+    assert client_scores.worst_tenth(values) == 1.0  # of 0, 1, 2
+    assert client_scores.worst_tenth(values[None, :9]).tolist() == [values[:9].min()]
+    assert client_scores.decile(5)(values) == 12.0
+    assert client_scores.decile(1)(np.arange(11.0)) == 1.0
 
 
 def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
     loss = {"test/personal/own/loss": np.ones(22), "validation/personal/own/accuracy": np.ones(22)}
-    clients.write(tmp_path / clients.LAST, 2, some([*np.arange(21) / 20, np.nan], **loss))
-    clients.write(tmp_path / clients.SELECTED, 9, some([0.5]))  # of a round that this run has not reached
+    client_scores.write(tmp_path / client_scores.LAST, 2, some([*np.arange(21) / 20, np.nan], **loss))
+    client_scores.write(tmp_path / client_scores.SELECTED, 9, some([0.5]))  # of a round that this run has not reached
     with report.Reporter(tmp_path, 2, progress=False, tensorboard=False) as reporter:
         reporter.log({"round": 1}, {"round": 2, f"{OWN}/mean": 0.5})
     summary = reporter.close()
@@ -69,7 +70,7 @@ def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
     assert last["scores"][OWN]["worst_tenth"] == pytest.approx(0.05)  # of 0, 0.05, 0.1
     assert last["scores"][OWN]["deciles"] == pytest.approx([0.1 * i for i in range(1, 10)])
     lines = [line for line in report.table(summary).splitlines() if line.startswith("clients")]
-    of_round = lambda selected: clients.spread(tmp_path, 20, selected)["clients"].get("selected", {}).get("round")
+    of_round = lambda selected: client_scores.spread(tmp_path, 20, selected)["clients"].get("selected", {}).get("round")
     assert [of_round(selected) for selected in (9, 4, None)] == [9, None, None]
     assert lines == [f"clients  {OWN}: worst tenth 5.0 %, deciles 1, 5, 9: 10.0 %, 50.0 %, 90.0 %"]
 
@@ -77,11 +78,11 @@ def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
 def test_names_of_clients_stand_beside_their_numbers(tmp_path):
     names = ["hospital_00", 'of "two", words', "=1+1", "unseen"]
     found = evaluation_step.ByClient(np.array([0, 2, 3]), np.array([5, 6, 7]), {OWN: np.array([0.5, np.nan, 1.0])})
-    clients.write(tmp_path / "clients.csv", 5, found, names)
+    client_scores.write(tmp_path / "clients.csv", 5, found, names)
     with open(tmp_path / "clients.csv", newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["round", "client", "name", "test_rows", OWN]
     assert [row[:4] for row in rows[1:]] == [["5", "0", "hospital_00", "5"], ["5", "2", "'=1+1", "6"], ["5", "3", "unseen", "7"]]
-    done, again = clients.read(tmp_path / "clients.csv")
+    done, again = client_scores.read(tmp_path / "clients.csv")
     assert (done, again.ids.tolist(), again.rows.tolist()) == (5, [0, 2, 3], [5, 6, 7])
     np.testing.assert_array_equal(again.scores[OWN], [0.5, np.nan, 1.0])

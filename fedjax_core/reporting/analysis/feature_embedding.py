@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_core.engine.simulator import Simulation, State, View
-from fedjax_core.reporting.analysis.models import (
+from fedjax_core.reporting.analysis.client_models import (
     chosen,
     longest,
     model_of,

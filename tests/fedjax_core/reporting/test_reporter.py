@@ -16,7 +16,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.record_writer import masked_crc32c
 
-from fedjax_core.reporting.report import Reporter, fail, say, summarise, table
+from fedjax_core.reporting.reporter import Reporter, fail, say, summarise, table
 from fedjax_core.storage.atomic_files import write_text
 from fedjax_core.storage.json_files import json_lines, read_json, read_jsonl
 from fedjax_core.storage.workdir import WorkDir
@@ -287,7 +287,7 @@ def test_a_full_disk(tmp_path):
     """Neither hangs nor loses what was there."""
     code = """
 import resource, sys
-from fedjax_core.reporting.report import Reporter
+from fedjax_core.reporting.reporter import Reporter
 reporter = Reporter(sys.argv[1], 10**6, progress=False)
 reporter.log({"round": 1, "train/loss": 1.0})
 resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))

@@ -23,12 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from fedjax_core.reporting import clients
+from fedjax_core.reporting import client_scores
 from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
-from fedjax_core.reporting.records import CSV, kept, read
+from fedjax_core.reporting.metrics_log import CSV, kept, read
+from fedjax_core.reporting.score_labels import is_accuracy, is_headline
 from fedjax_core.reporting.summary import Series, history, shown, summarise, table
 from fedjax_core.reporting.tensorboard import Events
-from fedjax_core.reporting.words import is_accuracy, is_headline
 from fedjax_core.storage.atomic_files import write_csv, write_text
 from fedjax_core.storage.json_files import JsonLines, json_lines, plain, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
@@ -221,7 +221,7 @@ class Reporter:
         """Writes metrics.csv and summary.json from all that was ever logged, and closes everything; a second call repeats it.
 
         Returns:
-          The summary: `summarise`'s, with the noted facts and how scores spread over clients (`clients.spread`); empty on a
+          The summary: `summarise`'s, with the noted facts and how scores spread over clients (`client_scores.spread`); empty on a
           process that does not write.
 
         Raises:
@@ -234,7 +234,7 @@ class Reporter:
         found = read(metrics) if metrics.exists() else []
         summary = summarise(found, self.targets, self.last_k, self.select)
         summary |= {"total_rounds": self.total_rounds, "facts": self._facts}
-        summary |= clients.spread(self.path, summary["rounds"], summary.get("selected", {}).get("round"))
+        summary |= client_scores.spread(self.path, summary["rounds"], summary.get("selected", {}).get("round"))
         write_csv(self.path / CSV, found, ["round"])
         write_json(self.path / SUMMARY, summary)
         return summary

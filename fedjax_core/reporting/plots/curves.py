@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from fedjax_core.reporting.metrics_log import read
 from fedjax_core.reporting.plots import style
-from fedjax_core.reporting.records import read
-from fedjax_core.reporting.words import axis, is_accuracy, spoken
+from fedjax_core.reporting.score_labels import axis, is_accuracy, spoken
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CONFIG, METRICS
 

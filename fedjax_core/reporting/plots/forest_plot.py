@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedjax_core.reporting.bootstrap import LEVEL
 from fedjax_core.reporting.plots import style
-from fedjax_core.reporting.resampling import LEVEL
 
 LINE = 0.135  # inches of height for a method
 KEY = (  # beside the marks of `_explain_marks`

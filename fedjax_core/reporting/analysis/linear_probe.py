@@ -11,7 +11,7 @@ import optax
 
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import Simulation, State, View
-from fedjax_core.reporting.analysis.models import longest, model_of, need_classes, output, outputs, rows_at_once, take
+from fedjax_core.reporting.analysis.client_models import longest, model_of, need_classes, output, outputs, rows_at_once, take
 from fedjax_core.task import Model
 from fedjax_core.training import losses
 

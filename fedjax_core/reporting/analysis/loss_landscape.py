@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import Simulation, State
-from fedjax_core.reporting.analysis.models import chosen, model_of, need_classes, nets_in, output, rows_at_once, take
+from fedjax_core.reporting.analysis.client_models import chosen, model_of, need_classes, nets_in, output, rows_at_once, take
 from fedjax_core.storage.export_model import trained_network
 from fedjax_core.training import losses, metrics
 
