@@ -5,7 +5,7 @@ from typing import Any
 
 from fedjax_core.engine import simulator
 from fedjax_core.testing.case import Case, groups
-from fedjax_core.testing.federation import (
+from fedjax_core.testing.toy_federation import (
     CLASSES,
     CLIENTS,
     INPUTS,

@@ -16,6 +16,6 @@ A case compiles its rounds once for all that is checked. With two devices and mo
 """
 
 from fedjax_core.testing.case import Case
-from fedjax_core.testing.contract import CONTRACT
+from fedjax_core.testing.method_contract import CONTRACT
 
 __all__ = ["CONTRACT", "Case"]

@@ -12,7 +12,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, PyTree
 from fedjax_core.engine import client_loop, simulator
 from fedjax_core.task import Task
-from fedjax_core.testing import federation
+from fedjax_core.testing import toy_federation
 from fedjax_core.training import local_training
 
 COHORT = 5  # of eight clients
@@ -27,7 +27,7 @@ class Case:
       mixed: whether every second client has a wider network.
     """
 
-    def __init__(self, method: Callable[..., Algorithm], *, task: Callable[..., Task] = federation.task, mixed: bool = False):
+    def __init__(self, method: Callable[..., Algorithm], *, task: Callable[..., Task] = toy_federation.task, mixed: bool = False):
         """`method` is a builder with its options given: `functools.partial(feddyn, alpha=0.1, epochs=2, batch=4)`."""
         self.method, self.task, self.mixed = method, task, mixed
 
@@ -52,7 +52,7 @@ class Case:
         build = functools.partial(self.method, optimizer=optimizer or local_training.sgd(0.1, momentum=0.5))
         made = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
         settings = {"cohort": COHORT, "dispatch": 2} | settings
-        data = settings.pop("data", federation.data())
+        data = settings.pop("data", toy_federation.data())
         return simulator.Simulation(made, data, plan=client_loop.Plan(*plan), **settings)
 
     @functools.cached_property
@@ -119,10 +119,10 @@ class Case:
 
 
 def groups(
-    build: simulator.Build, mixed: bool = False, statistics: bool = True, task: Callable[..., Task] = federation.task
+    build: simulator.Build, mixed: bool = False, statistics: bool = True, task: Callable[..., Task] = toy_federation.task
 ) -> list[simulator.Group]:
     """The small federation's clients: all with one network, or every second one with a wider one."""
-    clients = np.arange(federation.CLIENTS)
+    clients = np.arange(toy_federation.CLIENTS)
     if not mixed:
         return simulator.one_group(build, task(statistics=statistics), len(clients))
     return [

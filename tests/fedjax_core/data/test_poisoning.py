@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import federated_data, poisoning, sources
-from fedjax_core.testing import federation
+from fedjax_core.testing import toy_federation
 from fedjax_core.training import backdoor
 
 
@@ -59,5 +59,5 @@ def test_what_cannot_be_poisoned_is_refused():
         poisoning.poisoned(images(), [poisoning.backdoor(size=2, value=2.0)], [0], seed=0)
     with pytest.raises(ValueError, match="source=1, target=None"):
         poisoning.label_flip(source=1)
-    vectors = poisoning.poisoned(federation.data(), [poisoning.backdoor(size=1, share=1.0)], [0], seed=0)
+    vectors = poisoning.poisoned(toy_federation.data(), [poisoning.backdoor(size=1, share=1.0)], [0], seed=0)
     assert (vectors.train.x[vectors.train_index[0]][:, -1] == 1).all()

@@ -9,7 +9,7 @@ import pytest
 from fedjax_core.algorithm import Reduce
 from fedjax_core.engine import contracts
 from fedjax_core.engine.simulator import Simulation, one_group
-from fedjax_core.testing import federation
+from fedjax_core.testing import toy_federation
 from fedjax_core.training import aggregators, local_training
 from methods.fedavg import fedavg
 from tests import toy
@@ -113,7 +113,7 @@ def test_a_predictor_returns_logits(change, message):
 
 @pytest.mark.parametrize("outputs", [2, 7])
 def test_a_network_has_one_output_for_each_class(outputs):
-    wide = toy.task().wrapped(lambda model: federation.model(outputs=outputs))
+    wide = toy.task().wrapped(lambda model: toy_federation.model(outputs=outputs))
     message = rf"gives logits of shape \[2, {outputs}\] for 2 rows, the data's {toy.CLASSES} classes need \[2, {toy.CLASSES}\]"
     refused(ValueError, message, lambda inner: {}, wide)
 

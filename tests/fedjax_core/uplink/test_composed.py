@@ -10,7 +10,7 @@ from configs import base
 from fedjax_core import experiment, nn
 from fedjax_core.data import poisoning
 from fedjax_core.experiment import config_warnings
-from fedjax_core.testing import contract
+from fedjax_core.testing import method_contract
 from fedjax_core.testing.case import Case
 from fedjax_core.uplink import Link, attacks, compression, robust_aggregation
 from tests import toy
@@ -159,9 +159,9 @@ class Composed(Case):
 
 
 CHECKS = (
-    contract.plans_and_places_agree_and_padding_is_invisible,
-    contract.an_absent_client_changes_nothing,
-    contract.a_checkpoint_goes_on_where_it_was_left,
+    method_contract.plans_and_places_agree_and_padding_is_invisible,
+    method_contract.an_absent_client_changes_nothing,
+    method_contract.a_checkpoint_goes_on_where_it_was_left,
 )
 
 

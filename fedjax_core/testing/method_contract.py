@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Cohort
 from fedjax_core.storage import checkpoints
-from fedjax_core.testing import federation
+from fedjax_core.testing import toy_federation
 from fedjax_core.testing.case import Case
 
 
@@ -70,7 +70,7 @@ def an_absent_client_changes_nothing(case: Case) -> None:
     poison = lambda x: jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 99  # a place in a queue is no float
     poisoned = [jax.tree.map(lambda x: _first(x, poison(x)), r) for r in rows]
     server, after, record = run(gone, poisoned)
-    nobody = federation.CLIENTS
+    nobody = toy_federation.CLIENTS
     empty = [(Cohort(_first(c.ids, nobody), _first(c.examples, 0)), _first(p, 10**6)) for c, p in drawn]
     server2, after2, record2 = run(empty, rows)
     chex.assert_trees_all_equal(server, server2)
