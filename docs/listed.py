@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from fedjax_core import outside
-from fedjax_core.commands import fields, listing
+from fedjax_core.commands import fields, list_names
 
 FIELDS = """# Settings
 
@@ -51,14 +51,14 @@ def _cell(text: str) -> str:
 def choices() -> str:
     """The page of what fields may name: all kinds but methods, each thing with its options and its docstring."""
     lines = [CHOICES]
-    for kind, entry in listing.KINDS.items():
+    for kind, entry in list_names.KINDS.items():
         names = list(entry.found())
         if kind == "methods" or not names:
             continue
         yours = "Yours: `package.module:name` or `path/to/file.py:name`." if entry.what in outside.GROUPS else ""
         lines += [f"## {kind.capitalize()}: config.{entry.field}", "", *([yours, ""] if yours else ())]
         for name in names:
-            lines += [f"### {name}", "", "~~~text", listing.detailed(kind, name), "~~~", ""]
+            lines += [f"### {name}", "", "~~~text", list_names.detailed(kind, name), "~~~", ""]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from docs import gallery, listed
 from fedjax_core import experiment
-from fedjax_core.commands import console, fields, listing, shipped
+from fedjax_core.commands import fields, list_names, main, shipped
 from tests import quick
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def test_a_page_shows_the_files_of_the_examples_as_they_are():
 
 def test_commands_name_what_is_there():
     for command, name in re.findall(r"fedjax-core (\w+) ?([\w/]*)", TEXT):
-        assert command in {*console.COMMANDS, "COMMAND"}, command
+        assert command in {*main.COMMANDS, "COMMAND"}, command
         if command in ("run", "table") and name and name != "NAME" and not name.startswith("runs"):
             assert name in shipped.names({"run": "config", "table": "table"}[command]), name
     for path in re.findall(r"(?:configs|methods|tests|docs|colab)/[\w/]+\.(?:py|md)\b", TEXT):
@@ -88,7 +88,7 @@ def test_the_pages_of_settings_have_everything_once():
     ]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in page.splitlines() if line.startswith("|")} == {4}
     page = listed.choices()
-    for kind, entry in listing.KINDS.items():
+    for kind, entry in list_names.KINDS.items():
         for name in entry.found():
             assert page.count(f"\n### {name}\n\n~~~text\n{name}") == (kind != "methods"), name
     assert page.count("\n~~~\n") == page.count("\n~~~text\n")

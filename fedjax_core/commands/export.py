@@ -21,7 +21,7 @@ import numpy as np
 from fedjax_core import experiment, registry
 from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands import ending
-from fedjax_core.commands.analyses.asked import TRUST
+from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.engine.simulator import View
 from fedjax_core.reporting import reporter
 from fedjax_core.storage import export_model as files

@@ -20,8 +20,9 @@ from absl import flags
 from ml_collections import config_flags
 
 from fedjax_core import experiment
-from fedjax_core.commands import config_line, ending
-from fedjax_core.commands.plans import elsewhere, planned, targets, written
+from fedjax_core.commands import config_flags as config_line
+from fedjax_core.commands import ending
+from fedjax_core.commands.plans import capacity_plan, compile_pool, device_targets, plan_report
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.reporting import reporter
@@ -38,12 +39,12 @@ def _flags(arguments: Sequence[str]) -> Any:
     at: dict[str, Any] = {"flag_values": values}
     listed = list(arguments)
     config_flags.DEFINE_config_file("config", None, "config, with its variant behind a colon; see configs/", sys_argv=listed, **at)
-    flags.DEFINE_string("topology", targets.HERE, "targets with commas between: v5e:16x16, 2*v5e:16x16 (slices), here", **at)
+    flags.DEFINE_string("topology", device_targets.HERE, "targets with commas between: v5e:16x16, 2*v5e:16x16 (slices), here", **at)
     flags.DEFINE_list("programs", list(PARTS), "what is compiled", **at)
     flags.DEFINE_integer("search", SEARCHED, "rounds that are compiled to find the largest chunk; 0: none", lower_bound=0, **at)
     flags.DEFINE_integer("limit", LONGEST, "seconds that one program may take to compile", lower_bound=1, **at)
     flags.DEFINE_string("json", None, "a file for the plan as JSON", **at)
-    flags.DEFINE_string("kept", elsewhere.KEPT, "where results are kept; '' for nowhere", **at)
+    flags.DEFINE_string("kept", compile_pool.KEPT, "where results are kept; '' for nowhere", **at)
     flags.DEFINE_boolean("fresh", False, "compile what is kept, too", **at)
     flags.DEFINE_integer("rows", None, "training rows of a set whose files alone tell", lower_bound=1, **at)
     flags.DEFINE_integer("test_rows", None, "its test rows", lower_bound=1, **at)
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         given, other = config_line.read(arguments, "plan", _flags)
-        wanted = targets.parse(given.topology)
+        wanted = device_targets.parse(given.topology)
         if unknown := set(given.programs) - set(PARTS):
             raise ValueError(f"--programs has {sorted(unknown)[0]!r}; it may have {', '.join(PARTS)}")
         counts = _counts(given)
@@ -90,10 +91,10 @@ def main(arguments: Sequence[str]) -> int:
         if given.clients is not None:
             given.config.data.clients = given.clients
         experiment.check(given.config)
-        if why := targets.check(wanted):
+        if why := device_targets.check(wanted):
             raise ValueError(why)
         with signals.interrupted():
-            plan = planned.planned(
+            plan = capacity_plan.planned(
                 given.config.to_dict(),
                 wanted,
                 parts=tuple(part for part in PARTS if part in given.programs),
@@ -104,14 +105,14 @@ def main(arguments: Sequence[str]) -> int:
                 fresh=given.fresh,
                 say=reporter.say,
             )
-        sys.stdout.write(f"{written.text(plan)}\n")
+        sys.stdout.write(f"{plan_report.text(plan)}\n")
         if given.json:
             write_json(os.path.expanduser(given.json), plan)
     except KeyboardInterrupt:
         return reporter.fail("interrupted; what was compiled is kept", 130)
     except (ValueError, TypeError, OSError) as error:
         return reporter.fail(error, 1)
-    return 0 if planned.fits(plan) else 1
+    return 0 if capacity_plan.fits(plan) else 1
 
 
 def _counts(given: Any) -> Counts:

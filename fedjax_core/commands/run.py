@@ -25,8 +25,9 @@ from absl import flags
 from ml_collections import config_flags
 
 from fedjax_core import experiment, option_types
-from fedjax_core.commands import config_line, ending, processes
-from fedjax_core.commands.config_line import HELP, MORE
+from fedjax_core.commands import config_flags as config_line
+from fedjax_core.commands import ending, processes
+from fedjax_core.commands.config_flags import HELP, MORE
 from fedjax_core.reporting import reporter
 
 KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say what is wrong in one line

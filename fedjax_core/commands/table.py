@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from fedjax_core import experiment
-from fedjax_core.commands import config_line, ending, shipped, tables
+from fedjax_core.commands import config_flags, ending, shipped, tables
 from fedjax_core.reporting import reporter
 
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         given = _parser().parse_args(arguments)
-        seeds = None if given.seeds is None else config_line.seeds(given.seeds)
+        seeds = None if given.seeds is None else config_flags.seeds(given.seeds)
         if (given.table is None) == (given.name is None):
             raise ValueError("give one table, by name (fedjax-core list tables) or as --table=FILE.py; --help tells more")
         definition = shipped.file("table", given.table if given.name is None else given.name)

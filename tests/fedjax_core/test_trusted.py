@@ -11,7 +11,7 @@ import pytest
 
 from configs import fedavg
 from fedjax_core import experiment, outside
-from fedjax_core.commands import analyse, export
+from fedjax_core.commands import analyze, export
 from fedjax_core.storage import signature as origin
 from fedjax_core.storage.json_files import read_json
 
@@ -103,7 +103,7 @@ def test_a_run_with_own_code_is_read_where_it_was_begun_and_elsewhere_with_trust
         mark.unlink()
         commands = [
             (export, [f"--out={tmp_path / 'model.safetensors'}"]),
-            (analyse, ["--what=clients", f"--out={tmp_path / 'out'}"]),
+            (analyze, ["--what=clients", f"--out={tmp_path / 'out'}"]),
         ]
         status = {command.main([str(run), *arguments, *flags]) for command, arguments in commands}
         assert mark.exists() == (status == {0})

@@ -8,7 +8,7 @@ import pytest
 
 from configs import centralized_pretrain, fedhpl
 from fedjax_core import experiment
-from fedjax_core.commands import analyse, export, predict
+from fedjax_core.commands import analyze, export, predict
 from fedjax_core.storage import export_model as files
 from fedjax_core.storage.json_files import read_json, write_json
 from fedjax_core.training import metrics
@@ -74,7 +74,7 @@ def test_a_client_is_exported_whole(run, tmp_path):
 
 
 def test_it_is_analysed(run, tmp_path, capsys):
-    assert analyse.main([str(run), "--what=clients,tsne", f"--out={tmp_path}", "--points=3", "--compilation_cache="]) == 0
+    assert analyze.main([str(run), "--what=clients,tsne", f"--out={tmp_path}", "--points=3", "--compilation_cache="]) == 0
     assert {"clients", "tsne"} <= {file.stem.split("-")[-1].split("_")[0] for file in tmp_path.glob("*.png")}, capsys.readouterr()
 
 

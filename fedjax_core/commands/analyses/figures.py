@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedjax_core.commands.analyses.asked import Asked, Loaded, drawn, labels, named, of_features
+from fedjax_core.commands.analyses.context import Asked, Loaded, drawn, labels, named, of_features
 from fedjax_core.reporting import analysis, plots, reporter
 from fedjax_core.reporting.label_tables import partition_of
 from fedjax_core.reporting.metrics_log import read

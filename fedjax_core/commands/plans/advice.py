@@ -11,7 +11,7 @@ def advice(config: Mapping[str, Any], about: Mapping[str, Any], chunk: int | Non
 
     Args:
       config: the whole.
-      about: what `compiling.about` says.
+      about: what `compile_worker.about` says.
       chunk: the largest that fits, 0 if none does; None: it was not looked for.
     """
     said, lies, plan = [], about["bytes"], config["plan"]

@@ -24,9 +24,9 @@ the directories alone, and written after every cell.
 from fedjax_core.commands.tables.cells import Cell, cells, choose, names
 from fedjax_core.commands.tables.definition import changed, read
 from fedjax_core.commands.tables.results import Contents, Result
-from fedjax_core.commands.tables.running import Outcome, run
+from fedjax_core.commands.tables.runner import Outcome, run
 from fedjax_core.commands.tables.search import plan
-from fedjax_core.commands.tables.written import markdown, write
+from fedjax_core.commands.tables.writers import markdown, write
 
 __all__ = [
     "Cell",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedjax_core import code_fingerprint, experiment, option_types, registry
-from fedjax_core.commands.tables import places, wanted
+from fedjax_core.commands.tables import places, score_checks
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check, targets_of
 from fedjax_core.data import partition
@@ -105,7 +105,7 @@ def cell(
         with registry.noting() as named:
             asked = experiment.resolve(config)
         for measure in table.measures:
-            wanted.check(measure, config, asked)
+            score_checks.check(measure, config, asked)
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
     own = code_fingerprint.digests([*code_fingerprint.files(named), *experiment.begun_from(config)])

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core import registry
-from fedjax_core.commands.tables import comparability, measures, places, spread
-from fedjax_core.commands.tables.structure import check_structure
+from fedjax_core.commands.tables import client_statistics, comparability, measures, places
+from fedjax_core.commands.tables.definition_checks import check_structure
 from fedjax_core.reporting import reporter
 
 Definition = Any  # a Table of configs/tables/base.py; what a method is made of does not import configs
@@ -130,7 +130,7 @@ def check(table: Definition) -> None:
         registry.choose("measure in figure", label, [measure.label for measure in table.measures])
     for measure in table.measures:
         measures.check(measure)
-        if (named := spread.row_of(measure)) is not None:
+        if (named := client_statistics.row_of(measure)) is not None:
             registry.choose(f"row in clients of measure {measure.label!r}", named, rows)
     for target in [*table.targets, *(t for c in table.columns for t in c.targets or ())]:
         if not 0 < target <= 1:

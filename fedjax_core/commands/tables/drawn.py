@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.commands.tables import measures, texts
-from fedjax_core.commands.tables.compared import Known
+from fedjax_core.commands.tables import formatting, measures
+from fedjax_core.commands.tables.bootstrap_comparison import Known
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.reporting import plots
 from fedjax_core.reporting.plots import Difference, Panel
@@ -26,7 +26,7 @@ def draw(contents: Contents, folder: Path, known: Known | None = None) -> list[P
     against = contents.table.against
     if against is None:
         return []
-    grids = texts.grids(contents, known)
+    grids = formatting.grids(contents, known)
     shown = [m for m in contents.table.measures if any(one.differences for one in grids[m.label].compared.values())]
     named = contents.table.figure
     shown = [measure for measure in shown if measure.label in named] if named else shown[:1]
@@ -40,7 +40,7 @@ def draw(contents: Contents, folder: Path, known: Known | None = None) -> list[P
     return [*files, folder / "differences.csv"]
 
 
-def _beside(contents: Contents, column: str, shown: list[Any], grids: Mapping[str, texts.Grid]) -> list[Panel]:
+def _beside(contents: Contents, column: str, shown: list[Any], grids: Mapping[str, formatting.Grid]) -> list[Panel]:
     """The panels of a column, with its methods in one order."""
     panels, order = [], []
     for measure in shown:
@@ -54,7 +54,7 @@ def _beside(contents: Contents, column: str, shown: list[Any], grids: Mapping[st
     return panels
 
 
-def _difference(grid: texts.Grid, row: str, column: str) -> Difference | None:
+def _difference(grid: formatting.Grid, row: str, column: str) -> Difference | None:
     one = grid.compared.get((row, column))
     if one is None or one.difference is None or one.differences is None:
         return None
@@ -63,7 +63,7 @@ def _difference(grid: texts.Grid, row: str, column: str) -> Difference | None:
     return Difference(row, one.difference, *one.differences, f"{kind} model", one.like_best or (row, column) in grid.best)
 
 
-def _reference(grid: texts.Grid, row: str, column: str) -> Difference:
+def _reference(grid: formatting.Grid, row: str, column: str) -> Difference:
     """Returns the row that the others are compared with, at 0."""
     one = grid.compared.get((row, column))
     like_best = (row, column) in grid.best or (one is not None and one.like_best)

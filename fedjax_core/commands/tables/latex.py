@@ -9,13 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_core.commands.tables import comparability, measures, places, texts, tuned
+from fedjax_core.commands.tables import comparability, formatting, measures, places, search_report
 from fedjax_core.commands.tables.cells import configs_of
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.commands.tables.trials import Searches
 
-STYLE = texts.Style(plus_minus=r"$\pm$", bold=r"\textbf{{{}}}", mark="$^{{{}}}$", alike=r"$\approx$")
+STYLE = formatting.Style(plus_minus=r"$\pm$", bold=r"\textbf{{{}}}", mark="$^{{{}}}$", alike=r"$\approx$")
 SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -28,14 +28,14 @@ SPECIAL = {
 MINUS = re.compile(r"(?<![\w.$])-(?=\d)")
 
 
-def latex(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -> str:
+def latex(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
     """Returns the file's text.
 
     Args:
       contents: of the table.
       grids: the cells by measure, if they are known already.
     """
-    grids = texts.grids(contents) if grids is None else grids
+    grids = formatting.grids(contents) if grids is None else grids
     blocks = [f"% {contents.table.title}; needs \\usepackage{{booktabs}}"]
     for measure in contents.table.measures:
         blocks.append(_write_measure(contents, measure, grids[measure.label]))
@@ -47,19 +47,19 @@ def latex(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -> 
     return "\n\n".join(blocks) + "\n"
 
 
-def _write_measure(contents: Contents, measure: Any, cells: texts.Grid) -> str:
+def _write_measure(contents: Contents, measure: Any, cells: formatting.Grid) -> str:
     """Returns the cells of one measure; a published value stands below ours."""
     columns, seeds = contents.table.columns, len(contents.seeds)
     lines = [_join_cells("", *(escaped(column.label) for column in columns)), r"\midrule"]
     for row in contents.table.rows:
         pairs = [(row.label, column.label) for column in columns]
-        shown = [texts.shown(cells, pair, measure, seeds, STYLE) for pair in pairs]
+        shown = [formatting.shown(cells, pair, measure, seeds, STYLE) for pair in pairs]
         lines.append(_join_cells(escaped(row.label), *map(_with_minus, shown)))
         if any(cells.summaries[pair].paper for pair in pairs):
-            papers = [texts.published(cells.summaries[pair], measure, STYLE) for pair in pairs]
+            papers = [formatting.published(cells.summaries[pair], measure, STYLE) for pair in pairs]
             beside = "difference" if measures.target(measure) is None else "ratio"
             lines.append(_join_cells(rf"\quad paper, {beside}", *map(_with_minus, papers)))
-    notes = [texts.over_seeds(contents.seeds), *texts.caption(measure, cells, texts.describe_score)]
+    notes = [formatting.over_seeds(contents.seeds), *formatting.caption(measure, cells, formatting.describe_score)]
     sources = dict.fromkeys(s.paper[2] for s in cells.summaries.values() if s.paper)
     notes += [f"Paper: {'; '.join(sources)}"] if sources else []
     differences = comparability.find_differences(contents.table, configs_of(contents.every))
@@ -69,28 +69,28 @@ def _write_measure(contents: Contents, measure: Any, cells: texts.Grid) -> str:
     return _wrap(contents.table, what, measure.label, "l" + "r" * len(columns), lines, notes)
 
 
-def _write_intervals(contents: Contents, measure: Any, cells: texts.Grid) -> str:
+def _write_intervals(contents: Contents, measure: Any, cells: formatting.Grid) -> str:
     """Returns ranks and differences with their intervals; empty where nothing was compared."""
     columns, against = contents.table.columns, contents.table.against
     lines = [_join_cells("", *(escaped(column.label) for column in columns)), r"\midrule"]
     is_empty = True
     for row in contents.table.rows:
         pairs = [(row.label, column.label) for column in columns]
-        said = [texts.intervals(cells, pair, measure, against) for pair in pairs]
+        said = [formatting.intervals(cells, pair, measure, against) for pair in pairs]
         is_empty = is_empty and not any(said)
         lines.append(_join_cells(escaped(row.label), *map(_with_minus, said)))
     if is_empty:
         return ""
-    notes = [texts.describe_intervals(cells, against), *texts.describe_few_seeds(cells)]
+    notes = [formatting.describe_intervals(cells, against), *formatting.describe_few_seeds(cells)]
     name = f"{measure.label}, intervals"
     return _wrap(contents.table, name, name, "l" + "r" * len(columns), lines, notes)
 
 
 def _write_search(table: Any, searches: Searches) -> str:
     """Returns what was chosen for each row and column."""
-    lines = [_join_cells(*map(escaped, tuned.HEADS)), r"\midrule"]
-    lines += [_join_cells(*map(escaped, one)) for one in tuned.chosen_for(table.search, searches)]
-    notes = [tuned.said(table.search, texts.describe_score)]
+    lines = [_join_cells(*map(escaped, search_report.HEADS)), r"\midrule"]
+    lines += [_join_cells(*map(escaped, one)) for one in search_report.chosen_for(table.search, searches)]
+    notes = [search_report.said(table.search, formatting.describe_score)]
     return _wrap(table, "search", "search", f"llrl{'r' * 3}l", lines, notes)
 
 
@@ -99,7 +99,7 @@ def _write_costs(contents: Contents) -> str:
     targets = [escaped(f"to {100 * target:g} %") for target in all_targets(contents.table)]
     heads = ["", "", *targets, "s/round", "down", "up"]
     lines = [_join_cells(*heads), r"\midrule"]
-    for row, column, costs in texts.costs(contents):
+    for row, column, costs in formatting.costs(contents):
         lines.append(_join_cells(escaped(row), escaped(column), *costs))
     name = "rounds, time, traffic"
     return _wrap(contents.table, name, name, f"ll{'r' * (len(heads) - 2)}", lines, [])

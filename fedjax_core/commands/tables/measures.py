@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 from fedjax_core import registry
-from fedjax_core.commands.analyses import measures as analyses
-from fedjax_core.commands.tables import spread
+from fedjax_core.commands.analyses import scalar_metrics as analyses
+from fedjax_core.commands.tables import client_statistics
 from fedjax_core.reporting import reporter, score_labels
 
 # a measure's: as `report.summarise` calls it
@@ -30,7 +30,7 @@ def check(measure: Any) -> None:
     if isinstance(scores, str) or not scores:
         raise ValueError(f"{what}: scores must be a tuple of one or more names, found {scores!r}")
     if measure.clients is not None:
-        spread.check(measure)
+        client_statistics.check(measure)
     if any(score.startswith(ANALYSIS) for score in scores):
         if len(scores) > 1:
             raise ValueError(f"{what}: an analysis stands alone, found {scores!r}")
@@ -85,7 +85,7 @@ def is_percent(measure: Any) -> bool:
         return False
     if measure.percent is not None:
         return measure.percent
-    if spread.row_of(measure) is not None:
+    if client_statistics.row_of(measure) is not None:
         return True
     accuracy = reporter.is_accuracy(measure.scores[0]) or score_labels.is_gap(measure.scores[0])
     return accuracy or (is_analysis(measure) and not is_count(measure))
@@ -100,7 +100,7 @@ def better(measure: Any) -> str:
         return "smaller"
     if is_analysis(measure):
         return "neither" if is_count(measure) else "larger"
-    return "smaller" if spread.row_of(measure) is not None else score_labels.better(measure.scores[0])
+    return "smaller" if client_statistics.row_of(measure) is not None else score_labels.better(measure.scores[0])
 
 
 def form(measure: Any) -> str:

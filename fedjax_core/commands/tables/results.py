@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core import experiment
-from fedjax_core.commands.analyses import measures as analyses
-from fedjax_core.commands.tables import measures, spread
+from fedjax_core.commands.analyses import scalar_metrics as analyses
+from fedjax_core.commands.tables import client_statistics, measures
 from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
+from fedjax_core.commands.tables.score_checks import is_of_unseen
 from fedjax_core.commands.tables.trials import Searches
-from fedjax_core.commands.tables.wanted import is_of_unseen
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import metrics_log, reporter, score_labels
 from fedjax_core.reporting.rounds_to_target import crossing
@@ -47,7 +47,7 @@ class Result(NamedTuple):
     seconds_per_round: float
     down: float
     up: float
-    clients: Mapping[str, spread.Values] = MappingProxyType({})
+    clients: Mapping[str, client_statistics.Values] = MappingProxyType({})
 
 
 class Summary(NamedTuple):
@@ -116,7 +116,7 @@ class Contents(NamedTuple):
         there = [(cell.seed, self.results[cell.name]) for cell in mine if cell.name in self.results]
         there = [(seed, result) for seed, result in there if measure.label in result.values]
         by_seed = {seed: scale * result.values[measure.label] for seed, result in there}
-        if spread.row_of(measure) is not None:
+        if client_statistics.row_of(measure) is not None:
             shares = self.of_clients(row, column, measure)
             by_seed = {seed: scale * float(np.nanmean(share.values)) for seed, share in shares.items()}
         scores = tuple(dict.fromkeys(result.scores[measure.label] for _, result in there))
@@ -127,22 +127,22 @@ class Contents(NamedTuple):
         paper = paper_of(self.table, row, column, measure.label)
         return Summary(len(found), mean, std, paper, by_seed, scores, any(cell.name in self.failures for cell in mine))
 
-    def of_clients(self, row: str, column: str, measure: Any) -> dict[int, spread.Values]:
+    def of_clients(self, row: str, column: str, measure: Any) -> dict[int, client_statistics.Values]:
         """By seed, the values of single clients that a cell's numbers are made of, as far as there are such.
 
         Of a measure that compares with a row: where both are finished and have scored the same clients; none of that row itself.
         """
-        label, named = measure.label, spread.row_of(measure)
+        label, named = measure.label, client_statistics.row_of(measure)
         found = self._results(row, column)
         if named is None:
             return {seed: result.clients[label] for seed, result in found.items() if label in result.clients}
         others = self._results(named, column) if named != row else {}
-        pairs: dict[int, spread.Values] = {}
+        pairs: dict[int, client_statistics.Values] = {}
         for seed in found.keys() & others.keys():
             one, other = found[seed], others[seed]
             if label not in one.clients or label not in other.clients:  # such as unseen clients, whom one of them cannot serve
                 continue
-            shares = spread.worse(one.clients[label], one.scores[label], other.clients[label])
+            shares = client_statistics.worse(one.clients[label], one.scores[label], other.clients[label])
             pairs |= {} if shares is None else {seed: shares}
         return pairs
 
@@ -190,7 +190,7 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
     summary = reporter.summarise(kept, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
     there, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
-    clients: dict[str, spread.Values] = {}
+    clients: dict[str, client_statistics.Values] = {}
     served = any(map(is_of_unseen, there))
     for measure in table.measures:
         if measures.is_analysis(measure):
@@ -199,13 +199,13 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
             values[measure.label] = number(place, data, _names_the_same_code(place, cell))
             continue
         if measure.clients is not None:
-            found = spread.read(place, measure, None, rounds[measure.statistic])
+            found = client_statistics.read(place, measure, None, rounds[measure.statistic])
             if found is None and all(map(is_of_unseen, measure.scores)) and not served:
                 continue
             if found is None:
                 raise ValueError(f"{place} has no {' or '.join(measure.scores)} of single clients")
             scores[measure.label], clients[measure.label] = found
-            values[measure.label] = spread.number(measure, *found)
+            values[measure.label] = client_statistics.number(measure, *found)
             continue
         score = next((name for name in measure.scores if name in there), None)
         target = measures.target(measure)
@@ -221,7 +221,7 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
             values[measure.label] = crossing(
                 series.rounds.tolist(), series.values.tolist(), target, score_labels.better(score) == "larger"
             )
-        if (found := spread.read(place, measure, score, rounds.get(measure.statistic, 0))) is not None:
+        if (found := client_statistics.read(place, measure, score, rounds.get(measure.statistic, 0))) is not None:
             clients[measure.label] = found[1]
         if measure is table.measures[0] and "rounds_to" in there[score]:
             reached = {target: there[score]["rounds_to"][str(target)] for target in targets}

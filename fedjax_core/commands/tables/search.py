@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from fedjax_core import experiment, registry
-from fedjax_core.commands.tables import measures, spaces, wanted
+from fedjax_core.commands.tables import measures, score_checks, search_spaces
 from fedjax_core.commands.tables.cells import Cell, cell
 from fedjax_core.commands.tables.definition import Definition, check
 from fedjax_core.reporting.score_labels import is_loss, merit
@@ -145,14 +145,14 @@ def _check(table: Definition) -> None:
     for label in search.fewer:
         registry.choose("row in the search's fewer", label, [row.label for row in table.rows])
     for row in table.rows:
-        spaces.check(row.label, row.space)
+        search_spaces.check(row.label, row.space)
         if not row.space and row.label not in search.fewer:
             raise ValueError(
                 f"row {row.label!r} has no space for {search.trials} trials; give it one, or name it in the search's fewer"
             )
         if search.sampler == "grid":
             for field, values in row.space.items():
-                if spaces.is_interval(values):
+                if search_spaces.is_interval(values):
                     raise ValueError(f"space of row {row.label!r}: {field}={values} is no tuple of values, as a grid needs")
 
 
@@ -172,11 +172,11 @@ def _study(table: Definition, row: Any, column: Any, variant: str) -> Study:
     ):
         raise ValueError(f"{where}: no run has the search's {' or '.join(names(search))} with evaluation.scopes={found}")
     asked = experiment.resolve(first)
-    wanted.check_searched(names(search), asked)
+    score_checks.check_searched(names(search), asked)
     if search.rounds is not None and search.rounds > first.rounds:
         raise ValueError(f"{where}: the search's rounds={search.rounds} must not be more than the run's {first.rounds}")
     own = _own(first, row.space)
-    points = spaces.settings(row.space, search.sampler, search.seed, search.trials - 1, own) if row.space else []
+    points = search_spaces.settings(row.space, search.sampler, search.seed, search.trials - 1, own) if row.space else []
     if len(points) + 1 < search.trials and row.label not in search.fewer:
         raise ValueError(
             f"{where}: the space of {', '.join(row.space)} has {len(points)} points beside the row's own settings, too few for "

@@ -4,7 +4,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import base
-from fedjax_core.commands import fields, listing
+from fedjax_core.commands import fields, list_names
 from fedjax_core.experiment.schema import FIELDS
 
 
@@ -29,14 +29,14 @@ def test_one_field_with_what_is_above_and_behind_it():
 
 
 def test_a_part_and_all_of_them(capsys):
-    assert listing.main(["fields", "checkpoint"]) == 0
+    assert list_names.main(["fields", "checkpoint"]) == 0
     assert [line.split(" = ")[0] for line in capsys.readouterr().out.splitlines() if " = " in line] == [
         "checkpoint.seconds",
         "checkpoint.keep",
     ]
-    assert listing.main(["fields"]) == 0
+    assert list_names.main(["fields"]) == 0
     assert "list methods NAME" in capsys.readouterr().out
-    assert listing.main(["fields", "checkpoit"]) == 2
+    assert list_names.main(["fields", "checkpoit"]) == 2
     assert "Did you mean 'checkpoint'?" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"unknown field 'data\.sed'"):
         fields.listed("data.sed")

@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from fedjax_core.commands import plan
-from fedjax_core.commands.plans import planned, written
+from fedjax_core.commands.plans import capacity_plan, plan_report
 from tests.fedjax_core.commands.plans.made import ABOUT
 
 
@@ -39,9 +39,9 @@ def test_under_nohup_a_plan_outlives_its_terminal(monkeypatch):
         os.kill(os.getpid(), signal.SIGHUP)
         return {"about": ABOUT, "programs": {}}
 
-    monkeypatch.setattr(planned, "planned", compiled)
-    monkeypatch.setattr(planned, "fits", lambda plan: True)
-    monkeypatch.setattr(written, "text", lambda plan: "planned")
+    monkeypatch.setattr(capacity_plan, "planned", compiled)
+    monkeypatch.setattr(capacity_plan, "fits", lambda plan: True)
+    monkeypatch.setattr(plan_report, "text", lambda plan: "planned")
     try:
         assert planning(["fedavg:smoke", "--topology=here", "--kept="]) == 0
     finally:

@@ -11,7 +11,7 @@ import pytest
 from configs.tables.base import Column, Measure, Row
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import latex, spread
+from fedjax_core.commands.tables import client_statistics, latex
 from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.reporting import bootstrap, client_scores
 from fedjax_core.reporting import reporter as report
@@ -249,7 +249,7 @@ def test_clients_that_are_not_those_of_the_named_row_leave_the_cell_empty(fake):
     results = {}
     for cell in every:
         number = 1 if cell.row == "Same" else N
-        found = spread.Values(np.arange(number), np.ones(number), values(cell.row, 0)[:number])
+        found = client_statistics.Values(np.arange(number), np.ones(number), values(cell.row, 0)[:number])
         one = {"worse off": float("nan")}, {"worse off": OWN}, {}, 1.0, 1.0, 0.0, 0.0, {"worse off": found}
         results[cell.name] = tables.Result(*one)
     contents = tables.Contents(made, "smoke", every, results, {})
@@ -265,7 +265,7 @@ def test_a_row_without_models_for_newcomers_leaves_the_cells_of_all_empty():
     made = table(measures=(unseen,), changes={"data.unseen_clients": 0.2})
     every, results = tables.cells(made, "smoke", [0]), {}
     for cell in every:
-        some = {unseen.label: spread.Values(np.arange(4), np.ones(4), np.ones(4))} if cell.row == "Better" else {}
+        some = {unseen.label: client_statistics.Values(np.arange(4), np.ones(4), np.ones(4))} if cell.row == "Better" else {}
         scored = dict.fromkeys(some, unseen.scores[0])
         results[cell.name] = tables.Result(dict.fromkeys(some, float("nan")), scored, {}, 1.0, 1.0, 0.0, 0.0, some)
     contents = tables.Contents(made, "smoke", every, results, {})
@@ -284,12 +284,12 @@ def test_clients_of_other_scores_in_the_file_are_no_other_clients(tmp_path):
     for name, of in files.items():
         (tmp_path / name).mkdir()
         client_scores.write(tmp_path / name / client_scores.LAST, 3, of)
-        found.append(spread.read(tmp_path / name, WORSE, None, 3))
+        found.append(client_statistics.read(tmp_path / name, WORSE, None, 3))
     (score, fedavg), (_, local) = found
-    assert spread.alike(fedavg, local)
-    worse = spread.worse(fedavg, score, local)
+    assert client_statistics.alike(fedavg, local)
+    worse = client_statistics.worse(fedavg, score, local)
     assert worse is not None
     assert worse.values.tolist() == [0, 0, 0, 1, 1]
-    single = spread.read(tmp_path / "fedavg", MEAN, f"{GLOBAL}/mean", 3)
+    single = client_statistics.read(tmp_path / "fedavg", MEAN, f"{GLOBAL}/mean", 3)
     assert single is not None
     assert len(single[1].values) == 5

@@ -13,7 +13,7 @@ import pytest
 
 from configs import base
 from fedjax_core import experiment
-from fedjax_core.commands import analyse
+from fedjax_core.commands import analyze
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language import load_pretrained, option_scoring
 from fedjax_core.language.models import bert, llama
@@ -95,14 +95,14 @@ def test_an_encoder_chooses_and_its_run_tells_its_answers(config, tmp_path, monk
     assert sorted(state.server.net.params) == ["adapter"]
     chex.assert_trees_all_equal(jax.device_get(sim.held.tasks[0][0]), task.frozen)
     for name, score in (("rouge", ""), ("rouge(of='pairs')", "_pairs"), ("rouge(of='logic')", "")):
-        assert analyse.number(name)(run, None) == pytest.approx(scores[f"test/personal/all/rouge1{score}/mean"], abs=1e-5)
-    assert analyse.number("rouge(model='global')")(run, None) == pytest.approx(scores["test/global/rouge1"], abs=1e-5)
-    asked = analyse.Asked([run], tmp_path / "out")
-    table, shown = analyse.analyse(["rouge"], asked)
+        assert analyze.number(name)(run, None) == pytest.approx(scores[f"test/personal/all/rouge1{score}/mean"], abs=1e-5)
+    assert analyze.number("rouge(model='global')")(run, None) == pytest.approx(scores["test/global/rouge1"], abs=1e-5)
+    asked = analyze.Asked([run], tmp_path / "out")
+    table, shown = analyze.analyse(["rouge"], asked)
     assert len(table.read_text().splitlines()) == 1 + 4 * 6, "four clients, six questions"
     assert "| pairs |" in shown.read_text()
     with pytest.raises(ValueError, match="unknown task or data set of rouge 'mood'; allowed: logic, pairs, proofs"):
-        analyse.number("rouge(of='mood')")(run, None)
+        analyze.number("rouge(of='mood')")(run, None)
 
 
 def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
@@ -110,7 +110,7 @@ def test_runs_on_one_folder_share_its_weights(config, monkeypatch):
     language._SHARED.clear()
     load = lambda run, trust: (None, experiment.build(config("bert", name=run.name, batch=4)), None)
     monkeypatch.setattr(experiment, "load", load)
-    loaded = analyse.Loaded()
+    loaded = analyze.Loaded()
     first = loaded(Path("fedit"))[0]
     on_device = weakref.ref(jax.tree.leaves(first.held.tasks)[0])
     assert on_device() is not None
@@ -163,7 +163,7 @@ def test_a_language_model_writes(config, tmp_path, monkeypatch):
     written = language.answers(made, language.parameters(made, adapter, task.frozen, net), range(6), batch=4)
     lengths = np.array([len(said) for said in written]) + np.arange(6)
     for name, wanted in (("rouge(model='global')", lengths), ("rouge(model='global', of='proofs')", lengths[3:])):
-        assert analyse.number(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
+        assert analyze.number(name)(tmp_path, None) == pytest.approx(np.mean(wanted))
 
 
 def test_clients_are_tested_on_their_own_sets(config):

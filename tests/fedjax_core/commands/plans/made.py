@@ -8,7 +8,7 @@ import jax
 
 from configs import fedavg
 from fedjax_core import experiment
-from fedjax_core.commands.plans import planned, targets
+from fedjax_core.commands.plans import capacity_plan, device_targets
 from fedjax_core.engine import chips
 from fedjax_core.experiment import mock_data
 
@@ -77,4 +77,4 @@ class Compiler:
 
 def made(monkeypatch, tmp_path, compiler, **options):
     monkeypatch.setattr(subprocess, "run", compiler)
-    return planned.planned(config().to_dict(), targets.parse("v5e:2x2"), folder=tmp_path / "kept", **options)
+    return capacity_plan.planned(config().to_dict(), device_targets.parse("v5e:2x2"), folder=tmp_path / "kept", **options)

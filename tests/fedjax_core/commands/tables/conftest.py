@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedjax_core import experiment
-from fedjax_core.commands.tables import running
+from fedjax_core.commands.tables import runner
 from fedjax_core.reporting import reporter as report
 from fedjax_core.storage.json_files import read_jsonl
 from tests.fedjax_core.commands.tables.searches import BY, quality
@@ -36,5 +36,5 @@ def fake_search(monkeypatch):
 
     monkeypatch.setattr(experiment, "execute", execute)
     monkeypatch.setattr(experiment, "dataset", lambda config: None)
-    monkeypatch.setattr(running, "_forget", lambda: None)
+    monkeypatch.setattr(runner, "_forget", lambda: None)
     return made

@@ -7,14 +7,14 @@ import time
 from types import SimpleNamespace
 
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import progress, running
+from fedjax_core.commands.tables import progress, runner
 from tests.fedjax_core.commands.small_tables import definition, run
 
 
 def test_the_time_left_is_told(tmp_path, fake, monkeypatch):
     times = iter(range(0, 10_000, 30))
-    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
-    monkeypatch.setattr(running, "Heartbeat", lambda *_: contextlib.nullcontext())  # asks for the time, too
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: float(next(times))))
+    monkeypatch.setattr(runner, "Heartbeat", lambda *_: contextlib.nullcontext())  # asks for the time, too
     _, said = run(tmp_path, seeds=[0])
     assert said[1] == "1/4  FedAvg / IID / seed 0"
     assert said[2] == "2/4  Uniform & co. / IID / seed 0  (about 1 min 30 s left)"
@@ -59,7 +59,7 @@ def test_time_left_is_of_this_runs_pace_once_it_has_one(tmp_path, monkeypatch):
 def test_reading_many_finished_runs_is_not_silent(tmp_path, fake, monkeypatch):
     run(tmp_path, seeds=[0])
     assert run(tmp_path, seeds=[0])[1][0] == "4 of 4 runs are finished, 0 to do"
-    monkeypatch.setattr(running, "SILENCE", -1.0)
+    monkeypatch.setattr(runner, "SILENCE", -1.0)
     _, said = run(tmp_path, seeds=[0])
     assert said[:2] == ["reading 1/4  FedAvg / IID / seed 0", "reading 2/4  Uniform & co. / IID / seed 0"]
 
@@ -78,8 +78,8 @@ def test_reading_and_writing_that_take_long_are_not_silent(tmp_path, fake, monke
         return waits
 
     monkeypatch.setattr(progress, "SILENCE", 0.01)
-    monkeypatch.setattr(running, "result_of", slow(running.result_of, "reading 1/4  FedAvg / IID / seed 0, after "))
-    monkeypatch.setattr(running, "write", slow(running.write, "writing the tables, after "))
+    monkeypatch.setattr(runner, "result_of", slow(runner.result_of, "reading 1/4  FedAvg / IID / seed 0, after "))
+    monkeypatch.setattr(runner, "write", slow(runner.write, "writing the tables, after "))
     began = time.monotonic()
     tables.run(definition(), str(tmp_path), "smoke", seeds=[0], say=said.append)
     assert time.monotonic() - began < 60, "both were said"

@@ -9,8 +9,8 @@ import pytest
 from configs.tables.base import Measure, Row
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.commands.analyses import measures as analyses
-from fedjax_core.commands.tables import running
+from fedjax_core.commands.analyses import scalar_metrics as analyses
+from fedjax_core.commands.tables import runner
 from fedjax_core.data import digest as contents
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine.simulator import Diverged
@@ -24,7 +24,7 @@ LOCKED = BlockingIOError(11, "another process runs there (pid 7)")
 def pauses(monkeypatch):
     """What happens in place of pauses, one after the other; then nothing does."""
     made = []
-    monkeypatch.setattr(running.time, "sleep", lambda seconds: made.pop(0)() if made else None)
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: made.pop(0)() if made else None)
     return made
 
 
@@ -143,7 +143,7 @@ def test_a_trial_that_another_process_runs_is_waited_for(tmp_path, fake_search, 
 
 
 def test_a_trial_of_a_process_that_died_is_tried_again(tmp_path, fake_search, pauses, monkeypatch):
-    monkeypatch.setattr(running, "AGAIN", 0.0)
+    monkeypatch.setattr(runner, "AGAIN", 0.0)
     left = [LOCKED] * 7
 
     def act(name, config):

@@ -215,4 +215,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    ending.end("fedjax_core.commands.listing", sys.argv[1:])
+    ending.end("fedjax_core.commands.list_names", sys.argv[1:])

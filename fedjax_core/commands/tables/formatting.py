@@ -6,8 +6,8 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_core.commands.tables import measures, reached, spread
-from fedjax_core.commands.tables.compared import Compared, Known, compare
+from fedjax_core.commands.tables import client_statistics, measures, reached
+from fedjax_core.commands.tables.bootstrap_comparison import Compared, Known, compare
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
 from fedjax_core.reporting import reporter, score_labels
@@ -107,7 +107,7 @@ def caption(measure: Any, cells: Grid, name_score: Callable[[str], str] = "`{}`"
     elif len(measure.scores) > 1 and held:
         said.append(f"All cells hold {name_score(held[0])}.")
     if measure.clients is not None:
-        said.append(spread.said(measure))
+        said.append(client_statistics.said(measure))
     if cells.best:
         said.append(f"Bold: the {'highest' if measures.better(measure) == 'larger' else 'lowest'} mean of the column.")
     marked = [one for one in cells.compared.values() if one.like_best]

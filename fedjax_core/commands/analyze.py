@@ -18,10 +18,10 @@ from pathlib import Path
 
 from fedjax_core import experiment, registry
 from fedjax_core.commands import ending
-from fedjax_core.commands.analyses import figures, listings
-from fedjax_core.commands.analyses.asked import TRUST, Asked, Loaded
+from fedjax_core.commands.analyses import figures, tables
+from fedjax_core.commands.analyses.context import TRUST, Asked, Loaded
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
-from fedjax_core.commands.analyses.measures import NUMBERS, is_size, number, size
+from fedjax_core.commands.analyses.scalar_metrics import NUMBERS, is_size, number, size
 from fedjax_core.reporting import reporter
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
@@ -38,11 +38,11 @@ WHAT: dict[str, Callable[[Asked, Loaded], list[Path]]] = {
             figures.tsne,
             figures.attention,
             figures.knowledge,
-            listings.probe,
-            listings.match,
+            tables.probe,
+            tables.match,
         ),
-        *(listings.communication, listings.sizes, figures.clients, figures.classes, figures.landscape, figures.plane),
-        listings.rouge,
+        *(tables.communication, tables.sizes, figures.clients, figures.classes, figures.landscape, figures.plane),
+        tables.rouge,
     )
 }
 
@@ -155,4 +155,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    ending.end("fedjax_core.commands.analyse", sys.argv[1:])
+    ending.end("fedjax_core.commands.analyze", sys.argv[1:])

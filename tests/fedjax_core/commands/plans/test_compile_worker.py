@@ -12,8 +12,8 @@ import pytest
 from configs import fedoa as fedoa_config
 from configs import fedopt_femnist, fedpft
 from fedjax_core import experiment
-from fedjax_core.commands.plans import advice, compiling, loops, written
-from fedjax_core.commands.plans import planned as of_plans
+from fedjax_core.commands.plans import advice, compile_worker, loops, plan_report
+from fedjax_core.commands.plans import capacity_plan as of_plans
 from fedjax_core.engine import aot, client_loop, evaluation
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment import mock_data
@@ -74,8 +74,8 @@ def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
     real, planned = experiment.build(of), experiment.build(of, shapes_only=True)
     assert planned.data.partition_hash == real.data.partition_hash
     assert planned.data.train.x.shape == real.data.train.x.shape
-    rows, clean = (compiling.parts(sim)["rows of data"] for sim in (planned, sims()[0]))
-    assert rows == compiling.parts(real)["rows of data"] > 1.1 * clean
+    rows, clean = (compile_worker.parts(sim)["rows of data"] for sim in (planned, sims()[0]))
+    assert rows == compile_worker.parts(real)["rows of data"] > 1.1 * clean
     programs = aot.programs(planned, ("evaluation",))
     state = real.init(0)
     assert programs["evaluation: server, validation rows"]().lower().as_text() == of_server(real, state, "validation")
@@ -84,11 +84,11 @@ def test_rows_that_attackers_write_anew_and_validation_rows_are_counted():
 
 def test_lanes_are_planned_together():
     _, sim = sims()
-    one, three = compiling.about(sim), compiling.about(sim, 3)
+    one, three = compile_worker.about(sim), compile_worker.about(sim, 3)
     assert (one["lanes"], three["lanes"]) == (1, 3)
     assert three["bytes"]["server state"] == 3 * one["bytes"]["server state"]
     assert three["bytes"]["rows of data"] == one["bytes"]["rows of data"]
-    alone, together = (compiling.programs(sim, PARTS, lanes) for lanes in (1, 3))
+    alone, together = (compile_worker.programs(sim, PARTS, lanes) for lanes in (1, 3))
     assert list(alone) == list(together)
     shapes = [sorted(leaf.shape for leaf in jax.tree.leaves(of["round"]().lower().args_info)) for of in (alone, together)]
     state = aot.between_rounds(sim)[1]
@@ -105,13 +105,13 @@ def test_lanes_are_planned_together():
         "round": None,
         "advice": [],
     }
-    assert "; 3 lanes" in written.text({"targets": [target]})
+    assert "; 3 lanes" in plan_report.text({"targets": [target]})
     streamed = sims("host")[1]
-    about = compiling.about(streamed, 3)
+    about = compile_worker.about(streamed, 3)
     assert about["lanes"] == 1
-    assert about["bytes"] == compiling.about(streamed)["bytes"]
+    assert about["bytes"] == compile_worker.about(streamed)["bytes"]
     target["about"] = ABOUT | {"alone": about["alone"]}
-    assert "Runs go one after the other, not in lanes: rows of data are on the host." in written.text({"targets": [target]})
+    assert "Runs go one after the other, not in lanes: rows of data are on the host." in plan_report.text({"targets": [target]})
 
 
 def test_networks_of_another_backend_take_its_form_of_convolutions():
@@ -159,16 +159,16 @@ def test_an_error_of_one_program_leaves_the_others(monkeypatch, tmp_path):
             return {"fits": True}
         raise ValueError("this program\nis bad")
 
-    monkeypatch.setattr(compiling, "analysed", analysed)
+    monkeypatch.setattr(compile_worker, "analysed", analysed)
     sim: Any = SimpleNamespace(cohort=8, places=16, dropout=0.5)
-    monkeypatch.setattr(compiling, "simulation", lambda *_: sim)
-    monkeypatch.setattr(compiling, "about", lambda sim, lanes: {"lanes": lanes})
+    monkeypatch.setattr(compile_worker, "simulation", lambda *_: sim)
+    monkeypatch.setattr(compile_worker, "about", lambda sim, lanes: {"lanes": lanes})
     monkeypatch.setattr(aot, "programs", lambda sim, parts: dict.fromkeys(parts, lambda: None))
-    compiling.main()
+    compile_worker.main()
     found = json.loads(out.read_text())
     assert "error" not in found
     assert found["programs"] == {"start": {"fits": True}, "round": {"fits": None, "says": "this program is bad", "limit_s": 60}}
-    assert compiling.present(sim) == 0.25
+    assert compile_worker.present(sim) == 0.25
     assert loops.Clients(np.array([10, 30]), 0.25).trips("batches_of_20") == 1.5 / 4
 
 
@@ -179,7 +179,7 @@ def test_cohorts_by_poisson_are_planned_with_all_their_places():
     kind = mock_data.kind(experiment.resolve(of))
     sim = experiment.build(of, shapes_only=True, kind=kind, devices=jax.devices()[:1])
     assert sim.cohort == 4 < sim.places == sim.plan.chunk
-    assert compiling.about(sim)["places"] == sim.places
+    assert compile_worker.about(sim)["places"] == sim.places
 
 
 def test_several_processes_are_those_of_the_topology(monkeypatch):

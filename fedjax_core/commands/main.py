@@ -21,7 +21,7 @@ COMMANDS = {
     "export": "writes a run's model into one file",
     "list": "shows methods, models, data sources and what else a config may name, with their options",
 }
-MODULES = {"list": "fedjax_core.commands.listing"}  # of the others: the module of that name
+MODULES = {"list": "fedjax_core.commands.list_names"}  # of the others: the module of that name
 
 
 def usage() -> str:

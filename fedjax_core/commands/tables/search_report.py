@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_core.commands.tables import spaces
+from fedjax_core.commands.tables import search_spaces
 from fedjax_core.commands.tables.search import Standing, names
 from fedjax_core.commands.tables.trials import Searches
 from fedjax_core.reporting.score_labels import is_accuracy, is_loss
@@ -67,7 +67,7 @@ def record(searches: Searches, place: tuple[str, str]) -> dict[str, Any]:
         "chosen_trial": None if chosen is None else chosen.number,
         "validation": None if chosen is None else _finite(_score(standing, chosen.number)),
         "validation_own": _finite(_score(standing, 0)),
-        "at_edge": None if chosen is None else "; ".join(spaces.edges(study.space, chosen.values)),
+        "at_edge": None if chosen is None else "; ".join(search_spaces.edges(study.space, chosen.values)),
     }
 
 
@@ -87,7 +87,7 @@ def trials(searches: Searches) -> list[dict[str, Any]]:
 
 def _remarks(space: Mapping[str, Any], standing: Standing) -> str:
     """What is to be known of a search: values at the edge, trials that diverged."""
-    found = spaces.edges(space, standing.chosen.values) if standing.chosen is not None else []
+    found = search_spaces.edges(space, standing.chosen.values) if standing.chosen is not None else []
     if standing.diverged:
         own = ", its own settings among them" if math.isnan(standing.scores.get(0, (0, 0.0))[1]) else ""
         found.append(f"{standing.diverged} diverged{own}")

@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_core
 from fedjax_core import outside, own_packages
-from fedjax_core.commands import console, listing, shipped
+from fedjax_core.commands import list_names, main, shipped
 
 ROOT = Path(__file__).parents[3]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 def ended(capsys, *arguments: str) -> tuple[int, str, str]:
     """(exit status, what was printed, what was said)."""
     with pytest.raises(SystemExit) as end:
-        console.main(arguments)
+        main.main(arguments)
     said = capsys.readouterr()
     return int(end.value.code or 0), said.out, said.err
 
@@ -64,11 +64,11 @@ def test_names_of_ours_are_not_a_users_packages(tmp_path, monkeypatch):
     assert fedavg.get_config("smoke").method.name == "fedavg"
 
 
-@pytest.mark.parametrize("kind", [*listing.KINDS, *listing.FILES])
+@pytest.mark.parametrize("kind", [*list_names.KINDS, *list_names.FILES])
 def test_all_of_a_kind_are_listed(capsys, kind):
     status, out, _ = ended(capsys, "list", kind)
     assert status == 0
-    names = listing.KINDS[kind].found() if kind in listing.KINDS else shipped.names(listing.FILES[kind])
+    names = list_names.KINDS[kind].found() if kind in list_names.KINDS else shipped.names(list_names.FILES[kind])
     assert len(names) > 1
     lines = out.splitlines()
     assert all(any(line.partition("(")[0].split()[:1] == [name] for line in lines) for name in names)
@@ -83,21 +83,21 @@ def test_options_stand_with_their_defaults(capsys):
     assert status == 0
     assert out.startswith("fedprox(mu")
     assert "Li" in out
-    assert listing.options("sources", "unseen", listing.KINDS["sources"].found()["unseen"]) == dict.fromkeys(
+    assert list_names.options("sources", "unseen", list_names.KINDS["sources"].found()["unseen"]) == dict.fromkeys(
         ("of", "classes"), inspect.Parameter.empty
     )
 
 
 @pytest.mark.parametrize("kind", ["methods", "models", "sources", "partitions", "optimizers", "scores", "callbacks"])
 def test_the_docstrings_say_what_options_mean(kind):
-    for name, builder in listing.KINDS[kind].found().items():
-        said = listing.detailed(kind, name)
-        for option in listing.options(kind, name, builder):
+    for name, builder in list_names.KINDS[kind].found().items():
+        said = list_names.detailed(kind, name)
+        for option in list_names.options(kind, name, builder):
             assert re.search(rf"^ *(\w+, )*{option}(, \w+)*: ", said, re.MULTILINE), (name, option)
 
 
 def test_every_kind_that_packages_announce_is_listed(capsys):
-    assert {kind.what for kind in listing.KINDS.values()} >= set(outside.GROUPS)
+    assert {kind.what for kind in list_names.KINDS.values()} >= set(outside.GROUPS)
     out = ended(capsys, "list", "callbacks", "wandb")[1]
     assert out.startswith(
         "wandb(project='fedjax', name='', mode='', directory='')\n\nRecords as metrics of a run of Weights & Biases"
@@ -106,7 +106,7 @@ def test_every_kind_that_packages_announce_is_listed(capsys):
 
 
 def test_what_is_not_there_is_one_line(capsys):
-    kinds = ", ".join([listing.OF_CONFIGS, *listing.KINDS, *listing.FILES])
+    kinds = ", ".join([list_names.OF_CONFIGS, *list_names.KINDS, *list_names.FILES])
     said = f"error: unknown kind 'method'; allowed: {kinds}. Did you mean 'methods'?\n"
     assert ended(capsys, "list", "method") == (2, "", said)
     status, _, err = ended(capsys, "list", "models", "resnet9")

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.commands.tables import comparability, measures, reached, texts, tuned
+from fedjax_core.commands.tables import comparability, formatting, measures, reached, search_report
+from fedjax_core.commands.tables.bootstrap_comparison import Compared, Known
 from fedjax_core.commands.tables.cells import configs_of
-from fedjax_core.commands.tables.compared import Compared, Known
 from fedjax_core.commands.tables.definition import all_targets, paper_of
 from fedjax_core.commands.tables.latex import latex
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.storage.atomic_files import write_csv, write_text
 
-STYLE = texts.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
+STYLE = formatting.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
 
 
 def write(contents: Contents, folder: Path, known: Known | None = None) -> list[Path]:
@@ -29,27 +29,27 @@ def write(contents: Contents, folder: Path, known: Known | None = None) -> list[
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"table.{kind}" for kind in ("md", "csv", "tex")]
-    grids = texts.grids(contents, known)
+    grids = formatting.grids(contents, known)
     write_text(files[0], markdown(contents, grids))
     write_csv(files[1], records(contents, grids))
     write_text(files[2], latex(contents, grids))
     if contents.searches is not None and contents.searches.studies:
         files.append(folder / "trials.csv")
-        write_csv(files[3], tuned.trials(contents.searches))
+        write_csv(files[3], search_report.trials(contents.searches))
     return files
 
 
-def markdown(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -> str:
+def markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
     """The table as Markdown: a grid per measure and one of its intervals, then costs, then what failed. `grids`: the cells by
     measure, if they are known already."""
-    grids = texts.grids(contents) if grids is None else grids
+    grids = formatting.grids(contents) if grids is None else grids
     table, every, seeds = contents.table, contents.every, contents.seeds
     lines = [f"# {table.title}", ""]
     if table.note:
         lines += [table.note, ""]
     done = sum(cell.name in contents.results for cell in every)
     state = "" if done == len(every) else f" {done} of {len(every)} runs are finished."
-    lines += [f"Variant `{contents.variant}`; {texts.over_seeds(seeds)}.{state}"]
+    lines += [f"Variant `{contents.variant}`; {formatting.over_seeds(seeds)}.{state}"]
     if differences := comparability.find_differences(table, configs_of(every)):
         lines += ["", "Rows differ in more than their methods, as the definition says:", ""]
         lines += [f"- {difference}" for difference in differences]
@@ -64,7 +64,7 @@ def markdown(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) 
         lines += _speedups(contents, measure, grids[measure.label])
         lines += _intervals(contents, measure, grids[measure.label])
     if contents.searches is not None and contents.searches.studies:
-        lines += ["", "## Search", "", *tuned.lines(table.search, contents.searches)]
+        lines += ["", "## Search", "", *search_report.lines(table.search, contents.searches)]
     lines += ["", "## Rounds, time and traffic", ""]
     targets = all_targets(table)
     if targets:
@@ -74,30 +74,30 @@ def markdown(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) 
         ]
     heads = ["", "", *(f"rounds to {100 * t:g} %" for t in targets), "s/round", "down", "up"]
     lines += [_line(*heads), _line("---", "---", *("--:" for _ in heads[2:]))]
-    lines += [_line(row, column, *costs) for row, column, costs in texts.costs(contents)]
+    lines += [_line(row, column, *costs) for row, column, costs in formatting.costs(contents)]
     if contents.failures:
         lines += ["", "## Failed", ""]
         lines += [f"- {cell}: {contents.failures[cell.name]}" for cell in every if cell.name in contents.failures]
     return "\n".join(lines) + "\n"
 
 
-def _grid(contents: Contents, measure: Any, cells: texts.Grid) -> list[str]:
+def _grid(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
     """Caption, heads, and a line per row."""
     columns = contents.table.columns
-    lines = [" ".join(texts.caption(measure, cells)), ""]
+    lines = [" ".join(formatting.caption(measure, cells)), ""]
     lines += [_line("", *(c.label for c in columns)), _line("---", *("--:" for _ in columns))]
     for row in contents.table.rows:
         shown = []
         for column in columns:
             place = row.label, column.label
-            paper = texts.published(cells.summaries[place], measure, STYLE)
-            text = texts.shown(cells, place, measure, len(contents.seeds), STYLE)
+            paper = formatting.published(cells.summaries[place], measure, STYLE)
+            text = formatting.shown(cells, place, measure, len(contents.seeds), STYLE)
             shown.append((text + (f" [{paper}]" if paper else "")).strip())
         lines.append(_line(row.label, *shown))
     return lines
 
 
-def _speedups(contents: Contents, measure: Any, cells: texts.Grid) -> list[str]:
+def _speedups(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
     """Of rounds to a target, how many times fewer they are than a named row's; nothing of other measures."""
     columns, against = contents.table.columns, contents.table.against
     if measures.target(measure) is None or against is None:
@@ -110,14 +110,14 @@ def _speedups(contents: Contents, measure: Any, cells: texts.Grid) -> list[str]:
     return lines
 
 
-def _intervals(contents: Contents, measure: Any, cells: texts.Grid) -> list[str]:
+def _intervals(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
     """Ranks and differences of a measure, with their intervals; nothing where nothing was compared."""
     columns, against = contents.table.columns, contents.table.against
     places = [[(row.label, column.label) for column in columns] for row in contents.table.rows]
-    said = [[texts.intervals(cells, place, measure, against) for place in row] for row in places]
+    said = [[formatting.intervals(cells, place, measure, against) for place in row] for row in places]
     if not any(map(any, said)):
         return []
-    about = texts.describe_intervals(cells, against)
+    about = formatting.describe_intervals(cells, against)
     lines = ["", about, "", _line("", *(c.label for c in columns)), _line("---", *("--:" for _ in columns))]
     return lines + [_line(row.label, *cells) for row, cells in zip(contents.table.rows, said, strict=True)]
 
@@ -126,9 +126,9 @@ def _line(*cells: str) -> str:
     return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"
 
 
-def records(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -> list[dict[str, Any]]:
+def records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> list[dict[str, Any]]:
     """The table as records: one per row, column and measure. `grids`: the cells by measure, if they are known already."""
-    grids = texts.grids(contents) if grids is None else grids
+    grids = formatting.grids(contents) if grids is None else grids
     found = []
     for measure in contents.table.measures:
         for row in contents.table.rows:
@@ -142,13 +142,13 @@ def records(contents: Contents, grids: Mapping[str, texts.Grid] | None = None) -
                 record |= _of_intervals(grids[measure.label].compared.get((row.label, column.label)), contents.table.against)
                 if costs is not None:
                     record |= {
-                        f"rounds_to_{target:g}": texts.rounds(each).replace(",", "") for target, each in costs.reached.items()
+                        f"rounds_to_{target:g}": formatting.rounds(each).replace(",", "") for target, each in costs.reached.items()
                     }
                 record["seconds_per_round"] = None if costs is None else _finite(costs.seconds)
                 record["bytes_down"] = None if costs is None else costs.down
                 record["bytes_up"] = None if costs is None else costs.up
                 if contents.searches is not None and contents.searches.studies:
-                    record |= tuned.record(contents.searches, (row.label, column.label))
+                    record |= search_report.record(contents.searches, (row.label, column.label))
                 record |= {f"seed_{seed}": s.by_seed.get(seed) for seed in contents.seeds}
                 if measures.target(measure) is not None:
                     record |= {name: "never" for name, value in record.items() if value == math.inf}

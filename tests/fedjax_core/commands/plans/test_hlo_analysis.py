@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedjax_core.commands.plans import hlo, loops
+from fedjax_core.commands.plans import hlo_analysis, loops
 
 ROWS = loops.Clients(np.array([10, 10]))
 TEXT = """HloModule jit_f, is_scheduled=true
@@ -65,11 +65,11 @@ ENTRY %main (arg: f32[64], data: f32[1000,8]) -> f32[128] {
 
 
 def test_a_compiled_text_is_read_with_its_loops():
-    program = hlo.Program(TEXT.replace("LOOP", "jit(f)/while/body/batches_of_4"))
+    program = hlo_analysis.Program(TEXT.replace("LOOP", "jit(f)/while/body/batches_of_4"))
     steps = 3 * 3  # the constant of a condition, and ten rows in batches of four
     assert program.collectives(ROWS.trips) == [
-        hlo.Collective("all-gather", 1, 128 * 4),
-        hlo.Collective("all-reduce", steps, steps * 64 * 4),
+        hlo_analysis.Collective("all-gather", 1, 128 * 4),
+        hlo_analysis.Collective("all-reduce", steps, steps * 64 * 4),
     ]
     of_a_step = 8 * 4 + 4 + 2 * 64 * 4  # a row, not all of them; its place; the sum in and out. The row's copy lies near the cores
     assert program.traffic(ROWS.trips) == steps * of_a_step + (64 + 128) * 4
@@ -95,9 +95,11 @@ def test_of_slices_the_part_is_counted_in_fusions_of_fusions_too():
 
 %steps"""
     text = TEXT.replace("LOOP", "batches_of_4").replace("calls=%taken", "calls=%outer").replace("%steps", outer, 1)
-    assert hlo.Program(text).traffic(ROWS.trips) == hlo.Program(TEXT.replace("LOOP", "batches_of_4")).traffic(ROWS.trips)
+    assert hlo_analysis.Program(text).traffic(ROWS.trips) == hlo_analysis.Program(TEXT.replace("LOOP", "batches_of_4")).traffic(
+        ROWS.trips
+    )
     put = "  %all = f32[1000,8]{1,0} fusion(%rows, %row, %i), kind=kLoop, calls=%kept\n  %sum = "
-    more = hlo.Program(text.replace("  %sum = ", put)).traffic(ROWS.trips) - hlo.Program(text).traffic(ROWS.trips)
+    more = hlo_analysis.Program(text.replace("  %sum = ", put)).traffic(ROWS.trips) - hlo_analysis.Program(text).traffic(ROWS.trips)
     assert more == 9 * (8 * 4 + 4)  # the row that is written, and its place; not the other 999
 
 
@@ -106,8 +108,8 @@ def test_an_exchange_that_is_spread_over_a_loop_counts_once():
     part = '%part = f32[64]{0} all-gather(%x), frontend_attributes={chain_id="0"}'
     text = TEXT.replace("LOOP", "batches_of_4").replace("  %row = ", f"  {part}\n  %row = ")
     text = text.replace("  %zero = ", f"  {part.replace('%x', '%arg')}\n  %zero = ")
-    found = {one.kind: one for one in hlo.Program(text).collectives(ROWS.trips)}
-    assert found["all-gather"] == hlo.Collective("all-gather", 2, 64 * 4 + 128 * 4)
+    found = {one.kind: one for one in hlo_analysis.Program(text).collectives(ROWS.trips)}
+    assert found["all-gather"] == hlo_analysis.Collective("all-gather", 2, 64 * 4 + 128 * 4)
 
 
 def test_a_sum_over_devices_is_found_in_a_real_program():
@@ -119,4 +121,6 @@ def test_a_sum_over_devices_is_found_in_a_real_program():
     spread = PartitionSpec("clients")
     f = jax.shard_map(scanned, mesh=mesh, in_specs=spread, out_specs=spread, check_vma=False)
     compiled = jax.jit(f).lower(jax.ShapeDtypeStruct((2, 16), jnp.float32)).compile()
-    assert hlo.Program(compiled.as_text() or "").collectives(ROWS.trips) == [hlo.Collective("all-reduce", 5, 5 * 64)]
+    assert hlo_analysis.Program(compiled.as_text() or "").collectives(ROWS.trips) == [
+        hlo_analysis.Collective("all-reduce", 5, 5 * 64)
+    ]

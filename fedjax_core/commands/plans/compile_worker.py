@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_core import experiment, own_packages
-from fedjax_core.commands.plans import flops, hlo, loops, targets
+from fedjax_core.commands.plans import device_targets, flop_count, hlo_analysis, loops
 from fedjax_core.data import memory
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.engine import aot, chips, client_loop
@@ -34,10 +34,10 @@ _GIB = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _OVER = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM|Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
 
 
-def simulation(config: Any, target: targets.Target, counts: mock_data.Counts) -> Simulation:
+def simulation(config: Any, target: device_targets.Target, counts: mock_data.Counts) -> Simulation:
     """A config's simulation on a target's devices, without its data and weights. Of several hosts' devices all are used, as a
     run does."""
-    there = targets.devices(target)
+    there = device_targets.devices(target)
     if config.plan.devices is None and len({device.process_index for device in there}) > 1:
         config.plan.devices = len(there)
     return build_simulator.build(config, shapes_only=True, devices=there, kind=mock_data.kind(experiment.resolve(config), counts))
@@ -120,7 +120,7 @@ def analysed(traced: Any, sim: Simulation, part: float = 1.0) -> dict[str, Any]:
         found = _OVER.search(str(error))
         need = float(found[1] or found[3]) * _GIB[found[2] or found[4]] if found else None
         return {"fits": False, "needs": need, "says": str(error).splitlines()[0], "seconds": time.perf_counter() - clock}
-    text, sizes = hlo.Program(written), compiled.memory_analysis()
+    text, sizes = hlo_analysis.Program(written), compiled.memory_analysis()
     if sizes is None:
         raise ValueError("this jax's compiler does not tell how much memory its programs take")
     clients = loops.Clients(RowLists.of(sim.data.train_index).size, part)
@@ -131,7 +131,7 @@ def analysed(traced: Any, sim: Simulation, part: float = 1.0) -> dict[str, Any]:
         "temporary": sizes.temp_size_in_bytes,
         "outputs": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
         "peak": max(need, getattr(sizes, "peak_memory_in_bytes", 0)),
-        "flops": flops.count(traced.jaxpr, clients.trips) / (sim.plan.model if sim.divided else 1),  # at least so many
+        "flops": flop_count.count(traced.jaxpr, clients.trips) / (sim.plan.model if sim.divided else 1),  # at least so many
         "traffic": text.traffic(clients.trips),
         "collectives": [one._asdict() for one in text.collectives(clients.trips)],
         "seconds": time.perf_counter() - clock,
@@ -162,12 +162,12 @@ def main() -> None:
     own_packages.take_ours()
     asked = json.load(sys.stdin)
     out, counts = Path(asked["out"]), mock_data.Counts(**tuples(asked["counts"]))
-    target, config = targets.Target(*asked["target"]), ConfigDict(tuples(asked["config"]))
+    target, config = device_targets.Target(*asked["target"]), ConfigDict(tuples(asked["config"]))
     if asked["cores"]:
         experiment.use_all_cores()
     done: dict[str, Any] = {"programs": asked["done"]}
     try:
-        backend = {"cpu": "cpu", "tpu": "tpu"}.get(targets.devices(target)[0].platform, "gpu")
+        backend = {"cpu": "cpu", "tpu": "tpu"}.get(device_targets.devices(target)[0].platform, "gpu")
         with conv.compiled_for(backend):
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it ends the process wherever it is, in the compiler too
             signal.alarm(asked["seconds"])

@@ -12,8 +12,8 @@ from PIL import Image
 
 from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
 from fedjax_core import experiment
-from fedjax_core.commands import analyse
-from fedjax_core.commands.analyses import answers, asked
+from fedjax_core.commands import analyze
+from fedjax_core.commands.analyses import answers, context
 from fedjax_core.reporting import analysis
 from fedjax_core.storage.atomic_files import write_text
 from fedjax_core.storage.json_files import json_lines, read_json, write_json
@@ -64,7 +64,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def call(*arguments) -> int:
-    return analyse.main([*map(str, arguments), "--compilation_cache="])
+    return analyze.main([*map(str, arguments), "--compilation_cache="])
 
 
 def test_a_loaded_run_is_the_run(runs):
@@ -235,17 +235,17 @@ def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
     said = capsys.readouterr().err
     for what in ("probe", "match"):
         each = rows(run / "analysis" / f"{what}.csv")
-        mean = analyse.number(what)(run, None)
+        mean = analyze.number(what)(run, None)
         assert mean == pytest.approx(np.mean([float(row[what]) for row in each]))
         assert f"{100 * mean:.2f} %" in said
-        assert read_json(run / analyse.NUMBERS)[what] == {"round": 2, "value": mean}
-    write_json(run / analyse.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
-    assert analyse.number("origin")(run, None) == 0.125, "kept"
-    assert analyse.number("probe")(run, None) != 0.125, "of another round"
+        assert read_json(run / analyze.NUMBERS)[what] == {"round": 2, "value": mean}
+    write_json(run / analyze.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
+    assert analyze.number("origin")(run, None) == 0.125, "kept"
+    assert analyze.number("probe")(run, None) != 0.125, "of another round"
     for value, said in (([3], "analysis.json is a list"), ({"origin": 3}, "origin of .*analysis.json is a whole number")):
-        write_json(run / analyse.NUMBERS, value)
+        write_json(run / analyze.NUMBERS, value)
         with pytest.raises(ValueError, match=said):
-            analyse.number("origin")(run, None)
+            analyze.number("origin")(run, None)
 
 
 def test_damaged_answers_are_named(tmp_path, monkeypatch):
@@ -393,7 +393,7 @@ def test_seeds_are_one_line_over_what_they_cost(tmp_path):
 def test_what_holds_no_run_is_left_as_it_is(tmp_path, capsys):
     """A folder that an analysis made would refuse the run that is begun there later."""
     missing = tmp_path / "later"
-    assert analyse.main([str(missing), "--what=clients"]) == 1
+    assert analyze.main([str(missing), "--what=clients"]) == 1
     assert f"error: {missing} holds no run: there is neither config.json nor metrics.jsonl" in capsys.readouterr().err
     assert not missing.exists()
 
@@ -411,6 +411,6 @@ def test_the_partition_of_a_run_without_a_label_table_gets_one_line(tmp_path, ca
 
 def test_a_bar_in_a_label_is_no_border_of_a_cell(tmp_path):
     assert (
-        asked.markdown(tmp_path / "x.md", [{"run": "a|b", "p|q": "1"}]).read_text()
+        context.markdown(tmp_path / "x.md", [{"run": "a|b", "p|q": "1"}]).read_text()
         == "| run | p\\|q |\n| --- | --- |\n| a\\|b | 1 |\n"
     )

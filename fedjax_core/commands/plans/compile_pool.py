@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core import code_fingerprint, experiment, registry
 from fedjax_core.commands import shipped
-from fedjax_core.commands.plans import targets
+from fedjax_core.commands.plans import device_targets
 from fedjax_core.data import memory
 from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.language import mock_instructions as language
@@ -47,7 +47,7 @@ class Job(NamedTuple):
     """
 
     config: dict[str, Any]
-    target: targets.Target
+    target: device_targets.Target
     parts: tuple[str, ...]
     counts: Counts
     seconds: int
@@ -99,14 +99,14 @@ def _worth(found: dict[str, Any], seconds: int) -> dict[str, Any]:
 
 def _further(job: Job, found: dict[str, Any], place: Path) -> dict[str, Any]:
     """What is found, with at least one program more; it is written to `place` as it comes."""
-    here = job.target.name == targets.HERE
+    here = job.target.name == device_targets.HERE
     asked = {"config": job.config, "counts": job.counts._asdict(), "target": list(job.target), "parts": list(job.parts)}
     asked |= {"done": found.get("programs", {}), "seconds": job.seconds, "out": str(place), "cores": here}
-    environment = dict(os.environ) | ({} if here else targets.ENVIRONMENT)
+    environment = dict(os.environ) | ({} if here else device_targets.ENVIRONMENT)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(shipped.HOME), os.environ.get("PYTHONPATH", "")]))
     if not found:
         place.unlink(missing_ok=True)
-    command, text = [sys.executable, "-m", "fedjax_core.commands.plans.compiling"], json.dumps(plain(asked))
+    command, text = [sys.executable, "-m", "fedjax_core.commands.plans.compile_worker"], json.dumps(plain(asked))
     try:
         ended = subprocess.run(
             command, input=text, text=True, capture_output=True, env=environment, check=False, timeout=_longest(job.seconds)
@@ -153,7 +153,7 @@ def here() -> tuple[Any, ...]:
     environment = dict(os.environ) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     ended = subprocess.run([sys.executable, "-c", _ASKED], text=True, capture_output=True, env=environment, check=False)
     if ended.returncode:
-        raise ValueError(f"{targets.HERE}: {_why(ended.returncode, ended.stderr, 0)}")
+        raise ValueError(f"{device_targets.HERE}: {_why(ended.returncode, ended.stderr, 0)}")
     affinity = getattr(os, "sched_getaffinity", None)  # of a CPU each core is a device
     cores = len(affinity(0)) if affinity else os.cpu_count()
     return *json.loads(ended.stdout.splitlines()[-1]), cores, memory.there()
@@ -169,7 +169,7 @@ def key(job: Job) -> str:
         for name in above:
             place = place.get(name, {})
         place.pop(last, None)
-    is_here = job.target.name == targets.HERE
+    is_here = job.target.name == device_targets.HERE
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")}
     plugins = [point.dist for point in metadata.entry_points(group="jax_plugins") if point.dist]
     versions |= {plugin.name: plugin.version for plugin in plugins}

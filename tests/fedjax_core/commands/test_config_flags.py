@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from fedjax_core.commands import config_line, ending, run
+from fedjax_core.commands import config_flags, ending, run
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from fedjax_core.commands import config_line, ending, run
     ],
 )
 def test_the_config_is_found_wherever_it_stands(words, rest):
-    assert config_line.parted(words) == ("fedavg", rest)
+    assert config_flags.parted(words) == ("fedavg", rest)
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_the_config_is_found_wherever_it_stands(words, rest):
 )
 def test_another_method_is_taken_out_of_the_line(words, rest, said):
     said = {"name": "fedbn", "others": True} if said is None else said
-    assert config_line.other_method(["run", *words]) == (["run", *rest], said)
+    assert config_flags.other_method(["run", *words]) == (["run", *rest], said)
 
 
 def reading(arguments):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # ml_collections loads files the old way
-        return config_line.read(arguments, "run", run._flags)
+        return config_flags.read(arguments, "run", run._flags)
 
 
 @pytest.mark.parametrize(

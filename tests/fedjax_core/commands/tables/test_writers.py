@@ -7,7 +7,7 @@ import pytest
 
 from configs.tables.base import Column, Latex, Measure, Paper, Row
 from fedjax_core.commands import tables
-from fedjax_core.commands.tables import latex, measures, texts, written
+from fedjax_core.commands.tables import formatting, latex, measures, writers
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
 
 PAPER = {"FedAvg": {"IID": 80.5, "Skewed": Paper(82.0, 0.25, "Table 9")}, "Uniform & co.": None}
@@ -78,7 +78,7 @@ def test_a_cell_says_which_of_the_scores_it_holds():
     assert r"B & \textbf{75.00} (n=1)$^{b}$ \\" in tex
     assert "(a) test accuracy (global model, all test data), (b) test accuracy (personal models, own test rows)." in tex
     assert "test/" not in tex
-    assert [row["score"] for row in written.records(found)] == [GLOBAL.scores[0], own]
+    assert [row["score"] for row in writers.records(found)] == [GLOBAL.scores[0], own]
 
 
 def test_the_best_of_a_column_is_bold():
@@ -104,12 +104,17 @@ def test_the_best_of_a_column_is_bold():
 
 
 def test_many_rounds_are_written_out():
-    assert [texts.rounds(each) for each in ([1234, 1300, None], [1000], [99, 100], [7])] == ["1,267 (2 of 3)", "1,000", "99.5", "7"]
+    assert [formatting.rounds(each) for each in ([1234, 1300, None], [1000], [99, 100], [7])] == [
+        "1,267 (2 of 3)",
+        "1,000",
+        "99.5",
+        "7",
+    ]
     found = contents({"A": {0: 0.5, 1: 0.5}}, {"A": GLOBAL.scores[0]})
     results = {name: one._replace(reached={0.5: 1234}, seconds_per_round=1500.0) for name, one in found.results.items()}
     found = found._replace(results=results)
     assert "| A | IID | 1,234 | | 1,500 |" in tables.markdown(found).replace("|  |", "| |")
-    assert written.records(found)[0]["rounds_to_0.5"] == "1234"
+    assert writers.records(found)[0]["rounds_to_0.5"] == "1234"
 
 
 def test_a_label_is_no_option_of_the_line_above():

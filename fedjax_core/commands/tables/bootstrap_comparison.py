@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core.commands.tables import measures, spread
+from fedjax_core.commands.tables import client_statistics, measures
 from fedjax_core.commands.tables.results import Contents, Result, Summary
 from fedjax_core.reporting import bootstrap
 
@@ -129,7 +129,7 @@ def _drawn(contents: Contents, column: str, measure: Any, summaries: Mapping[str
     by_seed = {row: np.array([summaries[row].by_seed[seed] for seed in seeds]) for row in labels}
     of = {row: found for row in labels if (found := _clients(contents, row, column, measure, by_seed[row]))}
     kind = {row: summaries[row].scores[0].rpartition("/")[2] for row in of}
-    pairs = {row: [o for o in of if kind[o] == kind[row] and all(map(spread.alike, of[o], of[row]))] for row in of}
+    pairs = {row: [o for o in of if kind[o] == kind[row] and all(map(client_statistics.alike, of[o], of[row]))] for row in of}
     most = max(pairs.values(), key=len, default=[])  # rows are paired by client: those with the clients of most rows
     of = {row: of[row] for row in most}
     labels = [row for row in labels if row in of or len(seeds) >= FEWEST]
@@ -139,11 +139,11 @@ def _drawn(contents: Contents, column: str, measure: Any, summaries: Mapping[str
     if not of:
         return _Rows(labels, table, bootstrap.resampled(table), ["seeds"] * len(labels))
     one, known = next(iter(of)), np.array([row in of for row in labels])
-    statistic = spread.statistic(measure, summaries[one].scores[0])
+    statistic = client_statistics.statistic(measure, summaries[one].scores[0])
     assert statistic is not None
     scale = 100.0 if measures.is_percent(measure) else 1 / measure.unit
     there = [np.isfinite(np.stack([found[s].values for found in of.values()])).all(0) for s in range(len(seeds))]
-    same = not contents.table.new_partitions and all(map(spread.alike, of[one], of[one][1:] + of[one][:1]))
+    same = not contents.table.new_partitions and all(map(client_statistics.alike, of[one], of[one][1:] + of[one][:1]))
     if same:
         there = [np.stack(there).all(0)] * len(seeds)
     values = [np.stack([of[row if row in of else one][s].values[there[s]] for row in labels]) * scale for s in range(len(seeds))]
@@ -153,11 +153,15 @@ def _drawn(contents: Contents, column: str, measure: Any, summaries: Mapping[str
     return _Rows(labels, table, draws, [both if row in of else "seeds" for row in labels])
 
 
-def _clients(contents: Contents, row: str, column: str, measure: Any, by_seed: np.ndarray) -> list[spread.Values]:
+def _clients(contents: Contents, row: str, column: str, measure: Any, by_seed: np.ndarray) -> list[client_statistics.Values]:
     """The values of single clients for each seed; empty where they do not make the cell's numbers, or some are missing."""
     found = contents.of_clients(row, column, measure)
     score = contents.summary(row, column, measure).scores
-    if set(found) != set(contents.seeds) or len(score) != 1 or (statistic := spread.statistic(measure, score[0])) is None:
+    if (
+        set(found) != set(contents.seeds)
+        or len(score) != 1
+        or (statistic := client_statistics.statistic(measure, score[0])) is None
+    ):
         return []
     scale = 100.0 if measures.is_percent(measure) else 1 / measure.unit
     each = [found[seed] for seed in contents.seeds]

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedjax_core.commands.plans import chunks, elsewhere, targets
+from fedjax_core.commands.plans import chunks, compile_pool, device_targets
 from fedjax_core.commands.plans.advice import advice
 from fedjax_core.engine.aot import PARTS, ROUND, SCORED_ROUND
 from fedjax_core.experiment.mock_data import Counts
@@ -12,7 +12,7 @@ from fedjax_core.experiment.mock_data import Counts
 
 def planned(
     config: Mapping[str, Any],
-    wanted: Sequence[targets.Target],
+    wanted: Sequence[device_targets.Target],
     *,
     parts: tuple[str, ...] = PARTS,
     counts: Counts = Counts(),  # noqa: B008
@@ -39,13 +39,13 @@ def planned(
       {"targets": [one for each], ...}, see `written.py`.
 
     Raises:
-      ValueError, OSError: as `elsewhere.compiled`.
+      ValueError, OSError: as `compile_pool.compiled`.
     """
     found = []
     for target in wanted:
-        job = elsewhere.Job(dict(config), target, parts, counts, seconds)
+        job = compile_pool.Job(dict(config), target, parts, counts, seconds)
         say(f"{target.name}: compiling {', '.join(parts)}")
-        first = elsewhere.compiled(job, folder, fresh)
+        first = compile_pool.compiled(job, folder, fresh)
         about = first["about"]
         programs = {name: _judged(first["programs"][name], name, about) for name in first["there"]}
         plan = about["plan"]
@@ -54,9 +54,9 @@ def planned(
         largest = None
         if of_round is not None and tries:
 
-            def fits(chunk: int, job: elsewhere.Job = job, target: targets.Target = target) -> bool | None:
+            def fits(chunk: int, job: compile_pool.Job = job, target: device_targets.Target = target) -> bool | None:
                 say(f"{target.name}: compiling the round with plan.chunk={chunk}")
-                more = elsewhere.compiled(elsewhere.with_chunk(job, chunk, (ROUND,)), folder, fresh)
+                more = compile_pool.compiled(compile_pool.with_chunk(job, chunk, (ROUND,)), folder, fresh)
                 return _judged(more["programs"][ROUND], ROUND, more["about"])["fits"]
 
             largest = chunks.largest(fits, {chunk: of_round["fits"]}, most, tries)
