@@ -19,7 +19,7 @@ round, so two methods differ in what this page says and in nothing else. K is th
 | clients with different networks | FedHe, FedProto, FedMD, FedHPL |
 | adapters of a frozen network | FedIT, PerAda, FedOA |
 
-Scores of all methods on the same data, with commands and seeds, are in the repository's `configs/RESULTS.md`.
+Scores of all methods on the same data, with commands and seeds, are in [Results](results/digits.md).
 """
 
 

@@ -34,7 +34,7 @@ contrast.first rounds of L_Con alone, then CE alone.
 
 Departures and what the papers leave open: tau has 4 D^2 weights and no bias, as their counts say, one head, and a residual path,
 f' = f + attention, as layers of transformers have it: the papers' Eq. 2 and their counts fit both, and with attention alone
-(residual=False) their Table 8 is not reached by far (configs/RESULTS.md). Only tau's first output is used, so only that is
+(residual=False) their Table 8 is not reached by far (configs/results/fedpft.md). Only tau's first output is used, so only that is
 computed; it starts as PyTorch's does. Prompts start at N(0, prompt_scale^2), each client's own, as PyTorch's randn: without the
 residual path, where they are much shorter than the features, at 0.02, the attention soon settles on f alone, and they learn no
 more. Eq. 3 prints a second logarithm. CE sees the plain images. In phase 1 of FedPFT nothing of phi moves and its batch

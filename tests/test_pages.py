@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from docs import gallery, listed
+from docs import gallery, listed, results
 from fedjax_core import experiment
 from fedjax_core.commands import fields, list_names, main, shipped
 from tests import quick
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
+RESULTS = [ROOT / "configs" / "RESULTS.md", *sorted((ROOT / "configs" / "results").glob("*.md"))]
 EXAMPLES = {file.name: file.read_text() for file in sorted((ROOT / "docs" / "examples").glob("*.py"))}
 TEXT = "\n".join(page.read_text() for page in [*PAGES, ROOT / "README.md"])
 
@@ -92,6 +93,49 @@ def test_the_pages_of_settings_have_everything_once():
         for name in entry.found():
             assert page.count(f"\n### {name}\n\n~~~text\n{name}") == (kind != "methods"), name
     assert page.count("\n~~~\n") == page.count("\n~~~text\n")
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.stem)
+def test_results_name_commands_and_files_that_are_there(file):
+    text = file.read_text()
+    for command, name in re.findall(r"`?fedjax-core (table|plan|analyse|run) ([\w/]+)", text):
+        assert command in console.COMMANDS, command
+        if command == "table":
+            assert name in shipped.names("table"), name
+    for path in set(re.findall(r"(?<![\w/])(?:configs|methods|tests|docs)/[\w/]+\.(?:py|md|sh)\b", text)) - {"configs/X.py"}:
+        assert (ROOT / path).exists(), path
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+GENERATED = {"methods.md", *(f"reference/{name}.md" for name in ("settings", "choices"))}  # when the site is built
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_links_of_a_page_lead_to_what_is_there(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        place, _, anchor = target.partition("#")
+        if place.startswith(("http:", "https:", "mailto:")) or place in GENERATED or place.removeprefix("../") in GENERATED:
+            continue
+        found = (page.parent / place).resolve() if place else page
+        assert found.exists(), target
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found), target
+
+
+def test_the_first_page_of_results_links_every_other_one_and_so_does_the_site():
+    page, nav = (ROOT / "configs" / "RESULTS.md").read_text(), (ROOT / "docs" / "mkdocs.yml").read_text()
+    assert len(page.splitlines()) <= 90
+    for name in results.pages():
+        assert f": {name}\n" in nav, name
+        assert name == "results.md" or f"]({name})" in page, name
+    for text in [*results.pages().values(), *(results.relinked(page.read_text()) for page in PAGES)]:
+        assert "RESULTS.md)" not in text
+        assert "](../../" not in text
 
 
 def test_the_readme_is_a_front_page():

@@ -11,8 +11,8 @@ the training set's mean and deviation, as our configs do. The paper says neither
 A number is the round in which the accuracy on the test set crosses the target (`Measure`, "rounds_to"). A run ends there, or after
 1.5 times the published rounds; where the paper never reached it, after 1,600. Accuracies are taken every round where fewer than 250
 are published, else every fifth. As in the paper the rate of each cell is the best one by this very number, so it is selected on
-test data: `RATES` are of a grid of ratio 10^(1/3) that `rates_2nn.py` runs; configs/RESULTS.md says which of them were, and which
-are guesses.
+test data: `RATES` are of a grid of ratio 10^(1/3) that `rates_2nn.py` runs; configs/results/fedavg.md says which of them were, and
+which are guesses.
 """
 
 import math

@@ -18,7 +18,7 @@ PUBLISHED = {
     0.5: (164, 18, 1067, 261),
     1.0: (246, 16, None, 97),
 }
-RATES = {  # of each cell; most are guesses, configs/RESULTS.md has those that were run
+RATES = {  # of each cell; most are guesses, configs/results/fedavg.md has those that were run
     0.0: (0.215, 0.1, 0.1, 0.0464),
     0.1: (0.215, 0.215, 0.1, 0.1),
     0.2: (0.215, 0.215, 0.1, 0.1),
