@@ -164,7 +164,8 @@ def get_config(variant: str = "small") -> Any:
     config.compression.downlink = placeholder(str)  # "float16" or "bfloat16"
 
     config.aggregation = ConfigDict()
-    # Instead of the mean of deltas, or of class means: "median", "mixing | krum(attackers=0.2)": fedjax_core/uplink/robust_aggregation.py
+    # Instead of the mean of deltas, or of class means: "median", "mixing | krum(attackers=0.2)":
+    # fedjax_core/uplink/robust_aggregation.py
     config.aggregation.rule = placeholder(str)
     config.aggregation.not_finite = placeholder(
         str
@@ -172,8 +173,9 @@ def get_config(variant: str = "small") -> Any:
 
     config.privacy = ConfigDict()
     # Differential privacy of clients: "gaussian", "adaptive(quantile=0.5)" by the server, "local_gaussian", "local_laplace" by
-    # each client: fedjax_core/uplink/dp_mechanisms.py. By noise that is correlated over rounds, for cohorts that come in turn: "tree",
-    # "banded(bands=4)", "blt(buffers=3)": fedjax_core/privacy/matrix_factorization.py. Needs clip, delta, and noise or epsilon.
+    # each client: fedjax_core/uplink/dp_mechanisms.py. By noise that is correlated over rounds, for cohorts that come in turn:
+    # "tree", "banded(bands=4)", "blt(buffers=3)": fedjax_core/privacy/matrix_factorization.py. Needs clip, delta, and noise or
+    # epsilon.
     config.privacy.mechanism = placeholder(str)
     config.privacy.clip = placeholder(float)  # norm of a client's delta; of "adaptive" the first one
     config.privacy.noise = placeholder(float)  # multiplier: deviation of the noise over the clip (times the sensitivity)

@@ -119,9 +119,8 @@ def member(what: str, name: str) -> tuple[Callable, str]:
     if not hasattr(holder, own):
         there = [key for key, value in vars(holder).items() if callable(value) and not key.startswith("_")]
         of_it = [key for key in there if getattr(vars(holder)[key], "__module__", None) == holder.__name__]
-        raise ValueError(
-            f"{what} {name!r}: {module} has no {own!r}; it has: {', '.join(of_it) or 'nothing'}.{option_types.did_you_mean(own, there)}"
-        )
+        has, hint = ", ".join(of_it) or "nothing", option_types.did_you_mean(own, there)
+        raise ValueError(f"{what} {name!r}: {module} has no {own!r}; it has: {has}.{hint}")
     found = getattr(holder, own)
     if not callable(found):
         raise ValueError(f"{what} {name!r}: {own} of {module} is {option_types.short(found)}, not a function or class")

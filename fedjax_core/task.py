@@ -137,7 +137,8 @@ class Task:
       scores: by name, what is scored beside accuracy and loss: (outputs, x, y, mask [B]) -> (sum, weight), or
         an object with `finalize` (`training/scores.py`).
       loss: of targets, in place of the one that fits them in every method's loss: (logits [B, K], y [B], mask [B]) -> the mean over
-        the rows in `mask`; None: of classes cross-entropy (`local_training.of_labels`). The score named "loss" is the fitting one always.
+        the rows in `mask`; None: of classes cross-entropy (`local_training.of_labels`). The score named "loss" is the fitting one
+        always.
 
     `frozen` and `public` travel as arguments of the jitted round and are bound again inside it (`bind`): closed over, a large
     backbone would be printed into the compiled program as a constant.

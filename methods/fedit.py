@@ -6,7 +6,8 @@ Sent to clients: adapter.
 Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen. Towards Building the Federated GPT: Federated Instruction Tuning. 2023.
 https://arxiv.org/abs/2305.05644
 
-It is FedAvg of what a network trains (methods/fedavg.py), here an adapter: `adapters.adapted`, with the loss on the answers' tokens.
+It is FedAvg of what a network trains (methods/fedavg.py), here an adapter: `adapters.adapted`, with the loss on the answers'
+tokens.
 
 A newcomer gets the server's model as it is.
 

@@ -28,8 +28,8 @@ FedIT. `variant` presets a reading, whose options can also be set:
                                                     which is added up over minibatches
   shared       0           .           0.5          part of phi_g in what a personal model predicts with
 
-The parameters that a network trains are the adapter: `adapters.adapted`, `task.part_of`, or all of it. `server` averages by FedAdam and
-the like (methods/fedopt.py).
+The parameters that a network trains are the adapter: `adapters.adapted`, `task.part_of`, or all of it. `server` averages by
+FedAdam and the like (methods/fedopt.py).
 
 The paper deploys phi_e. The released evaluation adds half of the update of phi_g and half of that of phi_e to the base (`shared`;
 of parameters without an adapter it is their mean); exports and written answers have phi_e alone. The release cuts the end of texts

@@ -176,7 +176,7 @@ SLOW_TESTS = {  # single ones of other files, by how their names begin
         "test_the_global_model_is",
         "test_without_the_regulariser",
     ),
-    "test_fedper": ("test_everything_personal", "test_pretrained_weights"),
+    "test_fedper": ("test_everything_personal", "test_weights"),
     "test_fedskc": (
         "test_a_low_temperature",
         "test_equals_the_loops_when_few",
@@ -226,7 +226,8 @@ SLOW_TESTS = {  # single ones of other files, by how their names begin
         "test_the_numbers_of_a_table",
     ),
     "test_targets": ("test_a_later_token", "test_all_scopes_have", "test_next_tokens_are_learnt"),
-    "test_unseen_clients": ("test_a_table_has_the_gap", "test_scores_of_fed", "test_statistics_that_stay", "test_two_architectures"),
+    "test_unseen": ("test_a_table_has_the_gap",),
+    "test_unseen_clients": ("test_scores_of_fed", "test_statistics_that_stay", "test_two_architectures"),
     "test_pretrained_weights": ("test_transformers",),
     "test_apply_transforms": (
         "test_links_that_change_nothing",

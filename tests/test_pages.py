@@ -99,7 +99,7 @@ def test_the_pages_of_settings_have_everything_once():
 def test_results_name_commands_and_files_that_are_there(file):
     text = file.read_text()
     for command, name in re.findall(r"`?fedjax-core (table|plan|analyse|run) ([\w/]+)", text):
-        assert command in console.COMMANDS, command
+        assert command in main.COMMANDS, command
         if command == "table":
             assert name in shipped.names("table"), name
     for path in set(re.findall(r"(?<![\w/])(?:configs|methods|tests|docs)/[\w/]+\.(?:py|md|sh)\b", text)) - {"configs/X.py"}:

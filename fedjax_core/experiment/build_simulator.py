@@ -95,9 +95,8 @@ def build(
         fresh |= {} if one.file else {spec: task.model}
         groups.append(Group(f"{mine[0]}: {spec}", make, task, clients[np.isin(clients % len(networks), mine)]))
     if asked.adversary is not None and any(group.build(group.task).pooled for group in groups):
-        raise ValueError(
-            f"adversary.attack={option_types.short(asked.said['adversary.attack'])}: a pooled method has no clients that could attack"
-        )
+        attack = option_types.short(asked.said["adversary.attack"])
+        raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
     seed, evil = asked.data.seed, adversaries.attackers(asked, data.clients)
     spent = protection.of_asked(asked, data.clients, accounted and not shapes_only, noise)
     if not shapes_only:

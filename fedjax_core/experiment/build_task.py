@@ -149,7 +149,7 @@ def _classified(
 def _warn_of_inputs(
     asked: Asked, one: Network, data: federated_data.FederatedData, scaled: input_normalization.Scaling | None
 ) -> None:
-    """Warns of inputs that a network does not get as one would think (`input_normalization.check_inputs`), once for all networks alike.
+    """Warns of inputs that reach a network in an unexpected form, once for all networks alike.
 
     Raises:
       ValueError: as `input_normalization.check_inputs`.

@@ -1,7 +1,7 @@
 """A config's simulation without its data and weights: sets of the same size in their place, to count, to trace and to compile.
 
-Published sets have a known size (`data/sources/dataset_sizes.py`), others are given one. Labels come in turn, so that partitions by class
-give each client about as many rows as they would of the real, nearly balanced set.
+Published sets have a known size (`data/sources/dataset_sizes.py`), others are given one. Labels come in turn, so that partitions
+by class give each client about as many rows as they would of the real, nearly balanced set.
 """
 
 from typing import Any, NamedTuple

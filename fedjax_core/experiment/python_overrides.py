@@ -37,7 +37,8 @@ def into(
 
     Args:
       config: see `configs/base.py`.
-      method: (task, optimizer=..., ...) -> Algorithm. Of `config.method`'s options it has those that `method_registry.switch` keeps, of its
+      method: (task, optimizer=..., ...) -> Algorithm. Of `config.method`'s options it has those that `method_registry.switch`
+        keeps, of its
         own those that are bound by `functools.partial`.
       model: a network, or a sequence of them for client i mod their number: what builds a module of Flax NNX or Linen
         (`nn/flax_adapter.py`), a Linen module, or a `Model`.

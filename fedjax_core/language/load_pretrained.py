@@ -1,8 +1,7 @@
 """Pre-trained language models from a local folder in the public layout. Nothing is downloaded.
 
-config.json                            what the network is; its `model_type` chooses between `language/models/llama.py` and `language/models/bert.py`
-model.safetensors, or
-model.safetensors.index.json           its weights, in one file or in several
+config.json                            what the network is; its `model_type` chooses between `language/models/llama.py` and
+`language/models/bert.py` model.safetensors, or model.safetensors.index.json           its weights, in one file or in several
 tokenizer.json                         how text becomes tokens; read by the package `tokenizers` (pip install '.[text]')
 
   model, params = load("llama-7b", dtype="bfloat16")

@@ -6,8 +6,8 @@
   complete(generate, ...)    decoding of many prompts, greedy or with beams, in batches of like lengths
   rouge1, exact              scores of texts
 
-Both are networks like others, whole: what is trained of them is chosen around them, by `task.part_of`, or by `adapters.adapted`, whose
-frozen base exists once and travels as an argument of the round.
+Both are networks like others, whole: what is trained of them is chosen around them, by `task.part_of`, or by `adapters.adapted`,
+whose frozen base exists once and travels as an argument of the round.
 
     encoder, base = pretrained.load(folder)
     data, options = instructions.to_choose(divided, pretrained.tokenizer(folder), limit=256)

@@ -110,7 +110,8 @@ def steps(
       last_k: the summary's means are over so many last evaluations.
       select: the score on validation rows by which the best round is chosen (`fedjax_core/run/selection.py`).
       patience: the run ends after so many evaluations without a better one; None: it never does.
-      until: the run ends when a score is there, "test/global/accuracy >= 0.97" (`fedjax_core/run/early_stopping.py`); None: it never does.
+      until: the run ends when a score is there, "test/global/accuracy >= 0.97" (`fedjax_core/run/early_stopping.py`); None: it
+        never does.
       checkpoint_seconds: least time between checkpoints; there is always one at the end.
       keep: checkpoints to keep.
       record: more to write into run.json, such as convolution forms; must be the same on resume.

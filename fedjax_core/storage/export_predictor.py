@@ -69,7 +69,8 @@ def save_predictor(
       view: of any client if the model is "global".
       name: the model's name.
       x: some examples: what is to be saved must predict on them as the run does, when it is built again.
-      description: as in `export_model.save_model`, of the network alone; also "method", its "options", "population": N, "round", and
+      description: as in `export_model.save_model`, of the network alone; also "method", its "options", "population": N, "round",
+        and
         "train" and "adapter" as configs have them.
       methods: a method's builder by its name.
       builders: of networks that are not this library's.

@@ -3,11 +3,11 @@
     net = backbone("vit_base_patch16_224.safetensors", "vit_b16", jax.eval_shape(model.init, key))
     write("model.safetensors", net, "timm")
 
-  layout         what wrote it                                                       networks       reads  writes
-  own            `export_model.save_model`                                                 all            yes    `export_model.save_model`
-  timm           timm's vit_*, resnet*; torchvision's resnet*; in safetensors        ViT, ResNet    yes    yes
-  transformers   ViTModel, ViTForImageClassification, ResNet...; in safetensors      ViT, ResNet    yes    yes
-  npz            the first release of ViT, google-research/vision_transformer        ViT            yes    no
+  layout         what wrote it                                                       networks       reads  writes own
+  `export_model.save_model`                                                 all            yes    `export_model.save_model` timm
+  timm's vit_*, resnet*; torchvision's resnet*; in safetensors        ViT, ResNet    yes    yes transformers   ViTModel,
+  ViTForImageClassification, ResNet...; in safetensors      ViT, ResNet    yes    yes npz            the first release of ViT,
+  google-research/vision_transformer        ViT            yes    no
 
 The layout is found from the tensors' names. Position embeddings of another grid of patches are interpolated as the layout's own
 code does it: timm's bicubic with antialiasing (own too), transformers' bicubic without, npz bilinear with corners on corners.

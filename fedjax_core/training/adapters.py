@@ -12,8 +12,9 @@ https://arxiv.org/abs/2110.04366
   W_0      base        [in, out] a kernel, which is frozen, exists once and never travels
   A, B     "a", "b"    [in, rank] uniform within 1 / sqrt(in) (Kaiming with sqrt 5); [rank, out] zero, so that the base is unchanged
 
-It works for networks that use their kernels as `x @ kernel` (`language/models/transformer.py`, `nn/vit.py`): a `Kernel` stands in the array's
-place. Targets are named by the entry of the parameters above "kernel"; of a kernel that is several, side by side, by its part.
+It works for networks that use their kernels as `x @ kernel` (`language/models/transformer.py`, `nn/vit.py`): a `Kernel` stands in
+the array's place. Targets are named by the entry of the parameters above "kernel"; of a kernel that is several, side by side, by
+its part.
 """
 
 import dataclasses

@@ -4,9 +4,9 @@
     config.adversary.attack = "backdoor(target=1) | scaled(factor=10.0)"       poisoned rows, and then a scaled delta
     config.adversary.fraction = 0.2                                           of the clients, the same ones in all rounds
 
-Attackers train as everybody does; what they send is changed behind the training. Those of `CRAFTED` know what all others send, and
-change the cohort's stack; they are not compressed. Poisoned rows are in `data/poisoning.py`. Who attacks is drawn from the seed of the
-data, and named in run.json.
+Attackers train as everybody does; what they send is changed behind the training. Those of `CRAFTED` know what all others send,
+and change the cohort's stack; they are not compressed. Poisoned rows are in `data/poisoning.py`. Who attacks is drawn from the
+seed of the data, and named in run.json.
 
 An attack from outside is a function in a module or file of its own, `path/to/file.py:name(option=...)`, or an entry point of the
 group `fedjax_core.attacks`: it takes options and returns (vector, key) -> vector, in JAX, of whatever shape; or a `Crafted`.

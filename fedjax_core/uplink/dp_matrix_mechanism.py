@@ -1,7 +1,8 @@
 """Central privacy by noise that is correlated over rounds, drawn as a stream: row t of C^-1 z from what earlier rounds have left.
 
-`privacy/matrix_factorization.py` has the matrices C and their papers. What is kept from round to round lies in the server's state, so a
-resumed run goes on with the noise that it had: as many vectors [D] as a tree has levels, as there are bands less one, or buffers.
+`privacy/matrix_factorization.py` has the matrices C and their papers. What is kept from round to round lies in the server's
+state, so a resumed run goes on with the noise that it had: as many vectors [D] as a tree has levels, as there are bands less one,
+or buffers.
 
   z_t   independent Gaussian noise of the round, from the server's stream of keys
   y_t   row t of C^-1 z, what is added to the round's sum

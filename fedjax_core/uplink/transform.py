@@ -75,8 +75,8 @@ class Reduction(NamedTuple):
       join: "add": contributions are summed inside the client loop, or "stack": [C, ...] of them.
       combine: (joined, memory, key) -> (vector [D], memory, record of pairs), once a round. The memory is `()` for class means.
       divides: whether `combine`, of (vectors [C, D], weights [C]), may have a part of the coordinates on each of several devices:
-        its sums over them are then `sharded_aggregation.total`, the arrays of its memory [D], and zeros behind the last coordinate change
-        nothing.
+        its sums over them are then `sharded_aggregation.total`, the arrays of its memory [D], and zeros behind the last
+        coordinate change nothing.
     """
 
     lift: Callable[[Array, Array, Sender], PyTree] = _weighed

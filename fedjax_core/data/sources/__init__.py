@@ -28,10 +28,11 @@ Files are looked for in `data_dir`, else in $FEDJAX_DATA, else in ~/fedjax_data.
 loaded; files of published sets are checked by checksum or by exact size, but for those of TensorFlow Federated, FLAIR, Landmarks
 and iNaturalist, whose form alone is. One source never stands in for another.
 
-A further set is a function that finds its files (`file_checks.find`), turns bytes into arrays and hands them to `from_arrays`, and a
-line in `READERS`. A set from outside is the same function in a module or file of its own, which a config names by its place,
-`package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of the group `fedjax_core.sources`.
-It takes those of these arguments that it names, and options of its own, whose annotations say which values they may have:
+A further set is a function that finds its files (`file_checks.find`), turns bytes into arrays and hands them to `from_arrays`,
+and a line in `READERS`. A set from outside is the same function in a module or file of its own, which a config names by its
+place, `package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of the group
+`fedjax_core.sources`. It takes those of these arguments that it names, and options of its own, whose annotations say which values
+they may have:
   data_dir: Path                 where the files lie
   load: str -> Dataset           reads another set by its spec, such as "digits" or "npz(path='mine.npz')"
   training_examples: int | None  how many training rows `data.examples` will keep, for one that can leave out the others unread

@@ -67,8 +67,10 @@ def like(all_rows: PyTree, tables: Sequence[RowTable], shape: tuple[int, int], r
 
 
 def lies(shared: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Where what all clients of a program read lies, as a prefix of PartitionSpecs for `client_loop.map_clients`: slabs are divided as
-    clients are. None: there is no slab."""
+    """Returns a prefix of PartitionSpecs, for `client_loop.map_clients`, of what all clients of a program read.
+
+    Cohort buffers are sharded as clients are. None: there is no such buffer.
+    """
     tables = {name for held in shared if isinstance(held, Held) for name in PART if isinstance(getattr(held, name), SlabTable)}
     if not tables:
         return None
