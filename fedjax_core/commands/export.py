@@ -50,9 +50,9 @@ def export(
       trust: whether code that the run's config names may be imported, though it was not begun here (`experiment.load`).
 
     Returns:
-      The description in the file: `storage.export.FIELDS`, "offset", "limit", "input_dtype", "method", "predictor", "client",
-      "round", "config" and what `storage.export.with_use` says; of a model that is not one network also
-      `storage.predictor.FIELDS`.
+      The description in the file: `storage.export_model.FIELDS`, "offset", "limit", "input_dtype", "method", "predictor", "client",
+      "round", "config" and what `storage.export_model.with_use` says; of a model that is not one network also
+      `storage.export_predictor.FIELDS`.
 
     Raises:
       ValueError: there is no such model, or it is not one network and has no such layout; no such checkpoint; other data.

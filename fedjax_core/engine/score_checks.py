@@ -82,7 +82,7 @@ def _outputs(fed: Federation, g: int, held: Held, shapes: Shapes, rows: int) -> 
 
     def batch(held: Held) -> Batch:
         if fed.episodes is not None:
-            return evaluation_step._whole_test(fed, held)[1](jnp.int32(0))
+            return evaluation_step._whole_test(fed, held, 1)[1](jnp.int32(0))
         of = held.test if len(jax.tree.leaves(held.test.y)[0]) else held.train
         return take(of, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
 

@@ -41,7 +41,7 @@ def reads_tokens(one: Network, data: federated_data.FederatedData) -> bool | Non
     if one.found.origin == BUILT_IN:
         return one.found.name in nn.TEXTS
     options = of_file(one) | one.found.options | one.around
-    return nn.outside.reads_tokens(one.found.function, one.found.name, data.classes, tuple(x.shape[1:]), options)
+    return nn.flax_adapter.reads_tokens(one.found.function, one.found.name, data.classes, tuple(x.shape[1:]), options)
 
 
 def model(
@@ -53,7 +53,7 @@ def model(
     shape = data.train.x.shape[1:]
     if one.found.origin != BUILT_IN:
         normalise = functools.partial(nn.normalise, mean=mean, std=std, dtype=None, limit=limit)
-        return nn.outside.build(one.found.function, one.found.name, classes, shape, options, normalise, statistics)
+        return nn.flax_adapter.build(one.found.function, one.found.name, classes, shape, options, normalise, statistics)
     return nn.build(one.found.name, classes, shape, mean, std, statistics, limit=limit, **options)
 
 

@@ -44,7 +44,7 @@ class Data(NamedTuple):
     Attributes:
       source: a reader, or of texts `language.Source`.
       directory: where data sets lie, or None.
-      size, examples: see `data.smaller`.
+      size, examples: see `data.subsample`.
       partition: a scheme.
       clients: N; None: all that the data have, for a partition that counts them itself.
       seed: of all draws that divide the data.

@@ -257,7 +257,7 @@ def described(description: Mapping[str, Any], where: str, builders: Builders = n
     if name in nn.MODULES or (builders is nobodys and ":" not in name):
         return nn.build(name, classes, shape, mean, std, statistics, limit=limit, **options)
     scaled = functools.partial(nn.normalise, mean=mean, std=std, dtype=None, limit=limit)
-    return nn.outside.build(builders(name), name, classes, tuple(shape), options, scaled, statistics)
+    return nn.flax_adapter.build(builders(name), name, classes, tuple(shape), options, scaled, statistics)
 
 
 def _shapes(model: Model) -> Net:

@@ -14,7 +14,7 @@ OUTPUT = "triggered"  # logits of the examples with the trigger, beside a predic
 
 
 class Triggers(Protocol):
-    """What puts a pattern on examples, and the class that it stands for: `data.poison.Trigger`."""
+    """What puts a pattern on examples, and the class that it stands for: `data.poisoning.Trigger`."""
 
     @property
     def target(self) -> int: ...

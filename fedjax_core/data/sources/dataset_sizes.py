@@ -117,7 +117,7 @@ def stand_in(of: Size, name: str, domains: int = 1) -> Dataset:
 
 
 def smaller(of: Size, pixels: int | None, rows: int | None) -> Size:
-    """As `data.smaller` would leave it.
+    """As `data.subsample` would leave it.
 
     Raises:
       ValueError: images are to be resized, and there are none; more rows than there are.
