@@ -10,7 +10,6 @@ What is read from a run is its directory alone; several runs share a figure wher
 
 import argparse
 import csv
-import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from fedjax_core.commands.analyses import figures, tables
 from fedjax_core.commands.analyses.context import TRUST, Asked, Loaded
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
 from fedjax_core.commands.analyses.scalar_metrics import NUMBERS, is_size, number, size
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console, reporter
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
 __all__ = ["NUMBERS", "Asked", "Loaded", "analyse", "is_size", "main", "number", "size"]
@@ -122,7 +121,7 @@ def _labels(text: str) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses, analyses; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    console.show_warnings()
     try:
         given = _parser().parse_args(arguments)
         what = [registry.choose("analysis", name, WHAT) for name in given.what.split(",")]

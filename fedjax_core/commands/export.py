@@ -10,7 +10,6 @@ The data must still be where the run found them; the run's directory is only rea
 """
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from fedjax_core.algorithm import TARGETS
 from fedjax_core.commands import ending
 from fedjax_core.commands.analyses.context import TRUST
 from fedjax_core.engine.simulator import View
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console, reporter
 from fedjax_core.storage import export_model as files
 from fedjax_core.storage import export_predictor, pretrained_weights
 
@@ -153,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses, exports; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    console.show_warnings()
     try:
         given = _parser().parse_args(arguments)
     except ValueError as error:

@@ -10,7 +10,6 @@ The config is named as for `fedjax-core run`. Neither data nor weights are read,
 pip install 'fedjax-core[plan]'. Without --topology the plan is for the devices that are here.
 """
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from fedjax_core.commands import ending
 from fedjax_core.commands.plans import capacity_plan, compile_pool, device_targets, plan_report
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment.mock_data import Counts
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console, reporter
 from fedjax_core.run import signals
 from fedjax_core.storage.json_files import write_json
 
@@ -76,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     if config_line.HELP & set(arguments):
         sys.stdout.write(usage())
         return 0
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    console.show_warnings()
     try:
         given, other = config_line.read(arguments, "plan", _flags)
         wanted = device_targets.parse(given.topology)

@@ -29,7 +29,7 @@ from fedjax_core.algorithm import PyTree
 from fedjax_core.commands import ending
 from fedjax_core.data.input_range import ENOUGH, LIKE, sample_channels
 from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS, convert, to_bytes
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console, reporter
 from fedjax_core.storage import export_model, export_predictor
 from fedjax_core.storage.atomic_files import explained, write_csv
 from fedjax_core.storage.safetensors_files import read_tensors
@@ -234,7 +234,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Parses, predicts; the exit status is 0, 1 for an error told in one line, 2 for a wrong command line, 130 if interrupted."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    console.show_warnings()
     try:
         given = _parser().parse_args(arguments)
     except ValueError as error:

@@ -15,7 +15,6 @@ else --coordinator, --processes and --process. With --seeds there is a run of ea
 """
 
 import functools
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from fedjax_core import experiment, option_types
 from fedjax_core.commands import config_flags as config_line
 from fedjax_core.commands import ending, processes
 from fedjax_core.commands.config_flags import HELP, MORE
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console, reporter
 
 KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say what is wrong in one line
 
@@ -114,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     if HELP & set(arguments):
         sys.stdout.write(usage())
         return 0
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    console.show_warnings()
     try:
         given, other = config_line.read(arguments, "run", _flags)
         if given.workdir is None:

@@ -10,13 +10,12 @@ again goes on where it was stopped, and runs what has changed in the definition.
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 
 from fedjax_core import experiment
 from fedjax_core.commands import config_flags, ending, shipped, tables
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console, reporter
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
       The exit status: 0; 1 if runs failed or the tables could not be written; 2 for a wrong command line or definition; 130 after
       an interruption.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    console.show_warnings()
     try:
         given = _parser().parse_args(arguments)
         seeds = None if given.seeds is None else config_flags.seeds(given.seeds)

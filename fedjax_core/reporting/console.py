@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import logging
 import sys
 import warnings
 from typing import NoReturn
@@ -34,6 +35,20 @@ def fail(error: BaseException | str, status: int) -> int:
     kind, text = "stopped" if status == 130 else "error", one_line(error)
     say(text if text.startswith(f"{kind} ") else f"{kind}: {text}")
     return status
+
+
+class _SafeFormatter(logging.Formatter):
+    """Formats records so that no terminal obeys what is in them, such as the name of a class."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_escapes(super().format(record))
+
+
+def show_warnings() -> None:
+    """Sets up logging for a command: warnings go to standard error, a line each."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_SafeFormatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 class Parser(argparse.ArgumentParser):

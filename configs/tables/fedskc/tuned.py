@@ -10,7 +10,8 @@ controls that it does not have: FedAvg and LCL with uniform weights, and GDA alo
 does more than uniform weights do. A tenth of each client's training rows is for validation: it chooses
 settings, with one number of trials for every row and column, and the round. Test rows choose nothing.
 All rows try rates between 0.01 and 0.5; rows with LCL its temperature too, over two magnitudes. A third
-of the trials goes on after a third of the rounds. Each seed divides the data anew.
+of the trials goes on after a third of the rounds. Each seed divides the data anew. The last column divides
+them as the released code does, into clients of one size, among whom weights by samples are uniform.
 """
 
 from configs import fedavg, fedskc
@@ -56,7 +57,10 @@ def table(variant: str, data: str, changes: Changes, highest: float, trials: int
     return Table(
         title="FedSKC's parts and FedAvg, tuned with equal budgets",
         rows=tuple(rows),
-        columns=tuple(Column(f"{data}, alpha {a}", {"data.partition": f"dirichlet(alpha={a})"}) for a in (0.05, 0.2)),
+        columns=(
+            *(Column(f"{data}, alpha {a}", {"data.partition": f"dirichlet(alpha={a})"}) for a in (0.05, 0.2)),
+            Column(f"{data}, as released", {"data.partition": "grouped_dirichlet(alpha=0.05)"}),
+        ),
         measures=(
             Measure("selected round", ("test/global/accuracy",), "selected"),
             Measure("last round", ("test/global/accuracy",)),
