@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_core.algorithm import PyTree, targets_of
 from fedjax_core.data.federated_data import FederatedData, pooled
 from fedjax_core.data.row_readers import Reader
-from fedjax_core.engine import check, client_loop, contracts, score_checks, unseen_clients
+from fedjax_core.engine import check, check_own_scores, client_loop, contracts, unseen_clients
 from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.engine.federation import Evaluation, Federation, Group, Held, acquainted, held_arrays, known_by_shape
 from fedjax_core.engine.sharding import data_placement
@@ -107,7 +107,7 @@ def described(
     if links or leave_out:
         fed = _linked(fed, shapes, links, leave_out)
         shapes = check.shapes(fed, host)
-    fed = dataclasses.replace(fed, score_bytes=score_checks.check_scores(fed, host, shapes))
+    fed = dataclasses.replace(fed, score_bytes=check_own_scores.check_scores(fed, host, shapes))
     return Described(fed, tasks, data, placed, readers, host, shapes, size, why if newcomers else "")
 
 

@@ -11,7 +11,7 @@ from fedjax_core.experiment.builtin_configs import load_config
 from fedjax_core.experiment.input_normalization import scale, scaling
 from fedjax_core.experiment.lookup import LOSSES, NORMALISATIONS, OPTIMIZERS, SCORES, builder
 from fedjax_core.experiment.method_registry import method, names, switch
-from fedjax_core.experiment.resolve import STATISTICS, TASKS, Asked, Config, check, resolve
+from fedjax_core.experiment.resolve_config import STATISTICS, TASKS, Asked, Config, check, resolve
 from fedjax_core.experiment.run_experiment import PROGRAMS, execute, keep_programs, load, use_all_cores
 from fedjax_core.experiment.sweep import Run, alike, execute_all, lanes_of
 

@@ -2,7 +2,7 @@
 
 from fedjax_core import option_types
 from fedjax_core.data import poisoning
-from fedjax_core.experiment.resolve import Asked
+from fedjax_core.experiment.resolve_config import Asked
 from fedjax_core.uplink import Link, attacks
 
 

@@ -13,7 +13,7 @@ from fedjax_core.data import federated_data
 from fedjax_core.data.held_out_clients import seen_rows
 from fedjax_core.experiment import input_normalization
 from fedjax_core.experiment.lookup import Network, files, network
-from fedjax_core.experiment.resolve import Config
+from fedjax_core.experiment.resolve_config import Config
 from fedjax_core.language import instruction_task as language
 from fedjax_core.registry import BUILT_IN
 from fedjax_core.storage import pretrained_weights

@@ -14,7 +14,7 @@ from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.engine.simulator import Build, Group, Simulation
 from fedjax_core.experiment import adversaries, build_task, config_warnings, protection, python_overrides
 from fedjax_core.experiment.lookup import OF_TARGETS, trained
-from fedjax_core.experiment.resolve import Asked, Config, algorithm, resolve
+from fedjax_core.experiment.resolve_config import Asked, Config, algorithm, resolve
 from fedjax_core.task import Task
 from fedjax_core.training import backdoor, scored
 from fedjax_core.training.local_batch_norm import local_statistics

@@ -19,7 +19,7 @@ from fedjax_core.data.sources.dataset import check_scales
 from fedjax_core.data.subsample import adapted, smaller
 from fedjax_core.experiment import build_model, input_normalization
 from fedjax_core.experiment.lookup import Network
-from fedjax_core.experiment.resolve import Asked, Config, resolve
+from fedjax_core.experiment.resolve_config import Asked, Config, resolve
 from fedjax_core.language import instruction_task as language
 from fedjax_core.registry import Found
 from fedjax_core.storage.json_files import plain

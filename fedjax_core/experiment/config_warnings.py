@@ -12,7 +12,7 @@ from fedjax_core import option_types, registry
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RowLists
 from fedjax_core.engine import client_sampling as cohorts
-from fedjax_core.experiment.resolve import Asked
+from fedjax_core.experiment.resolve_config import Asked
 from fedjax_core.task import Model
 from fedjax_core.uplink import attacks, robust_aggregation
 

@@ -12,7 +12,7 @@ from fedjax_core.data.input_range import find_centre_and_spread, sample_channels
 from fedjax_core.data.row_readers import in_file
 from fedjax_core.data.sources.dataset import is_images
 from fedjax_core.experiment.lookup import NORMALISATIONS, ROBUST
-from fedjax_core.experiment.resolve import Config, resolve
+from fedjax_core.experiment.resolve_config import Config, resolve
 from fedjax_core.storage import pretrained_weights
 
 NEARLY = 1e-3  # how far pixels may lie outside [0, 1], as after a resizing

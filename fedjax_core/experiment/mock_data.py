@@ -15,7 +15,7 @@ from fedjax_core.data.sources import dataset_sizes
 from fedjax_core.data.subsample import adapted
 from fedjax_core.experiment import build_task
 from fedjax_core.experiment.lookup import Network
-from fedjax_core.experiment.resolve import Asked
+from fedjax_core.experiment.resolve_config import Asked
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language import mock_instructions as texts
 from fedjax_core.registry import Found, choose

@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, Array
 from fedjax_core.engine.simulator import Build
 from fedjax_core.experiment.lookup import optimizer
-from fedjax_core.experiment.resolve import Asked, Config, algorithm
+from fedjax_core.experiment.resolve_config import Asked, Config, algorithm
 from fedjax_core.task import Task
 
 Values = Mapping[str, tuple[float, ...]]  # by dotted field, a number for each lane

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_core.engine import client_sampling as cohorts
-from fedjax_core.experiment.resolve import Asked
+from fedjax_core.experiment.resolve_config import Asked
 from fedjax_core.privacy import Spent
 from fedjax_core.uplink import Link, dp_matrix_mechanism
 

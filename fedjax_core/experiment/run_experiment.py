@@ -19,7 +19,7 @@ from fedjax_core.experiment.adversaries import attackers
 from fedjax_core.experiment.build_model import begun_from
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.protection import of_asked
-from fedjax_core.experiment.resolve import Asked, Config, resolve
+from fedjax_core.experiment.resolve_config import Asked, Config, resolve
 from fedjax_core.experiment.run_header import opening_lines
 from fedjax_core.experiment.schema import Incomplete
 from fedjax_core.privacy import Spent

@@ -13,7 +13,7 @@ from fedjax_core.engine.federation import Group
 from fedjax_core.engine.simulator import Simulation
 from fedjax_core.experiment import config_warnings
 from fedjax_core.experiment.method_registry import without_none
-from fedjax_core.experiment.resolve import Asked
+from fedjax_core.experiment.resolve_config import Asked
 from fedjax_core.privacy import Spent
 
 COLUMNS = 80

@@ -17,7 +17,7 @@ from fedjax_core.experiment.build_model import drawn_by_seed
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset
 from fedjax_core.experiment.numbers import METHOD, OPTIMIZER, Differs, Values, by_lane
-from fedjax_core.experiment.resolve import Config, check
+from fedjax_core.experiment.resolve_config import Config, check
 from fedjax_core.experiment.run_experiment import chosen_plan, execute, recorded_noise, settings
 from fedjax_core.run import Finished, Interrupted, Outcome, Stop, recorded_plan, run_in_lanes, steps
 from fedjax_core.storage.json_files import plain

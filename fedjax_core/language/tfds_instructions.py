@@ -25,7 +25,7 @@ import numpy as np
 
 from fedjax_core.data.apportion import generator
 from fedjax_core.data.sources.splits import SPLIT_SEED
-from fedjax_core.data.sources.tfds import tfds_folder
+from fedjax_core.data.sources.tfds_sets import tfds_folder
 from fedjax_core.language.instruction_data import OPTIONS, Instance
 
 BLOCK = 2000  # records read at once

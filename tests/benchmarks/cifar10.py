@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.tables.pfl_research import cifar10
 from fedjax_core import experiment
-from fedjax_core.commands.tables.cells import cells
+from fedjax_core.commands.tables.table_cells import cells
 
 
 def write(file: Path, source: str, directory: str) -> None:

@@ -18,7 +18,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import client_loop
 from fedjax_core.experiment import build_simulator, build_task, input_normalization, lookup, run_experiment
-from fedjax_core.experiment import resolve as asked
+from fedjax_core.experiment import resolve_config as asked
 from tests import toy
 
 

@@ -10,7 +10,7 @@ from fedjax_core.commands.analyses.context import Asked, Loaded, drawn, labels, 
 from fedjax_core.reporting import analysis, plots, reporter
 from fedjax_core.reporting.label_tables import partition_of
 from fedjax_core.reporting.metrics_log import read
-from fedjax_core.reporting.plots.curves import scores_in
+from fedjax_core.reporting.plots.score_curves import scores_in
 from fedjax_core.reporting.score_labels import ROWS
 from fedjax_core.storage.export_model import trained_network
 from fedjax_core.storage.workdir import METRICS, RUN

@@ -21,11 +21,11 @@ the directories alone, and written after every cell.
   tuned.py        what a search chose, as text                            drawn.py      differences as a figure
 """
 
-from fedjax_core.commands.tables.cells import Cell, cells, choose, names
 from fedjax_core.commands.tables.definition import changed, read
 from fedjax_core.commands.tables.results import Contents, Result
 from fedjax_core.commands.tables.runner import Outcome, run
 from fedjax_core.commands.tables.search import plan
+from fedjax_core.commands.tables.table_cells import Cell, cells, choose, names
 from fedjax_core.commands.tables.writers import markdown, write
 
 __all__ = [

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_core.commands.tables import comparability, formatting, measures, places, search_report
-from fedjax_core.commands.tables.cells import configs_of
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents
+from fedjax_core.commands.tables.table_cells import configs_of
 from fedjax_core.commands.tables.trials import Searches
 
 STYLE = formatting.Style(plus_minus=r"$\pm$", bold=r"\textbf{{{}}}", mark="$^{{{}}}$", alike=r"$\approx$")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from fedjax_core.commands.tables.cells import Cell
+from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.reporting import reporter
 from fedjax_core.storage.atomic_files import open_regular
 from fedjax_core.storage.workdir import METRICS

@@ -12,9 +12,9 @@ import numpy as np
 from fedjax_core import experiment
 from fedjax_core.commands.analyses import scalar_metrics as analyses
 from fedjax_core.commands.tables import client_statistics, measures
-from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.commands.tables.definition import Definition, paper_of, targets_of
 from fedjax_core.commands.tables.score_checks import is_of_unseen
+from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.commands.tables.trials import Searches
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import metrics_log, reporter, score_labels

@@ -14,11 +14,11 @@ import jax
 from fedjax_core import code_fingerprint, experiment
 from fedjax_core.commands.tables import comparability, measures
 from fedjax_core.commands.tables.bootstrap_comparison import Known
-from fedjax_core.commands.tables.cells import Cell, cell, cells, choose, configs_of
 from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.progress import SILENCE, Beat, Heartbeat, Job, Pace
 from fedjax_core.commands.tables.results import Contents, Result, counted, finished, result_of
 from fedjax_core.commands.tables.search import plan
+from fedjax_core.commands.tables.table_cells import Cell, cell, cells, choose, configs_of
 from fedjax_core.commands.tables.trials import Searches, delete_states, give_up, has_states, mark_as_trial
 from fedjax_core.commands.tables.writers import write
 from fedjax_core.data import digest as contents

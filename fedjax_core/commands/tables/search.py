@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 
 from fedjax_core import experiment, registry
 from fedjax_core.commands.tables import measures, score_checks, search_spaces
-from fedjax_core.commands.tables.cells import Cell, cell
 from fedjax_core.commands.tables.definition import Definition, check
+from fedjax_core.commands.tables.table_cells import Cell, cell
 from fedjax_core.reporting.score_labels import is_loss, merit
 from fedjax_core.uplink.dp_mechanisms import STRATEGIES
 

@@ -3,9 +3,9 @@
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
-from fedjax_core.commands.tables.cells import Cell
 from fedjax_core.commands.tables.progress import Job
 from fedjax_core.commands.tables.search import Standing, Study, standing
+from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.reporting import metrics_log, reporter
 from fedjax_core.run.selection import SELECTED
 from fedjax_core.storage.atomic_files import write_text

@@ -29,9 +29,9 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.data.partition.label_skew import dirichlet, grouped_dirichlet, pathological, shards
-from fedjax_core.data.partition.natural import by_domain, natural
+from fedjax_core.data.partition.natural_clients import by_domain, natural
 from fedjax_core.data.partition.per_client_label_skew import dirichlet_clients, overlapping_dirichlet, pathological_clients
-from fedjax_core.data.partition.quantity_skew import iid, quantity_skew
+from fedjax_core.data.partition.quantity import iid, quantity_skew
 from fedjax_core.data.partition.rows import Index, index_list
 from fedjax_core.data.partition.tail import long_tail
 

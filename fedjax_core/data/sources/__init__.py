@@ -56,14 +56,14 @@ from fedjax_core.data.sources.cifar import cifar10, cifar100
 from fedjax_core.data.sources.dataset import Dataset, from_arrays
 from fedjax_core.data.sources.derived import fc100, only, resplit, rotated, unseen, unseen_domain
 from fedjax_core.data.sources.file_checks import DATA_VARIABLE
-from fedjax_core.data.sources.from_table import from_table
 from fedjax_core.data.sources.image_folder import folder
 from fedjax_core.data.sources.mapped import npy
-from fedjax_core.data.sources.mnist import emnist, mnist
+from fedjax_core.data.sources.mnist_idx import emnist, mnist
 from fedjax_core.data.sources.numpy_files import npz
 from fedjax_core.data.sources.record_files import array_record, csv, jsonl, parquet
-from fedjax_core.data.sources.svhn import svhn
-from fedjax_core.data.sources.tfds import tfds
+from fedjax_core.data.sources.svhn_mat import svhn
+from fedjax_core.data.sources.tabular import from_table
+from fedjax_core.data.sources.tfds_sets import tfds
 from fedjax_core.data.sources.tff import femnist, shakespeare, stackoverflow
 from fedjax_core.data.sources.toy import blank, diabetes, digits, multilabel
 from fedjax_core.data.sources.user_photos import flair, inaturalist, landmarks

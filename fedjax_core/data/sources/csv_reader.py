@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_core.data.sources.cell_values import MISSING_TEXTS, as_number
 from fedjax_core.data.sources.file_checks import read_text
-from fedjax_core.data.sources.table_cells import MISSING_TEXTS, as_number
 
 DELIMITERS = (",", ";", "\t", "|")  # that are looked for in the header
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)", re.ASCII)

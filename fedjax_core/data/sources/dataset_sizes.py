@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples
 from fedjax_core.data.sources.dataset import Dataset
-from fedjax_core.data.sources.mnist import EMNIST_NAMES, EMNIST_ROWS
+from fedjax_core.data.sources.mnist_idx import EMNIST_NAMES, EMNIST_ROWS
 
 MADE = ("digits", "diabetes", "multilabel", "text", "blank")  # sets that need no file: they are small, and read as they are
 

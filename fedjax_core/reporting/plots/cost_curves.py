@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from fedjax_core.reporting.metrics_log import read
-from fedjax_core.reporting.plots import curves, style
+from fedjax_core.reporting.plots import score_curves, style
 from fedjax_core.reporting.reporter import SUMMARY
 from fedjax_core.reporting.score_labels import axis, is_accuracy
 from fedjax_core.storage.json_files import read_json
@@ -30,11 +30,11 @@ def spending(
 ) -> Figure:
     """Draws a score of several runs over what they have cost, by the round in which it was taken; the cost is on a scale of powers.
 
-    Runs that differ in the seed alone are drawn as their mean, with a band, as `curves.curves` does.
+    Runs that differ in the seed alone are drawn as their mean, with a band, as `score_curves.curves` does.
 
     Args:
       run_dirs: their directories.
-      metric: as `curves.curves` has it.
+      metric: as `score_curves.curves` has it.
       path: where the figure goes; the suffix says the format. Its CSV has columns run, round, the cost, the score, and of several
         seeds standard_deviation, seeds.
       cost: "bytes": of a client's uplinks, packed, in all rounds so far; "epsilon": what privacy has cost so far. Runs without
@@ -49,11 +49,11 @@ def spending(
       ValueError: a run has no such score, or none has an epsilon; or the labels are not one for each.
     """
     folders, metrics = [Path(folder) for folder in run_dirs], [metric] if isinstance(metric, str) else list(metric)
-    groups = curves.seeds_apart(folders)
+    groups = score_curves.seeds_apart(folders)
     costs = [_spent(group, cost) for group in groups]
     found, rows, scores = [], [], []
-    for label, group, spent in zip(curves.labels_for(folders, groups, labels), groups, costs, strict=True):
-        score, line = curves.line_of(label, group, metrics)
+    for label, group, spent in zip(score_curves.labels_for(folders, groups, labels), groups, costs, strict=True):
+        score, line = score_curves.line_of(label, group, metrics)
         found.append(line)
         scores.append(score)
         for i, (r, value) in enumerate(zip(line.rounds, line.values, strict=True)):
@@ -67,7 +67,7 @@ def spending(
         for i, (line, spent) in enumerate(zip(found, costs, strict=True)):
             _draw(axes, line, spent, i)
         axes.set(xscale="log", xlabel=COSTS[cost], ylabel=axis(scores[0]))
-        axes.set_title(curves.BAND if any(line.band is not None for line in found) else "")
+        axes.set_title(score_curves.BAND if any(line.band is not None for line in found) else "")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=5))
         axes.xaxis.set_major_formatter(EngFormatter(sep="") if cost == "bytes" else FuncFormatter(lambda at, _: f"{at:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -79,7 +79,7 @@ def spending(
     return figure
 
 
-def _draw(axes: Axes, line: curves.Line, spent: Mapping[int, float], i: int) -> None:
+def _draw(axes: Axes, line: score_curves.Line, spent: Mapping[int, float], i: int) -> None:
     """The i-th line over its costs by round; across, where it has none."""
     colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
     if not spent:
@@ -90,7 +90,7 @@ def _draw(axes: Axes, line: curves.Line, spent: Mapping[int, float], i: int) -> 
         return
     at = [spent[int(r)] for r in line.rounds]
     axes.plot(at, line.values, color=colour, marker=marker, markersize=2.5, label=style.entry(line.label))
-    curves.draw_band(axes, at, line, colour)
+    score_curves.draw_band(axes, at, line, colour)
 
 
 def _spent(group: Sequence[Path], cost: str) -> dict[int, float]:

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from fedjax_core.reporting.label_tables import partition_of
 from fedjax_core.reporting.metrics_log import read
 from fedjax_core.reporting.plots import style
-from fedjax_core.reporting.plots.curves import Line, draw
 from fedjax_core.reporting.plots.label_distribution import partition_bubbles
+from fedjax_core.reporting.plots.score_curves import Line, draw
 from fedjax_core.reporting.score_labels import axis, is_headline, spoken
 from fedjax_core.storage.workdir import METRICS
 

@@ -29,7 +29,7 @@ from fedjax_core.reporting.plots import (
     partition_bubbles,
     run_plots,
 )
-from fedjax_core.reporting.plots.curves import Line, draw
+from fedjax_core.reporting.plots.score_curves import Line, draw
 from fedjax_core.storage.json_files import JsonLines, write_json
 from fedjax_core.storage.workdir import WorkDir
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import federated_data, sources
-from tests.fedjax_core.data.sources.test_from_table import encoded
+from tests.fedjax_core.data.sources.test_tabular import encoded
 from tests.fedjax_core.data.sources.test_tff import record
 
 

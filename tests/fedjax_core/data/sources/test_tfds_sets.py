@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import sources
-from fedjax_core.data.sources import image_cache, image_folder, tfds
+from fedjax_core.data.sources import image_cache, image_folder, tfds_sets
 from fedjax_core.data.subsample import smaller
 from tests.fedjax_core.data.sources.written import assert_same
 
@@ -85,18 +85,18 @@ def test_tfds_of_another_file_format_is_explained(shared_data, tmp_path):
 def test_a_feature_that_is_called_label_is_the_label():
     """CIFAR-100 has the superclass beside it."""
     features = {"coarse_label": 0, "id": "", "label": 0}
-    assert tfds.feature_of("cifar100", features, int, "label", None) == "label"
-    assert tfds.feature_of("cifar100", features, int, "label", "coarse_label") == "coarse_label"
-    assert tfds.feature_of("other", {"digit": 0, "id": ""}, int, "label", None) == "digit"
+    assert tfds_sets.feature_of("cifar100", features, int, "label", None) == "label"
+    assert tfds_sets.feature_of("cifar100", features, int, "label", "coarse_label") == "coarse_label"
+    assert tfds_sets.feature_of("other", {"digit": 0, "id": ""}, int, "label", None) == "digit"
     with pytest.raises(ValueError, match=r"tfds:other: option label=None: must be one of its int features, \['a', 'b'\]"):
-        tfds.feature_of("other", {"a": 0, "b": 0}, int, "label", None)
+        tfds_sets.feature_of("other", {"a": 0, "b": 0}, int, "label", None)
 
 
 def spied(monkeypatch):
     """A list that grows by the number of images of each call of the decoder."""
     calls = []
     decode = image_folder.decode
-    monkeypatch.setattr(tfds.images, "decode", lambda *given: calls.append(given[2]) or decode(*given))
+    monkeypatch.setattr(tfds_sets.image_folder, "decode", lambda *given: calls.append(given[2]) or decode(*given))
     return calls
 
 

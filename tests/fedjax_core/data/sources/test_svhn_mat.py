@@ -7,7 +7,7 @@ import pytest
 import scipy.io
 
 from fedjax_core.data import sources
-from fedjax_core.data.sources import svhn
+from fedjax_core.data.sources import svhn_mat
 from tests.fedjax_core.data.sources.written import assert_same, images
 
 
@@ -27,7 +27,7 @@ def test_svhn_round_trip(tmp_path):
     """Label 10 is digit 0."""
     (tmp_path / "svhn").mkdir()
     made, md5 = write_svhn(tmp_path / "svhn", rows=40)
-    data = svhn.read_svhn(tmp_path, md5)
+    data = svhn_mat.read_svhn(tmp_path, md5)
     assert_same(data, *made["train"], *made["test"])
     assert 0 in data.train.y
     assert data.class_names == tuple(string.digits)
@@ -44,8 +44,8 @@ def test_svhn_files_that_are_not_it_are_refused(tmp_path):
     for other, said in others:
         _, md5 = write_svhn(tmp_path, **other)
         with pytest.raises(ValueError, match=said):
-            svhn.read_svhn(tmp_path, md5)
+            svhn_mat.read_svhn(tmp_path, md5)
     scipy.io.savemat(tmp_path / "train_32x32.mat", {"X": np.zeros(3)})
     md5 = {"train_32x32.mat": hashlib.md5((tmp_path / "train_32x32.mat").read_bytes(), usedforsecurity=False).hexdigest()}
     with pytest.raises(ValueError, match="has no array y"):
-        svhn.read_svhn(tmp_path, md5)
+        svhn_mat.read_svhn(tmp_path, md5)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.data import sources
-from fedjax_core.data.sources.mnist import EMNIST_NAMES, read_emnist, read_idx
+from fedjax_core.data.sources.mnist_idx import EMNIST_NAMES, read_emnist, read_idx
 from tests.fedjax_core.data.sources.written import assert_same, images
 
 
