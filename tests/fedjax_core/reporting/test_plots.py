@@ -21,13 +21,13 @@ from fedjax_core.reporting.plots import (
     attention,
     contact_sheet,
     contours,
-    cost_curves,
     curves,
+    differences,
     dots,
-    forest_plot,
     heatmap,
     partition_bubbles,
     run_plots,
+    spending,
 )
 from fedjax_core.reporting.plots.score_curves import Line, draw
 from fedjax_core.storage.json_files import JsonLines, write_json
@@ -315,7 +315,7 @@ def test_differences_have_a_key_beside_the_axis_and_a_row_for_the_method_at_0(tm
     methods = [Difference("A", 2.0, 1.0, 3.0, "personal model", True)]
     methods += [Difference("Zero", 0.0, 0.0, 0.0, "reference", False, is_reference=True)]
     methods += [Difference("B", -1.0, -2.0, 0.5, "global model", False)]
-    figure = forest_plot([Panel("digits", "own rows", methods)], tmp_path / "x.pdf", "Zero", "points")
+    figure = differences([Panel("digits", "own rows", methods)], tmp_path / "x.pdf", "Zero", "points")
     (axes,) = figure.axes
     assert axes.get_xlabel() == "minus Zero [points]"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["A", "Zero", "B"]
@@ -355,7 +355,7 @@ def test_a_dollar_is_a_dollar(tmp_path):
         assert not any("$" in text for text in texts(contours(steps, loss, tmp_path / "c.png", marks={"a": [[0, 1]]})))
     run = log(tmp_path / "run", *RECORDS)
     write_json(run / "summary.json", {"facts": {"bytes_up": 1e6}})
-    assert not any("$" in text for text in texts(cost_curves([run], "test/global/accuracy", tmp_path / "s.png")))
+    assert not any("$" in text for text in texts(spending([run], "test/global/accuracy", tmp_path / "s.png")))
 
 
 def test_labels_that_begin_with_a_line_are_in_the_legend(tmp_path):

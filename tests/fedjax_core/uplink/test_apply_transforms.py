@@ -14,7 +14,6 @@ from fedjax_core.uplink import (
     Link,
     Passed,
     Reduction,
-    apply_transforms,
     bare,
     compression,
     dp_mechanisms,
@@ -149,7 +148,7 @@ def test_rows_that_are_not_there_are_zeros():
     """Also where noise or what compression has left is added in place of an absent client's delta."""
     told = lambda value, sender, kept: Passed(jax.tree.map(lambda x: x + 3.0, value))
     links = [Link("local privacy", "noise", send=told), robust_aggregation.parse("median")]
-    made = apply_transforms(one_part(aggregators.mean(), jnp.ones(2)), links, jax.ShapeDtypeStruct((2,), jnp.float32))
+    made = wrap(one_part(aggregators.mean(), jnp.ones(2)), links, jax.ShapeDtypeStruct((2,), jnp.float32))
     rows, weights = updated(made, [5, 0])[1].deltas
     np.testing.assert_array_equal(rows, [[4, 4], [0, 0]])
     np.testing.assert_array_equal(weights, [5, 0])
@@ -158,9 +157,7 @@ def test_rows_that_are_not_there_are_zeros():
 def test_attackers_draw_anew_for_every_class():
     craft = lambda rows, there, ids, key: rows + jax.random.normal(key)
     values = jnp.zeros((4, 1)), jnp.ones(4)
-    made = apply_transforms(
-        one_part(aggregators.class_mean(), values), [Link("attack", "noise", craft=craft)], jax.eval_shape(lambda: values)
-    )
+    made = wrap(one_part(aggregators.class_mean(), values), [Link("attack", "noise", craft=craft)], jax.eval_shape(lambda: values))
     server, sent = updated(made, [5, 2])
     sent = sent._replace(weights=jax.tree.map(lambda x: jnp.sum(x, 0), sent.weights))
     after, _ = made.server_update(server, sent, Cohort(jnp.arange(2), jnp.array([5, 2])), jax.random.key(0))
@@ -170,7 +167,7 @@ def test_attackers_draw_anew_for_every_class():
 def test_a_running_variance_is_not_below_zero_behind_links():
     """Of a server that takes what an attacker sends as its network; what else it holds stays as it is."""
     net = Net({"var": jnp.full(2, -1.0)}, {"norm": {"mean": jnp.full(2, -2.0), "var": jnp.full(2, -3.0)}})
-    made = apply_transforms(one_part(aggregators.mean(), net), [SAME], jax.eval_shape(lambda: net))
+    made = wrap(one_part(aggregators.mean(), net), [SAME], jax.eval_shape(lambda: net))
     server, sent = updated(made, [1])
     sent = sent._replace(uplink=jax.tree.map(lambda x: x[0], sent.uplink[0]))
     after, _ = made.server_update(server, sent, Cohort(jnp.arange(1), jnp.ones(1)), jax.random.key(0))
