@@ -27,8 +27,8 @@ ROOMS = {  # of fedjax_core, top to bottom: what each may import beside itself
     "data": set(),
     "task": set(),
     "registry": {"outside"},
-    "code_fingerprint": {"bundled"},
-    "bundled": set(),
+    "code_fingerprint": {"own_packages"},
+    "own_packages": set(),
     "outside": set(),
     "option_types": set(),
     "algorithm": set(),
@@ -38,14 +38,14 @@ ROOMS = {  # of fedjax_core, top to bottom: what each may import beside itself
 EVERYBODY = {
     "distributed",
     "registry",
-    "bundled",
+    "own_packages",
     "outside",
     "code_fingerprint",
     "option_types",
     "algorithm",
     "lazy_array",
 }  # what all others may import too
-ALONE = {"option_types", "algorithm", "lazy_array", "bundled"}  # which import nothing of ours
+ALONE = {"option_types", "algorithm", "lazy_array", "own_packages"}  # which import nothing of ours
 OF_METHODS = {"training", "nn", "task"} | EVERYBODY
 
 

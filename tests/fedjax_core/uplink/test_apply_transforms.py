@@ -19,6 +19,7 @@ from fedjax_core.uplink import (
     dp_mechanisms,
     order,
     robust_aggregation,
+    wrap,
 )
 from fedjax_core.uplink.statistics import floored
 from tests import toy
