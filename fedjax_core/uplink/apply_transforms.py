@@ -210,7 +210,7 @@ def wrap(inner: Algorithm, links: Sequence[Link], like: PyTree, leave_out: bool 
             order = jnp.argsort(seen.ids) if reduction.join == "stack" else None
             if parts.like.deltas:
                 made, new, said = sharded_aggregation.combine(reduction, deltas, memory_of(server.memory), draw, order)
-                made = checked(made, (length(parts.like),), who)
+                made = checked(made, (length(parts.like.deltas),), who)
                 record |= said
                 if at is not None:
                     memory[at] = new
