@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 EXTRA = {  # name: (config, flags)
     "privacy": ("fedavg", ("--config.privacy.mechanism=gaussian", "--config.privacy.clip=1.0",
                            "--config.privacy.noise=0.5", "--config.privacy.delta=1e-5",
-                           "--config.normalise=unit")),
+                           "--config.normalise=unit", "--config.method.weights=uniform")),
     "rule": ("fedavg", ("--config.aggregation.rule=median",)),
     "compression": ("fedavg", ("--config.compression.uplink=quantise(bits=4)",)),
     "data_on_disk": ("fedavg", ("--config.plan.data=disk",)),

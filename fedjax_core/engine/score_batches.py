@@ -60,7 +60,7 @@ def choose_batch(sizes: np.ndarray, cost: Cost, parts: int = 1) -> int:
     >>> choose_batch(np.array([50, 50, 50]), Cost(most=64, each=4))
     50
     >>> choose_batch(np.array([5] * 90 + [640] * 10), Cost(most=64, each=4))
-    40
+    16
     """
     sizes, numbers = np.unique(np.asarray(sizes, np.int64), return_counts=True)
     batches = np.arange(1, min(cost.most, max(1, int(sizes.max(initial=1)))) + 1)

@@ -66,7 +66,7 @@ def is_begun_anew(directory: str | os.PathLike, config: Mapping[str, Any], fresh
     if not _is_free(folder):
         return False
     try:
-        return bool(compare_configs(read_json(folder / CONFIG, dict), config, MAY_DIFFER)[1])
+        return bool(compare_configs(read_json(folder / CONFIG, dict), partition.with_clients(config), MAY_DIFFER)[1])
     except ValueError:
         return True
 

@@ -15,7 +15,7 @@ from methods.fedavg import fedavg
 
 CODE = {
     "mine.py": "import math\nimport own_helpers\nfrom own_package.deep import thing\n\ndef loss():\n    import own_late\n",
-    "own_helpers.py": "from configs import fedavg\nfrom fedjax_core import values\nimport mine_too\nSIZE = 3\n",
+    "own_helpers.py": "from configs import fedavg\nfrom fedjax_core import option_types\nimport mine_too\nSIZE = 3\n",
     "mine_too.py": "import own_helpers\n",
     "own_late.py": "",
     "own_never.py": "",

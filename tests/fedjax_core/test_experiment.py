@@ -117,7 +117,7 @@ class ErrorsTest(chex.TestCase):
         (ValueError, dict(augment="flipp"), r"unknown augmentation 'flipp'; allowed: .*Did you mean 'flip'\?"),
         (TypeError, dict(augment="crop(pad=4)"), "augmentation 'crop' has no option 'pad'; it takes: padding"),
         (ValueError, dict(augment="flip"), r"augmentation is for images \[H, W, C\], these examples are \[5\]"),
-        (ValueError, dict(cohort__size=9), "cohort=9 is neither"),
+        (ValueError, dict(cohort__size=9), "cohort.size=9 must be at most the number of clients that train, 8"),
         (ValueError, dict(cohort__fraction=1.5), r"cohort.fraction=1.5 must be in \(0, 1\]"),
         (ValueError, dict(plan__devices=9), "plan.devices=9 is not between 1 and 8"),
         (ValueError, dict(evaluation__scopes=("owm",)), r"evaluation.scopes=\('owm',\) must be a tuple, each one of 'global'"),

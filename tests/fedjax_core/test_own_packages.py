@@ -11,27 +11,27 @@ from fedjax_core import experiment, own_packages
 
 LIBRARY = """
 import configs, methods
-from fedjax_core import bundled, experiment
+from fedjax_core import experiment, own_packages
 config = experiment.load_config("fedavg:smoke")
 assert config.method.name == "fedavg"
 first, again = (experiment.method("fedprox") for _ in range(2))
 assert first is again and first.__module__ == "methods.fedprox"
 assert "scaffold" in experiment.names() and "mine" not in experiment.names()
-assert bundled.import_bundled("configs.base").get_config("smoke").rounds
+assert own_packages.import_bundled("configs.base").get_config("smoke").rounds
 assert configs.mine and methods.mine and sys.modules["configs"] is configs
 assert not hasattr(__import__("configs.base").base, "get_config"), "the user's own is left alone"
 print("sound")
 """
 COMMANDS = """
-from fedjax_core import bundled, experiment, own_code
-from fedjax_core.commands import config_line, run
+from fedjax_core import code_fingerprint, experiment, own_packages
+from fedjax_core.commands import config_flags, run
 bundled.take_ours()
 for name, wanted in (("fedavg:smoke", "fedavg"), ("configs/x.py", "fedprox"), ("elsewhere/y.py", "scaffold")):
-    config = config_line.read([name], "run", run._flags)[0].config
+    config = config_flags.read([name], "run", run._flags)[0].config
     assert config.method.name == wanted, name
 mine = experiment.method("methods.mine:mine")
 assert mine() == 3
-assert [file.name for file in own_code.files([(mine, "methods.mine")])] == ["mine.py", "part.py"]
+assert [file.name for file in code_fingerprint.files([(mine, "methods.mine")])] == ["mine.py", "part.py"]
 print("sound")
 """
 

@@ -16,6 +16,7 @@ from fedjax_core.commands.tables.definition import Definition, paper_of, targets
 from fedjax_core.commands.tables.score_checks import is_of_unseen
 from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.commands.tables.trials import Searches
+from fedjax_core.data import partition
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.reporting import metrics_log, reporter, score_labels
 from fedjax_core.reporting.rounds_to_target import crossing
@@ -233,7 +234,10 @@ def result_of(table: Definition, folder: Path, cell: Cell, data: FederatedData |
 
 def _names_the_same_code(place: Path, cell: Cell) -> bool:
     """Returns whether a run's directory has the config of its cell, whose code this command has imported anyhow."""
-    return not compare_configs(read_json(place / CONFIG, dict), cell.config.to_dict(), MAY_DIFFER)[1]
+    if not (place / CONFIG).exists():
+        return False
+    config = partition.with_clients(cell.config.to_dict())
+    return not compare_configs(read_json(place / CONFIG, dict), config, MAY_DIFFER)[1]
 
 
 def counted(table: Definition, cell: Cell, data: FederatedData) -> Result:

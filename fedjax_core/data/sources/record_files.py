@@ -132,7 +132,10 @@ def parquet(
     length: Width | None = None,
 ) -> Dataset:
     """A Parquet table with a column that names the client; reading it needs pyarrow. Images are bytes of files, or such with their
-    path as the Hugging Face hub has them; `size` resizes them to size x size. Other arguments as those of `jsonl`.
+    path as the Hugging Face hub has them. Other arguments as those of `jsonl`.
+
+    Args:
+      size: images are resized to size x size pixels; needed where they differ.
 
     Raises:
       FileNotFoundError, ValueError: as `jsonl`.

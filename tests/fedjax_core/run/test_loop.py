@@ -111,10 +111,10 @@ def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
     )
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: here.clock))
     with monkeypatch.context() as each_by_itself:
-        each_by_itself.setattr(loop.together, "seen", lambda numbers: np.asarray(numbers, np.int64)[None])
+        each_by_itself.setattr(loop.distributed, "seen", lambda numbers: np.asarray(numbers, np.int64)[None])
         alone = [of_process(number) for number in range(2)]
     assert alone[0] != alone[1]
-    monkeypatch.setattr(loop.together, "seen", seen)
+    monkeypatch.setattr(loop.distributed, "seen", seen)
     with ThreadPoolExecutor(2) as processes:
         first, second = processes.map(of_process, range(2))
     assert first == second == alone[0]

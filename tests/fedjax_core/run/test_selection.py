@@ -102,8 +102,8 @@ def written_by_hand(monkeypatch, score, values):
     """Evaluations give these values of a score, in rounds 1, 2, ..."""
     evaluated = simulator.Simulation.evaluated
 
-    def by_hand(self, state):
-        found, by_client = evaluated(self, state)
+    def by_hand(self, state, *watch):
+        found, by_client = evaluated(self, state, *watch)
         return found | {score: values[int(state.round) - 1]}, by_client
 
     monkeypatch.setattr(simulator.Simulation, "evaluated", by_hand)

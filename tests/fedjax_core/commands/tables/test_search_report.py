@@ -5,6 +5,7 @@ import re
 from types import SimpleNamespace
 
 from configs.tables.base import Row
+from fedjax_core.commands.tables import formatting
 from fedjax_core.storage.atomic_files import write_text
 from tests.fedjax_core.commands.tables.searches import definition, get_config, line, quality, run
 
@@ -33,7 +34,8 @@ def test_latex_says_what_was_chosen(tmp_path, fake_search):
     chosen = rf"optimizer.lr=0.2 & {best:.2f} & {own:.2f} & +{best - own:.2f} & optimizer.lr=0.2 at the upper edge \\"
     assert rf"A \& co. & IID & 4 & {chosen}" in tex
     assert r"B & IID & 1 & not tuned &  &  &  &  \\" in tex
-    assert r"Chosen by validation/global/accuracy in \%, on validation rows alone." in tex
+    score = formatting.describe_score("validation/global/accuracy")
+    assert rf"Chosen by {score} in \%, on validation rows alone." in " ".join(tex.split())
     assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 3
 
 

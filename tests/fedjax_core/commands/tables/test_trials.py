@@ -278,7 +278,7 @@ def test_a_cell_that_needs_the_last_state_of_a_run_without_one_is_run_again(tmp_
     run(tmp_path, searched)
     measures = (Measure("origin", ("analysis:origin",)),)
     plain = definition(rows=(Row("A", get_config),), search=None, measures=measures)
-    monkeypatch.setattr(analyses, "number", lambda spec: lambda place, data: 0.5)
+    monkeypatch.setattr(analyses, "number", lambda spec: lambda place, data, trust: 0.5)
     before = len(fake_search.done)
     outcome, said = run(tmp_path, plain)
     assert not outcome.failures, said
