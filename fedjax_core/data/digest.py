@@ -92,8 +92,13 @@ def _sample(number: int, row_bytes: int) -> list[tuple[int, int]]:
 
 
 def _read(array: Any, spans: list[tuple[int, int]], row_bytes: int) -> Iterator[np.ndarray]:
-    """Yields the rows in blocks. A memory-mapped file is read by its file: one that was cut is an error and no crash."""
-    reader = None if in_file(array) is None else Reader(array)
+    """Yields the rows in blocks.
+
+    A memory-mapped file is read by its file: one that was cut is an error and no crash. One that is deleted, as that of
+    `plan.data=disk` is at once, is read through the mapping.
+    """
+    place = in_file(array)
+    reader = Reader(array) if place is not None and place[0].exists() else None
     length = max(1, _BLOCK // max(1, row_bytes))
     for first, last in spans:
         for start in range(first, last, length):

@@ -68,6 +68,16 @@ def test_it_does_not_matter_where_rows_are(tmp_path, monkeypatch, whole):
         digest.digest_examples("some", Examples(mapped, Y))
 
 
+def test_rows_of_a_deleted_file_are_read_through_the_mapping(tmp_path):
+    """As those that `plan.data=disk` puts into a file without a name."""
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    (tmp_path / "x.npy").unlink()
+    data = divided()
+    held = dataclasses.replace(data, train=Examples(mapped, data.train.y))
+    assert digest.digest_data(held) == digest.digest_data(data)
+
+
 def test_of_a_large_array_runs_of_rows_are_read(monkeypatch):
     monkeypatch.setattr(digest, "WHOLE", 20 * 12)
     monkeypatch.setattr(digest, "SPANS", 4)
