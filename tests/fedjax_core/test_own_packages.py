@@ -25,7 +25,7 @@ print("sound")
 COMMANDS = """
 from fedjax_core import code_fingerprint, experiment, own_packages
 from fedjax_core.commands import config_flags, run
-bundled.take_ours()
+own_packages.take_ours()
 for name, wanted in (("fedavg:smoke", "fedavg"), ("configs/x.py", "fedprox"), ("elsewhere/y.py", "scaffold")):
     config = config_flags.read([name], "run", run._flags)[0].config
     assert config.method.name == wanted, name

@@ -163,7 +163,10 @@ def array_record(
 ) -> Dataset:
     """A file of array_record, whose records are TensorFlow's (`tf.train.Example`), with a feature that names the client. Features
     with one value are that value, but those of `y` with targets="labels" stay lists; bytes are texts, or the files of PNG and JPEG
-    images; `size` resizes these to size x size. Other arguments as those of `jsonl`.
+    images. Other arguments as those of `jsonl`.
+
+    Args:
+      size: images are resized to size x size pixels; needed where they differ.
 
     Raises:
       FileNotFoundError, ValueError: as `jsonl`.
