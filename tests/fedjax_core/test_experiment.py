@@ -384,7 +384,7 @@ def test_a_config_is_resolved_once_and_what_is_built_reads_no_name_again(tmp_pat
         for name in ("parse", "lookup"):
             stack.enter_context(mock.patch.object(registry, name, noted(getattr(registry, name))))
         # Whether any text of the config is a place of code is looked at once more, for the directory's signature.
-        stack.enter_context(mock.patch.object(run_experiment.trusted, "names_code", lambda config: False))
+        stack.enter_context(mock.patch.object(run_experiment.trusted, "names_code", return_value=False))
         experiment.execute(wanted, str(tmp_path), progress=False)
     assert counted.call_count == 1
     assert {"flip", "smoothed", "median", "sign_flip", "float16", "partition"} <= set(inside)
