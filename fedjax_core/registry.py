@@ -5,8 +5,8 @@ A name is built in ("fedavg"), announced by an installed package (an entry point
   "package.module:name(option=1)"        a function or class of a module that Python finds, or that lies in the working directory
   "path/to/file.py:name(option=1)"       of a file
 
-Whichever it is, its options are checked by its signature: their names, and their values by the annotations (`values.py`). Finding a
-name imports what it names, so a configuration is as trustworthy as the code that it points to.
+Whichever it is, its options are checked by its signature: their names, and their values by the annotations (`option_types.py`).
+Finding a name imports what it names, so a configuration is as trustworthy as the code that it points to.
 """
 
 import ast

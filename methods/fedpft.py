@@ -123,7 +123,7 @@ class Contrast(NamedTuple):
       size: P, of the projection.
       momentum: of the copies.
       temperature: of the loss.
-      augment: the two views, see `augment.py`; "": the examples as they are.
+      augment: the two views, see `pipeline.py`; "": the examples as they are.
       momentum_transform: whether the keys use a momentum copy of tau.
       first: so many rounds of L_Con alone, then none; 0: both losses in all rounds.
     """

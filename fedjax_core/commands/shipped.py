@@ -1,7 +1,7 @@
 """What comes with the package and has a bare name: configs ("fedavg") and definitions of tables ("fedskc/table1").
 
 The packages `methods` and `configs` lie beside `fedjax_core`. A user's folder may have packages of these names; a command takes
-ours (`bundled.py`), and reaches the user's files by path.
+ours (`own_packages.py`), and reaches the user's files by path.
 """
 
 import logging

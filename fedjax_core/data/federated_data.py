@@ -56,13 +56,13 @@ class FederatedData:
       train_index: N sorted int32 arrays of row numbers into `train`, by offsets (`RowLists`).
       test_index: N arrays into `test`: each client's own test rows. May be empty for a client.
       validation_index: N arrays into `train`: rows kept out of everybody's `train_index`, to choose rounds and settings by
-        (`validation.py`); empty unless asked for.
+        (`client_validation_split.py`); empty unless asked for.
       partition_hash: sha256 of the index lists; two runs with the same hash train and test on the same rows.
       label_table: [N, K] training rows of each class, or with each label; [N, 1] training rows where targets are neither.
       test_label_table: the same of test rows.
       unseen: clients beside the N, who never train; None unless asked for.
       client_names: N names, of natural clients; empty if clients have none but their numbers.
-      poisoned_rows: how many of the last training rows attackers' poisons have made (`poison.py`).
+      poisoned_rows: how many of the last training rows attackers' poisons have made (`poisoning.py`).
       x_offset: [C] float64, what was taken off each channel (the last axis) of x before it became float32 (`centre`); None:
         nothing.
       y_offset: [D], likewise of numbers to predict.

@@ -1,9 +1,9 @@
 """The client loop: one function maps a client's work over many clients by a plan. The only place that chooses how.
 
-A `Plan` says how many clients train at once on a device (`chunk`: 1 is one after another, the cohort's size is all at once),
-over how many devices the clients are spread, and how many of these hold a network together (`model`, see `division.py`): devices of
-one process. What clients contribute to a sum is added up inside the loop, so memory does not grow with their number; everything
-else is stacked. All plans compute the same thing to rounding.
+A `Plan` says how many clients train at once on a device (`chunk`: 1 is one after another, the cohort's size is all at once), over
+how many devices the clients are spread, and how many of these hold a network together (`model`, see `model_parallel.py`): devices
+of one process. What clients contribute to a sum is added up inside the loop, so memory does not grow with their number;
+everything else is stacked. All plans compute the same thing to rounding.
 """
 
 import collections

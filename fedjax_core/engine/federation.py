@@ -116,7 +116,7 @@ class Held(NamedTuple):
         them, [V]; `()` without such.
       unseen_index, unseen_size: each unseen client's rows of `train`, as `index`, and [U]; unseen_test_index, unseen_test_size: of
         `test`; `()` without such clients.
-      lane: [] which of the runs that share a program this is; `()` where they have no numbers of their own (`lanes.py`).
+      lane: [] which of the runs that share a program this is; `()` where they have no numbers of their own (`vmapped_runs.py`).
     """
 
     tasks: tuple[PyTree, ...]

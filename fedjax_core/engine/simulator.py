@@ -101,16 +101,16 @@ class Simulation:
           hold: "device", "host" or "disk": where client states are kept. Off the device one round is one dispatch.
           dispatch: the most rounds that run in one dispatch. Where data are streamed it is one.
           episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical`; None: plain examples.
-          data_on: "device", "host" or "disk": where the data lie; None: where they fit (`placement.py`).
+          data_on: "device", "host" or "disk": where the data lie; None: where they fit (`data_placement.py`).
           devices: of which the plan takes the first; None: those that jax sees. For a topology's, programs can be compiled.
           links: what uplinks pass through: attacks, compression, privacy, a robust rule (`fedjax_core/uplink/`).
           leave_out: whether a client that sends something not finite is left out of its round, which else ends the run.
-          sampling: "fixed", "poisson" or "cyclic", see `cohort.py`.
+          sampling: "fixed", "poisson" or "cyclic", see `client_sampling.py`.
 
         Raises:
           ValueError: a setting is out of range; the groups do not partition the population or disagree about the server's
             state; a client update does not keep its state's structure, shapes and dtypes.
-          TypeError: a function of the method returns something else than it must (`promises.py`).
+          TypeError: a function of the method returns something else than it must (`contracts.py`).
         """
         with check.parted(groups):
             self._of = of = described(
@@ -154,7 +154,8 @@ class Simulation:
         self.planned = self._under(plan, self.planned.states.kept)
 
     def in_lane(self, lane: int | None) -> "Simulation":
-        """The same simulation as one of several runs (`lanes.py`), with programs and data in common. It puts nothing on a device.
+        """The same simulation as one of several runs (`vmapped_runs.py`), with
+        programs and data in common. It puts nothing on a device.
 
         Args:
           lane: which one, where the method has numbers by lane; None: it has not.

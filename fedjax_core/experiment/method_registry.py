@@ -41,7 +41,7 @@ def names() -> dict[str, str]:
 
 
 def method(name: str) -> Callable:
-    """The builder of a method: the function in `methods/<name>.py` that has its name, or one from outside (`by_name.py`).
+    """The builder of a method: the function in `methods/<name>.py` that has its name, or one from outside (`registry.py`).
 
     Raises:
       ValueError: there is no such method.

@@ -1,7 +1,7 @@
 """From a config to what it asks for: every name found, every setting checked; what is wrong is said in one line. No data are read.
 
-`resolve(config)` is the one place that reads a config's names (`named.py`, `between.py`); `build` reads what it returns and nothing
-else.
+`resolve(config)` is the one place that reads a config's names (`lookup.py`, `uplink_options.py`); `build` reads what it returns
+and nothing else.
 """
 
 import functools

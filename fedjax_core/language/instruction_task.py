@@ -6,8 +6,9 @@
   config.adapter = "lora(rank=8)"
 
 An encoder (BERT) scores each question's options and is also scored by the ROUGE-1 of the option that it chooses; a language model
-(LLaMA) writes the answer, and its accuracy and loss are those of the answers' tokens (`text.py`). Either is also scored on each
-test set by itself ("accuracy_record"), or where clients are tested on their own sets, on each task. Answers in words: `answers`.
+(LLaMA) writes the answer, and its accuracy and loss are those of the answers' tokens (`option_scoring.py`). Either is also scored
+on each test set by itself ("accuracy_record"), or where clients are tested on their own sets, on each task. Answers in words:
+`answers`.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ class Spec(NamedTuple):
     """Which model, and how it reads.
 
     Attributes:
-      folder: in the public layout (`pretrained.py`).
+      folder: in the public layout (`load_pretrained.py`).
       package: an installed package that brings a model along, in place of a folder.
       dtype: of parameters and computation.
       limit: the most tokens of a text.

@@ -199,7 +199,7 @@ def block(weights: dict[str, dict[str, Array]], x: Array, epsilon: float) -> Arr
 
 
 def _times(x: Array, kernel: Array) -> Array:
-    """x [..., I] @ the matrix [I, O] that a kernel of more axes is; or @ what `lora.py` puts in its place."""
+    """x [..., I] @ the matrix [I, O] that a kernel of more axes is; or @ what `adapters.py` puts in its place."""
     return x @ (kernel.reshape(x.shape[-1], -1) if isinstance(kernel, jax.Array | np.ndarray) else kernel)
 
 

@@ -8,7 +8,7 @@ Which event a round is, and whom its epsilon protects (the neighbouring relation
   "all"       every client in every round, or "fixed" with C = N: no sampling. Remove one client's part of the sum. PLD or RDP.
   "cyclic"    clients come in turn (`participation.py`): no sampling, nothing amplified. Remove all that one client sends, in the
               rounds in which it takes part. PLD or RDP, of as many rounds as these; of noise that is correlated over rounds one
-              Gaussian mechanism in all (`strategies.py`).
+              Gaussian mechanism in all (`matrix_factorization.py`).
   "local"     what one client itself sends in every round. Replace all its data: twice the clip. PLD or RDP.
 """
 

@@ -9,9 +9,9 @@ have a meaning here:
     cohort            clients that took part in the round
     train/examples    examples they trained on, an example counted once an epoch
 
-A name with a part such as "accuracy" or "auroc" is an accuracy, with a part such as "loss" or "perplexity" a loss (`words.py`).
-Records go to metrics.jsonl at once, to TensorBoard files, to a progress bar or to lines of text; at the end to metrics.csv and
-summary.json. metrics.jsonl is what all the others are made from.
+A name with a part such as "accuracy" or "auroc" is an accuracy, with a part such as "loss" or "perplexity" a loss
+(`score_labels.py`). Records go to metrics.jsonl at once, to TensorBoard files, to a progress bar or to lines of text; at the end
+to metrics.csv and summary.json. metrics.jsonl is what all the others are made from.
 """
 
 import math

@@ -3,7 +3,7 @@
 A callback has any of these methods, and is called in process 0 only:
 
     start(started: Started)                   before the first round of this start
-    round(record) -> None | bool | str        after each round, with its flat record (names in `report.py`)
+    round(record) -> None | bool | str        after each round, with its flat record (names in `reporter.py`)
     evaluation(record) -> None | bool | str   after `round`, where the record has scores of an evaluation
     end(ended: Ended)                         at the end, however it comes
 
@@ -44,7 +44,8 @@ class Started(NamedTuple):
       config: as plain values.
       rounds: how many the run has in all.
       done: how many of them were done before this start.
-      look: what the run's state is at any time between rounds, to read only (`look.py`): a client's models, scores by client.
+      look: what the run's state is at any time between rounds, to read only (`state_reader.py`): a client's models, scores by
+        client.
     """
 
     directory: Path

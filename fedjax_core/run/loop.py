@@ -97,7 +97,7 @@ def steps(
     """A run to its last round, that takes up what the directory holds.
 
     Killed at any moment and called again, it ends bit for bit as if it had not been: the plan is written down and taken up again.
-    A lane (`lanes.py`) does so to rounding: others may train beside it then.
+    A lane (`vmapped_runs.py`) does so to rounding: others may train beside it then.
 
     Args:
       simulation: what to run.

@@ -1,9 +1,9 @@
 """Parts of a checkpoint: files that are written once, and belong to all later checkpoints that go on from them.
 
-A checkpoint's folder `parts/` has files 00000.safetensors, 00001.safetensors ... (`tensors.py`, with digests). The checkpoint that
-goes on from it has the same files, by hard links where the file system has such, without those that it has no use for, and its own
-after them: it writes what changed, is whole by itself, and may be copied, moved or deleted like any other. Damage to a file is
-damage to all checkpoints that share it.
+A checkpoint's folder `parts/` has files 00000.safetensors, 00001.safetensors ... (`safetensors_files.py`, with digests). The
+checkpoint that goes on from it has the same files, by hard links where the file system has such, without those that it has no use
+for, and its own after them: it writes what changed, is whole by itself, and may be copied, moved or deleted like any other.
+Damage to a file is damage to all checkpoints that share it.
 
 Where several processes write, each has files of its own, 00002-0000.safetensors, 00002-0001.safetensors ...
 """

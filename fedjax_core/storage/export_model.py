@@ -55,7 +55,7 @@ def nobodys(name: str) -> Callable[..., Any]:
 
 
 class NotOneNetwork(ValueError):
-    """A model is more than one network, or several that predict alike; `predictor.py` saves such."""
+    """A model is more than one network, or several that predict alike; `export_predictor.py` saves such."""
 
 
 def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any], builders: Builders = nobodys) -> None:

@@ -1,6 +1,6 @@
 """How others lay out the weights of the networks that we have too: which tensor of a file belongs where in ours.
 
-ViTs and ResNets, in the layouts that `weights.py` lists. Nothing here reads a file.
+ViTs and ResNets, in the layouts that `pretrained_weights.py` lists. Nothing here reads a file.
 """
 
 import math

@@ -4,9 +4,9 @@ config.json        the resolved config; what a resumed run is compared with
 environment.json   versions, devices, commit and command line of the first start and of every resumption
 run.json           what the run chose once and keeps: plan, partition hash, label table, digest of the data (`WorkDir.record`)
 label_table.csv    the whole label table of more than 50 clients (`label_tables.py`)
-metrics.jsonl      one line a round or evaluation (`report.py`), beside it metrics.csv, summary.json, tensorboard/
-clients.csv        scores of single clients (`clients.py`), of the last evaluation; clients_selected.csv of the selected one
-checkpoints/       `checkpoint.py`
+metrics.jsonl      one line a round or evaluation (`reporter.py`), beside it metrics.csv, summary.json, tensorboard/
+clients.csv        scores of single clients (`client_scores.py`), of the last evaluation; clients_selected.csv of the selected one
+checkpoints/       `checkpoints.py`
 """
 
 import errno
@@ -268,7 +268,7 @@ class WorkDir:
 
     @property
     def metrics(self) -> Path:
-        """The file of JSON lines that `report.py` writes."""
+        """The file of JSON lines that `reporter.py` writes."""
         return self.path / METRICS
 
     @property

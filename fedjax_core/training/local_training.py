@@ -151,7 +151,7 @@ def fit(
 
     A short last batch is kept and weighed as it is. The shuffle draws one number per row from (key, epoch, row's place), so
     padding is invisible, and the loop runs ceil(size / batch) steps with a traced bound: a small client costs only its own. Where
-    the data have a `draw` (`episodes.py`), there are as many steps, and each step's minibatch is drawn with a key of its own.
+    the data have a `draw` (`few_shot.py`), there are as many steps, and each step's minibatch is drawn with a key of its own.
 
     Args:
       loss: (net, batch, key) -> (value, Aux).

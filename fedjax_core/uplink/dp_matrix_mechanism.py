@@ -94,7 +94,7 @@ def link(clip: float, noise: float, cohort: float, real: float, strategy: Strate
     Args:
       clip: norm.
       noise: multiplier: deviation of z over the clip times the sensitivity of C. Its epsilon is that of one Gaussian mechanism.
-      cohort, real: see `privacy.py`.
+      cohort, real: see `dp_mechanisms.py`.
       strategy: C.
     """
     rows, scale = stream(strategy), noise * clip * strategy.sensitivity() * (cohort / real)

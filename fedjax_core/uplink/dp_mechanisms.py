@@ -1,8 +1,8 @@
 """Differential privacy at user level: what one client sends is clipped, and noise covers it.
 
 Central: the server is trusted. It clips what each client sends, adds up, adds noise to the sum once, and divides by a fixed number
-of clients, never by how many came; noise that is correlated over rounds is in `correlated.py`. Local: nobody is trusted, each
-client adds the noise to what it sends itself.
+of clients, never by how many came; noise that is correlated over rounds is in `dp_matrix_mechanism.py`. Local: nobody is trusted,
+each client adds the noise to what it sends itself.
 
 One client's part is all that it sends as one vector: the whole delta, and SCAFFOLD's control variate beside the model's. Clipped
 together, they need no bounds of their own. A vector that is not finite counts as zeros, so that it moves the sum by less than the
@@ -181,5 +181,5 @@ MECHANISMS: dict[str, Callable[..., Any]] = {
     "adaptive": adaptive,
     "local_gaussian": local_gaussian,
     "local_laplace": local_laplace,
-    **STRATEGIES,  # whose links `correlated.py` makes
+    **STRATEGIES,  # whose links `dp_matrix_mechanism.py` makes
 }

@@ -60,7 +60,8 @@ def with_chunk(job: Job, chunk: int, parts: tuple[str, ...] | None = None) -> Jo
 
 
 def compiled(job: Job, folder: str | os.PathLike | None, fresh: bool = False) -> dict[str, Any]:
-    """What is found: {"about": ..., "programs": {name: ...}}, see `compiling.py`; one that could not be compiled has "fits": None.
+    """What is found: {"about": ..., "programs": {name: ...}}, see
+    `compile_worker.py`; one that could not be compiled has "fits": None.
 
     Args:
       job: what is asked for.

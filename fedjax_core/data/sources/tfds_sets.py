@@ -26,7 +26,7 @@ def tfds(
 ) -> Dataset:
     """An image classification set prepared by tensorflow_datasets in random-access form, read without TensorFlow.
 
-    Decoded images are kept in a cache (`decoded.py`), so that later starts need not decode them again.
+    Decoded images are kept in a cache (`image_cache.py`), so that later starts need not decode them again.
 
     Args:
       data_dir: holds `NAME/[CONFIG/]VERSION/`, itself or in its folder `tfds`.

@@ -5,7 +5,7 @@
   iNaturalist-User-120k     federated_train_user_120k.csv, test.csv, images     9,275 users, 1,203 classes
 
 Images that would take more than half of this machine's memory are decoded once into files beside the list, decoded-SIZE-....npy,
-which are memory-mapped (`decoded.py`).
+which are memory-mapped (`image_cache.py`).
 
 Song, Granqvist, Talwar. FLAIR: Federated Learning Annotated Image Repository. NeurIPS 2022. https://github.com/apple/ml-flair
 Hsu, Qi, Brown. Federated Visual Classification with Real-World Data Distribution. ECCV 2020. https://arxiv.org/abs/2003.08082

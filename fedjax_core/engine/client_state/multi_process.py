@@ -1,4 +1,4 @@
-"""`exchange.py` where several processes keep client states, each its share (`shares.py`).
+"""`offload.py` where several processes keep client states, each its share (`shares.py`).
 
 The thread of a process reads and writes what it keeps, and starts no program. What devices of several processes do together is
 started between the rounds, in the same order by all: what keepers have read goes to the devices that train it when a round begins,

@@ -3,7 +3,7 @@
 A slab has the rows of the clients that a program is about, which it finds by a `SlabTable` where it else has a `RowTable`. The rows
 are the same, so are the draws inside a client, and so is every number. Cohorts follow from (seed, round) alone: the slabs of coming
 rounds are packed, and brought to the devices, in a thread while the devices train. All have one size (`slab_room.py`), and each
-device has the rows of its own clients (`slabs.py`).
+device has the rows of its own clients (`cohort_buffer.py`).
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Augmentations that change colours. See `augment.py`."""
+"""Augmentations that change colours. See `pipeline.py`."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Augmentations that move pixels: windows and mirrors. See `augment.py`."""
+"""Augmentations that move pixels: windows and mirrors. See `pipeline.py`."""
 
 from collections.abc import Callable
 
