@@ -30,6 +30,7 @@ ROOMS = {  # of fedjax_core, top to bottom: what each may import beside itself
     "code_fingerprint": {"own_packages"},
     "own_packages": set(),
     "outside": set(),
+    "atomic_files": set(),
     "option_types": set(),
     "algorithm": set(),
     "distributed": set(),
@@ -44,6 +45,7 @@ EVERYBODY = {
     "option_types",
     "algorithm",
     "lazy_array",
+    "atomic_files",
 }  # what all others may import too
 ALONE = {"option_types", "algorithm", "lazy_array", "own_packages"}  # which import nothing of ours
 OF_METHODS = {"training", "nn", "task"} | EVERYBODY
@@ -127,9 +129,9 @@ LEAVES = {  # what the bottom of a room may import of ours
     "fedjax_core/task.py": {"fedjax_core.algorithm"},
     "fedjax_core/engine/client_loop.py": {"fedjax_core.algorithm", "fedjax_core.lazy_array"},
     "fedjax_core/engine/client_sampling.py": {"fedjax_core.algorithm"},
-    "fedjax_core/storage/atomic_files.py": {"fedjax_core.option_types"},
+    "fedjax_core/atomic_files.py": {"fedjax_core.option_types"},
     "fedjax_core/storage/forms.py": set(),
-    "fedjax_core/storage/json_files.py": {"fedjax_core.storage.atomic_files", "fedjax_core.storage.forms"},
+    "fedjax_core/storage/json_files.py": {"fedjax_core.atomic_files", "fedjax_core.storage.forms"},
     "fedjax_core/storage/digests.py": set(),
     "fedjax_core/storage/checkpoint_arrays.py": set(),
     "fedjax_core/storage/environment.py": set(),

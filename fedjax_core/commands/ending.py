@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedjax_core.option_types import without_escapes
-from fedjax_core.storage.atomic_files import write_bytes
+from fedjax_core.atomic_files import write_bytes
 
 TRACEBACK = "error.txt"
 LONGEST = 400  # characters of an error that was not foreseen

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.storage.atomic_files import csv_line, explained, open_text, write_blocks
+from fedjax_core.atomic_files import csv_line, explained, open_text, write_blocks
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import RECORDED, RUN
 

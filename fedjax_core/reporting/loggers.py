@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.storage.atomic_files import read_bytes, write_text
+from fedjax_core.atomic_files import read_bytes, write_text
 from fedjax_core.storage.json_files import plain
 
 LONGEST = 500  # signs of a parameter's value in MLflow

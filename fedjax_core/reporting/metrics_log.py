@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.storage.atomic_files import read_bytes, write_text
+from fedjax_core.atomic_files import read_bytes, write_text
 from fedjax_core.storage.json_files import json_lines, read_jsonl
 from fedjax_core.storage.workdir import METRICS
 

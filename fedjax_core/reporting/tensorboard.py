@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.storage.atomic_files import explained
+from fedjax_core.atomic_files import explained
 
 
 class Events:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.storage.atomic_files import check_regular, explained, read_bytes, write_text
+from fedjax_core.atomic_files import check_regular, explained, read_bytes, write_text
 from fedjax_core.storage.forms import NOT_FINITE, check
 
 _DEEPEST = 100  # levels of lists and objects that are read

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.storage.atomic_files import read_bytes
+from fedjax_core.atomic_files import read_bytes
 from fedjax_core.storage.json_files import plain
 
 _LENGTH = 32  # bytes of a key

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import jax
 
-from fedjax_core.storage.atomic_files import TEMPORARY, explained
+from fedjax_core.atomic_files import TEMPORARY, explained
 from fedjax_core.storage.environment import environment
 from fedjax_core.storage.forms import Positive
 from fedjax_core.storage.json_files import compact, plain, read_json, write_json

@@ -26,7 +26,7 @@ from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import reporter
 from fedjax_core.run import CallbackFailed, check_inputs
-from fedjax_core.storage.atomic_files import write_text
+from fedjax_core.atomic_files import write_text
 from fedjax_core.storage.json_files import plain, read_json
 from fedjax_core.storage.workdir import DATA, RECORDED, RUN
 

@@ -11,7 +11,7 @@ from fedjax_core.commands.tables.definition import all_targets, paper_of
 from fedjax_core.commands.tables.latex import latex
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.commands.tables.table_cells import configs_of
-from fedjax_core.storage.atomic_files import write_csv, write_text
+from fedjax_core.atomic_files import write_csv, write_text
 
 STYLE = formatting.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
 

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedjax_core.storage.atomic_files import write_bytes, write_csv
+from fedjax_core.atomic_files import write_bytes, write_csv
 
 COLUMN = 3.4  # inches: the width of a column in print
 PAGE = 7.0
