@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from fedjax_core.option_types import without_escapes
 from fedjax_core.atomic_files import write_bytes
+from fedjax_core.option_types import without_escapes
 
 TRACEBACK = "error.txt"
 LONGEST = 400  # characters of an error that was not foreseen

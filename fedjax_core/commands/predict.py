@@ -26,12 +26,12 @@ import numpy as np
 
 from fedjax_core import experiment, registry
 from fedjax_core.algorithm import PyTree
+from fedjax_core.atomic_files import explained, write_csv
 from fedjax_core.commands import ending
 from fedjax_core.data.input_range import ENOUGH, LIKE, sample_channels
 from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS, convert, to_bytes
 from fedjax_core.reporting import console, reporter
 from fedjax_core.storage import export_model, export_predictor
-from fedjax_core.atomic_files import explained, write_csv
 from fedjax_core.storage.safetensors_files import read_tensors
 from fedjax_core.storage.weight_checks import check_scaling, check_weights
 

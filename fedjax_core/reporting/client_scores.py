@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_core.atomic_files import csv_line, explained, open_text, write_blocks
 from fedjax_core.engine.evaluation_step import ByClient
 from fedjax_core.reporting.score_labels import is_headline
-from fedjax_core.atomic_files import csv_line, explained, open_text, write_blocks
 
 LAST, SELECTED = "clients.csv", "clients_selected.csv"  # of the last evaluation, and of the selected round
 _HEADS = ["round", "client", "test_rows"]

@@ -29,9 +29,9 @@ import numpy as np
 
 from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree
+from fedjax_core.atomic_files import check_regular, explained, read_bytes, sync_directory, write_text
 from fedjax_core.storage import client_state_files as of_parts
 from fedjax_core.storage import digests
-from fedjax_core.atomic_files import check_regular, explained, read_bytes, sync_directory, write_text
 from fedjax_core.storage.checkpoint_arrays import read_arrays, write_arrays
 from fedjax_core.storage.json_files import json_text, plain, read_json, write_json
 from fedjax_core.storage.leaves import ENTRY, check_leaves, from_host, named_leaves, to_host

@@ -34,9 +34,9 @@ import numpy as np
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Net
+from fedjax_core.atomic_files import explained, open_regular, write_bytes
 from fedjax_core.nn import image_size
 from fedjax_core.storage import position_embeddings, weight_layouts
-from fedjax_core.atomic_files import explained, open_regular, write_bytes
 from fedjax_core.storage.export_model import named
 from fedjax_core.storage.forms import check
 from fedjax_core.storage.json_files import plain, read_json

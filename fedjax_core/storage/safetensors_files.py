@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.algorithm import Array
-from fedjax_core.storage import digests
 from fedjax_core.atomic_files import explained, write_bytes
+from fedjax_core.storage import digests
 from fedjax_core.storage.forms import check
 
 _DTYPES = {

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from fedjax_core.reporting import client_scores, metrics_log
 from fedjax_core.atomic_files import read_bytes, write_blocks, write_csv, write_text
+from fedjax_core.reporting import client_scores, metrics_log
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import JsonLines, read_json, read_jsonl
 

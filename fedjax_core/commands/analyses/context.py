@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_core import experiment
+from fedjax_core.atomic_files import write_text
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting import analysis, plots
-from fedjax_core.atomic_files import write_text
 
 TRUST = "a run that somebody else began may import the modules and files that its config names"
 

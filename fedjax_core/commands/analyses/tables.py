@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_core.atomic_files import write_csv
 from fedjax_core.commands.analyses.answers import answered, mean_over_clients
 from fedjax_core.commands.analyses.context import Asked, Loaded, labels, markdown, of_features
 from fedjax_core.reporting import analysis, reporter
-from fedjax_core.atomic_files import write_csv
 
 
 def _refits(what: str, asked: Asked, loaded: Loaded) -> list[Path]:

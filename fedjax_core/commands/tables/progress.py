@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from fedjax_core.atomic_files import open_regular
 from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.reporting import reporter
-from fedjax_core.atomic_files import open_regular
 from fedjax_core.storage.workdir import METRICS
 
 SILENCE = 25.0  # seconds after which a run without a bar says how far it is

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from fedjax_core import code_fingerprint, experiment
+from fedjax_core.atomic_files import write_text
 from fedjax_core.commands.tables import comparability, measures
 from fedjax_core.commands.tables.bootstrap_comparison import Known
 from fedjax_core.commands.tables.definition import Definition
@@ -26,7 +27,6 @@ from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.simulator import Diverged
 from fedjax_core.reporting import reporter
 from fedjax_core.run import CallbackFailed, check_inputs
-from fedjax_core.atomic_files import write_text
 from fedjax_core.storage.json_files import plain, read_json
 from fedjax_core.storage.workdir import DATA, RECORDED, RUN
 

@@ -3,12 +3,12 @@
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
+from fedjax_core.atomic_files import write_text
 from fedjax_core.commands.tables.progress import Job
 from fedjax_core.commands.tables.search import Standing, Study, standing
 from fedjax_core.commands.tables.table_cells import Cell
 from fedjax_core.reporting import metrics_log, reporter
 from fedjax_core.run.selection import SELECTED
-from fedjax_core.atomic_files import write_text
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, lock_directory

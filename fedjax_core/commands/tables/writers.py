@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.commands.tables import comparability, formatting, measures, reached, search_report
 from fedjax_core.commands.tables.bootstrap_comparison import Compared, Known
 from fedjax_core.commands.tables.definition import all_targets, paper_of
 from fedjax_core.commands.tables.latex import latex
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.commands.tables.table_cells import configs_of
-from fedjax_core.atomic_files import write_csv, write_text
 
 STYLE = formatting.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
 

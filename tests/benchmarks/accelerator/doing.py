@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedjax_core.atomic_files import write_text
 from fedjax_core.reporting.reporter import SUMMARY
 from fedjax_core.run import signals
-from fedjax_core.atomic_files import write_text
 from fedjax_core.storage.json_files import JsonLines, read_json, read_jsonl
 from fedjax_core.storage.workdir import CHECKPOINTS
 from tests.benchmarks.accelerator.pieces import BEGINS, LONGEST, Asked, Piece, Step

@@ -12,10 +12,10 @@ from PIL import Image
 
 from configs import fedavg, fedhe, fedit, fedoa, fedpft, fedskc
 from fedjax_core import experiment
+from fedjax_core.atomic_files import write_text
 from fedjax_core.commands import analyze
 from fedjax_core.commands.analyses import answers, context
 from fedjax_core.reporting import analysis
-from fedjax_core.atomic_files import write_text
 from fedjax_core.storage.json_files import json_lines, read_json, write_json
 
 

@@ -16,8 +16,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.record_writer import masked_crc32c
 
-from fedjax_core.reporting.reporter import Reporter, fail, say, summarise, table
 from fedjax_core.atomic_files import write_text
+from fedjax_core.reporting.reporter import Reporter, fail, say, summarise, table
 from fedjax_core.storage.json_files import json_lines, read_json, read_jsonl
 from fedjax_core.storage.workdir import WorkDir
 

@@ -9,10 +9,10 @@ import pytest
 
 from configs.tables.base import Column, Measure
 from fedjax_core import experiment
+from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import search, trials
 from fedjax_core.run import CallbackFailed
-from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.storage.json_files import JsonLines, json_lines, read_jsonl, write_json
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, line, quality, rates, run
 

@@ -5,8 +5,8 @@ import re
 from types import SimpleNamespace
 
 from configs.tables.base import Row
-from fedjax_core.commands.tables import formatting
 from fedjax_core.atomic_files import write_text
+from fedjax_core.commands.tables import formatting
 from tests.fedjax_core.commands.tables.searches import definition, get_config, line, quality, run
 
 
