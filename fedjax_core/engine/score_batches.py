@@ -2,14 +2,17 @@
 
 A batch of b rows, real ones or padding, costs as much as b + c rows: c stands for what each batch costs by itself
 (reading the weights, starting kernels). The batch is the one under which all lists of rows cost least. On CPUs more
-than 64 rows at once gain little, and convolutions lose by it. Numbers were measured on two cores of a server;
+than 64 rows at once gain little; a convolution uses its weights at every pixel, so it gains nothing past a few rows, and
+loses where its activations leave the cache. Numbers were measured on two cores of a server;
 `tests/benchmarks/evaluation.py` measures what they come to.
 """
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
+from fedjax_core.algorithm import PyTree
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.engine.federation import Evaluation, Held, ScoreBatches
 
@@ -27,10 +30,16 @@ class Cost(NamedTuple):
 
 
 COSTS = {"cpu": Cost(most=64, each=4)}
+CONVOLUTION_COSTS = {"cpu": Cost(most=16, each=1)}
 ACCELERATOR = Cost(most=256, each=256)  # 256 was the fixed size before: no more memory is needed
 
 
-def choose_batches(evaluation: Evaluation, host: Held, plan: Plan, platform: str) -> ScoreBatches:
+def has_convolution(weights: PyTree) -> bool:
+    """Returns whether some weight is the kernel of a convolution over images: [height, width, in, out]."""
+    return any(leaf.ndim == 4 for leaf in jax.tree.leaves(weights))
+
+
+def choose_batches(evaluation: Evaluation, host: Held, plan: Plan, platform: str, convolves: bool = False) -> ScoreBatches:
     """Returns the rows at once of each kind of score; `evaluation.batch`, if it is given, for all of them.
 
     Args:
@@ -38,10 +47,11 @@ def choose_batches(evaluation: Evaluation, host: Held, plan: Plan, platform: str
       host: every client's lists of rows, on the host.
       plan: clients that are scored at once on a device share the cost of a batch.
       platform: of the devices, such as "cpu".
+      convolves: whether the network has convolutions.
     """
     if evaluation.batch is not None:
         return ScoreBatches(*[evaluation.batch] * len(ScoreBatches._fields))
-    cost = COSTS.get(platform, ACCELERATOR)
+    cost = (CONVOLUTION_COSTS if convolves else COSTS).get(platform, ACCELERATOR)
     test = np.array([len(host.test.y)])
     of_clients = cost._replace(each=-(-cost.each // plan.chunk))
     return ScoreBatches(

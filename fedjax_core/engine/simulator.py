@@ -140,7 +140,8 @@ class Simulation:
         """What does the work under a plan, with the client states of the plan before."""
         of, host = self._of, self.host
         mesh = client_loop.mesh(plan, self._devices)
-        batches = score_batches.choose_batches(of.fed.evaluation, host, plan, mesh.devices.flat[0].platform)
+        convolves = score_batches.has_convolution([(group.server, group.client) for group in self.shapes.groups])
+        batches = score_batches.choose_batches(of.fed.evaluation, host, plan, mesh.devices.flat[0].platform, convolves)
         fed = dataclasses.replace(of.fed, plan=plan, mesh=mesh, batches=batches)
         lies = model_parallel.layout(fed, host, self.shapes)
         made = programs.compiled(fed, lies)

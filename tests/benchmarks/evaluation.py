@@ -3,9 +3,11 @@
 python -m tests.benchmarks.evaluation
 python -m tests.benchmarks.evaluation --networks=cnn --batches=None,256 --repeats=9
 
-Each turn does the bare forward passes (one network, full batches, for each of several sizes of a batch) and each evaluation once;
-the least processor time of all turns counts, and the ratio is to the batch with which the bare passes are cheapest. Clients have
-very different numbers of rows, half of them fewer than 40.
+Each turn does the bare forward passes and each evaluation once; the least processor time of all turns counts. Bare passes
+are those of one network over all rows, in full batches of several sizes, and, with --exact, those of each client's network
+over exactly its rows, in batches of at most so many. The ratio of an evaluation is to the cheapest bare passes over the same
+lists: clients have very different numbers of rows, half of them fewer than 40, and no program can put rows of two networks
+into one batch.
 """
 
 import argparse
@@ -33,6 +35,7 @@ from methods.local import local
 CLIENTS, UNSEEN, CLASSES = 20, 8, 10
 SCORED = 3  # clients on the whole test set
 BARE = (16, 32, 64, 256)  # rows at once of the bare passes
+EXACT = 64  # rows at most of those of each client
 TARGET = 1.3
 NETWORKS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], float]] = {  # network, row, options, rows for one of the mlp
     "mlp": ("mlp", (784,), {"widths": (200, 200)}, 1.0),
@@ -77,8 +80,8 @@ def make_data(shape: tuple[int, ...], total: int) -> federated_data.FederatedDat
     return dataclasses.replace(data, validation_index=seen, unseen=unseen)
 
 
-def make_cases(network: str, batch: int | None, scale: float) -> tuple[list[Case], Model, PyTree]:
-    """Returns the evaluations of a network, itself, and the rows of the bare passes."""
+def make_cases(network: str, batch: int | None, scale: float) -> tuple[list[Case], Model, federated_data.FederatedData]:
+    """Returns the evaluations of a network, itself, and the data."""
     kind, shape, options, part = NETWORKS[network]
     data = make_data(shape, int(3000 * scale * part))
     model = nn.build(kind, CLASSES, shape, **options)
@@ -101,7 +104,7 @@ def make_cases(network: str, batch: int | None, scale: float) -> tuple[list[Case
         else:  # with scope "all" the validation rows are scored, too
             rows = SCORED * len(data.test.y) + sum(len(data.validation_index[i]) for i in sim.scored_clients())
             cases.append(Case("all, and validation rows", functools.partial(sim.client_scores, state), rows))
-    return cases, model, data.test.x
+    return cases, model, data
 
 
 def make_bare(model: Model, x: PyTree, batch: int) -> Case:
@@ -120,6 +123,28 @@ def make_bare(model: Model, x: PyTree, batch: int) -> Case:
     return Case(f"bare passes, {batch} rows at once", lambda: jax.block_until_ready(run(net, rows, number)), number * batch)
 
 
+def make_bare_clients(name: str, model: Model, x: PyTree, lists: Sequence[np.ndarray], batch: int) -> Case:
+    """Returns forward passes of each client's network over exactly its rows, one client after the other in one program."""
+    lists = [index for index in lists if len(index)]
+    nets = jax.vmap(model.init)(jax.random.split(jax.random.key(0), len(lists)))
+
+    @jax.jit
+    def run(nets, rows):
+        total = jnp.zeros(())
+        for client, index in enumerate(lists):
+            net = jax.tree.map(lambda leaf: leaf[client], nets)  # noqa: B023
+            for begin in range(0, len(index), batch):
+                chunk = rows[client][begin : begin + batch]
+                total, chunk = jax.lax.optimization_barrier((total, chunk))  # one after the other, as in an evaluation
+                total += jnp.sum(model.apply(net, chunk)[0]["logits"])
+        return total
+
+    rows = [jnp.asarray(x[index]) for index in lists]
+    return Case(
+        f"bare passes, {name}, exact, {batch} at most", lambda: jax.block_until_ready(run(nets, rows)), sum(map(len, lists))
+    )
+
+
 def measure_least(cases: Sequence[Case], repeats: int) -> list[tuple[float, float]]:
     """Returns the least (processor, wall) microseconds a row of each case, of so many turns."""
     for case in cases:
@@ -135,20 +160,34 @@ def measure_least(cases: Sequence[Case], repeats: int) -> list[tuple[float, floa
     return [(float(processor), float(wall)) for processor, wall in found]
 
 
-def measure_network(network: str, batches: Sequence[int | None], repeats: int, scale: float = 1.0) -> dict[str, float]:
+def measure_network(
+    network: str, batches: Sequence[int | None], repeats: int, scale: float = 1.0, exact: bool = False
+) -> dict[str, float]:
     """Prints the times of a network; returns each evaluation's processor time over the cheapest bare passes'."""
     cases: list[Case] = []
     for batch in batches:
-        mine, model, x = make_cases(network, batch, scale)
+        mine, model, data = make_cases(network, batch, scale)
         chosen = "chosen" if batch is None else str(batch)
         cases += [case._replace(name=f"{case.name} ({chosen})") for case in mine]
+    x, unseen = data.test.x, data.unseen
+    assert unseen is not None
+    data_lists = {"own and validation rows": [*data.test_index, *data.validation_index], "unseen clients": unseen.test_index}
     bare = [make_bare(model, x, batch) for batch in BARE if batch <= len(x)]
+    for name, lists in data_lists.items() if exact else ():
+        bare.append(make_bare_clients(name, model, x, lists, EXACT))
     times = measure_least([*bare, *cases], repeats)
-    least = min(processor for processor, _ in times[: len(bare)])
+    base: dict[str, float] = {}  # the cheapest bare passes over the same lists
     say(f"{network}: microseconds of a processor for a row, of a clock, and the first over the cheapest bare passes'")
+    ratios = {}
+    for case, (processor, _) in zip(bare, times, strict=False):
+        kind = next((name for name in data_lists if exact and name in case.name), "all rows")
+        base[kind] = min(base.get(kind, np.inf), processor)
     for case, (processor, wall) in zip([*bare, *cases], times, strict=True):
-        say(f"  {case.name:45} {processor:9.2f} {wall:9.2f} {processor / least:6.2f}")
-    return {case.name: processor / least for case, (processor, _) in zip(cases, times[len(bare) :], strict=True)}
+        kind = next((name for name in data_lists if exact and name in case.name), "all rows")
+        say(f"  {case.name:50} {processor:9.2f} {wall:9.2f} {processor / base[kind]:6.2f}")
+        if case not in bare:
+            ratios[case.name] = processor / base[kind]
+    return ratios
 
 
 def say(text: str) -> None:
@@ -164,10 +203,11 @@ def main() -> None:
     parser.add_argument("--batches", default="None", help="of evaluation.batch: None chooses")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="times so many rows")
+    parser.add_argument("--exact", action="store_true", help="bare passes of each client, too (compiles for minutes)")
     given = parser.parse_args()
     batches = [None if batch == "None" else int(batch) for batch in given.batches.split(",")]
     for network in given.networks.split(","):
-        measure_network(network, batches, given.repeats, given.scale)
+        measure_network(network, batches, given.repeats, given.scale, given.exact)
     say(f"The target is {TARGET}.")
 
 
