@@ -26,10 +26,10 @@ from typing import Any, Self
 from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
+from fedjax_core.reporting.loggers import Events
 from fedjax_core.reporting.metrics_log import CSV, kept, read
 from fedjax_core.reporting.score_labels import is_accuracy, is_headline
 from fedjax_core.reporting.summary import Series, history, shown, summarise, table
-from fedjax_core.reporting.tensorboard import Events
 from fedjax_core.storage.json_files import JsonLines, json_lines, plain, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
 

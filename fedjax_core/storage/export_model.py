@@ -27,8 +27,7 @@ from fedjax_core import nn, registry
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import View
 from fedjax_core.nn.kernels.attention import MINUS
-from fedjax_core.storage.forms import check
-from fedjax_core.storage.json_files import plain
+from fedjax_core.storage.json_files import check, plain
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import Model, Task
 from fedjax_core.training import local_training

@@ -23,8 +23,7 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.engine.client_view import View
 from fedjax_core.storage.export_model import EXACT, Builders, described, described_in, fits, loaded, named, nobodys
-from fedjax_core.storage.forms import check
-from fedjax_core.storage.json_files import plain
+from fedjax_core.storage.json_files import check, plain
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import PARTS, Task, of_model, part_of
 from fedjax_core.training import adapters, local_training

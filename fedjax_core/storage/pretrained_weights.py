@@ -38,8 +38,7 @@ from fedjax_core.atomic_files import explained, open_regular, write_bytes
 from fedjax_core.nn import image_size
 from fedjax_core.storage import position_embeddings, weight_layouts
 from fedjax_core.storage.export_model import named
-from fedjax_core.storage.forms import check
-from fedjax_core.storage.json_files import plain, read_json
+from fedjax_core.storage.json_files import check, plain, read_json
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.storage.weight_checks import check_scaling, check_weights
 

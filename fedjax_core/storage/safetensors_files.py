@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.algorithm import Array
-from fedjax_core.atomic_files import explained, write_bytes
-from fedjax_core.storage import digests
-from fedjax_core.storage.forms import check
+from fedjax_core.atomic_files import digest_array, digest_bytes, explained, write_bytes
+from fedjax_core.storage.json_files import check
 
 _DTYPES = {
     **{f"{kind}{bits}": f"{name}{bits}" for kind, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
@@ -46,7 +45,7 @@ def write_tensors(path: str | os.PathLike, arrays: Mapping[str, np.ndarray | Arr
         start, end = end, end + host.nbytes
         header[name] = {"dtype": codes[host.dtype.name], "shape": list(host.shape), "data_offsets": [start, end]}
         host = host if host.dtype.byteorder != ">" else host.astype(host.dtype.newbyteorder("<"))
-        found[name] = digests.of_array(host)
+        found[name] = digest_array(host)
         parts.append(host.tobytes())
     stamped = {**metadata, _DIGESTS: json.dumps({"tensors": found, "metadata": _of_text(metadata)}, ensure_ascii=False)}
     text = json.dumps({"__metadata__": stamped, **header}, ensure_ascii=False).encode()
@@ -119,7 +118,7 @@ class _Altered(ValueError):
 
 
 def _of_text(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {name: digests.of_bytes(text.encode()) for name, text in metadata.items() if name != _DIGESTS}
+    return {name: digest_bytes(text.encode()) for name, text in metadata.items() if name != _DIGESTS}
 
 
 def _verify(arrays: Mapping[str, np.ndarray], names: Collection[str], metadata: Mapping[str, str], whole: bool) -> None:
@@ -130,7 +129,7 @@ def _verify(arrays: Mapping[str, np.ndarray], names: Collection[str], metadata: 
         check(written, {"tensors": {str: str}, "metadata": {str: str}}, f"its entry {_DIGESTS}")
     except (ValueError, RecursionError) as error:
         raise _Altered(error) from None
-    found = {"metadata": _of_text(metadata), "tensors": {name: digests.of_array(arrays[name]) for name in names}}
+    found = {"metadata": _of_text(metadata), "tensors": {name: digest_array(arrays[name]) for name in names}}
     for part, digests_found in found.items():
         for name in [*digests_found, *(written[part] if whole or part == "metadata" else ())]:
             if digests_found.get(name) != written[part].get(name):

@@ -4,8 +4,7 @@ Where a function takes `model`, that is a predictor of the method ("global", "pe
 Clients are looked at one after another, outside of rounds.
 """
 
-from fedjax_core.reporting.analysis.accuracies import class_accuracies, client_accuracies
-from fedjax_core.reporting.analysis.client_models import model_of, outputs
+from fedjax_core.reporting.analysis.client_models import class_accuracies, client_accuracies, model_of, outputs
 from fedjax_core.reporting.analysis.feature_embedding import Points, attention, class_knowledge, features, tsne, with_centroids
 from fedjax_core.reporting.analysis.linear_probe import match, probe
 from fedjax_core.reporting.analysis.loss_landscape import Landscape, Plane, landscape, plane, surroundings

@@ -6,10 +6,8 @@ pyplot's global state, so they are drawn in any thread; in a notebook show the f
 
 from fedjax_core.reporting.plots.cost_curves import spending
 from fedjax_core.reporting.plots.embedding_plot import contours, embedding, landmarks
-from fedjax_core.reporting.plots.forest_plot import Difference, Panel, differences
-from fedjax_core.reporting.plots.heatmaps import attention, heatmap
-from fedjax_core.reporting.plots.images import contact_sheet
-from fedjax_core.reporting.plots.interval_dots import dots
+from fedjax_core.reporting.plots.forest_plot import Difference, Panel, differences, dots
+from fedjax_core.reporting.plots.heatmaps import attention, contact_sheet, heatmap
 from fedjax_core.reporting.plots.label_distribution import partition_bubbles
 from fedjax_core.reporting.plots.run_overview import run_plots
 from fedjax_core.reporting.plots.score_curves import curves, labels_of

@@ -90,7 +90,7 @@ def test_a_damaged_config_is_named(tmp_path):
     (folder,) = seeds(tmp_path, "fedavg", 0.2)
     for value, said in (
         ([], "config.json is a list, expected an object"),
-        ({"data": 3}, "data of .*config.json is a whole number"),
+        ({"data": 3}, "data of .*config.json is an int"),
     ):
         write_json(folder / "config.json", value)
         with pytest.raises(ValueError, match=said):

@@ -142,7 +142,7 @@ def test_lost_records_are_taken_from_the_other_file(tmp_path, lost):
     ("line", "said"),
     [
         ("[1, 2]", "line 2 of .* is a list, expected an object"),
-        ('"text"', "line 2 of .* is text .*, expected an object"),
+        ('"text"', "line 2 of .* is a string .*, expected an object"),
         ('{"train/loss": 1.0}', "line 2 of .* is no record of a round"),
         ('{"round": "2"}', "line 2 of .* is no record of a round"),
         ('{"round": 1}', "line 2 of .* is of round 1, after one of round 1"),

@@ -503,7 +503,7 @@ def test_tensors_are_read_where_they_lie(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("3", "config.json is a whole number .3., expected an object"),
+        ("3", "config.json is an int .3., expected an object"),
         ('{"layer_norm_eps": [1e-6]}', "layer_norm_eps of .*config.json is a list, expected a number"),
         ("[" * 100_000, "config.json is nested more than 100 levels deep"),
     ],
