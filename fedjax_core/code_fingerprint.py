@@ -27,20 +27,20 @@ class CodeExited(RuntimeError):
     """The user's own code ended in what is no Exception, such as `sys.exit()`."""
 
 
-class Place(NamedTuple):
+class SourceFile(NamedTuple):
     """A file, and the package that relative imports in it start from; "" outside of packages."""
 
     file: Path
     package: str
 
 
-def behind(named: Iterable[Named]) -> set[Place]:
+def behind(named: Iterable[Named]) -> set[SourceFile]:
     """Where functions and classes come from: the file that a config names, and those in which they are written, also below
     decorators and `functools.partial`; none of what is built into Python."""
     found = set()
     for function, origin in named:
         if origin.endswith(".py"):
-            found.add(Place(Path(origin).expanduser().resolve(), ""))
+            found.add(SourceFile(Path(origin).expanduser().resolve(), ""))
         modules, below = [origin.partition(":")[0]], function
         while below is not None:
             modules += [getattr(below, "__module__", ""), type(below).__module__]
@@ -48,7 +48,7 @@ def behind(named: Iterable[Named]) -> set[Place]:
         for module in filter(None, map(sys.modules.get, modules)):
             file = getattr(module, "__file__", None)
             if file and file.endswith(".py"):
-                found.add(Place(Path(file).resolve(), getattr(module, "__package__", None) or ""))
+                found.add(SourceFile(Path(file).resolve(), getattr(module, "__package__", None) or ""))
     return {place for place in found if place.file.is_file()}
 
 
@@ -66,7 +66,7 @@ def files(named: Iterable[Named]) -> list[Path]:
     return sorted(known)
 
 
-_known: dict[frozenset[Place], dict[Path, Any]] = {}  # what `files` found, for as long as none of it changes
+_known: dict[frozenset[SourceFile], dict[Path, Any]] = {}  # what `files` found, for as long as none of it changes
 
 
 def _stamp(file: Path) -> Any:
@@ -105,7 +105,7 @@ def _library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"]).resolve()
 
 
-def _followed(begin: Iterable[Place], shipped: tuple[Path, ...]) -> set[Path]:
+def _followed(begin: Iterable[SourceFile], shipped: tuple[Path, ...]) -> set[Path]:
     """Files, and those of the user's own that they import, and so on."""
     found, todo = set(), list(begin)
     while todo:
@@ -116,7 +116,7 @@ def _followed(begin: Iterable[Place], shipped: tuple[Path, ...]) -> set[Path]:
     return {place.file for place in found}
 
 
-def _imported(place: Place, shipped: tuple[Path, ...]) -> Iterator[Place]:
+def _imported(place: SourceFile, shipped: tuple[Path, ...]) -> Iterator[SourceFile]:
     """The modules of the user's own that a file's code imports, and the packages that they are in."""
     try:
         tree = ast.parse(place.file.read_bytes())
@@ -142,7 +142,7 @@ def _above(node: ast.ImportFrom, package: str) -> str:
     return ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
 
 
-def _on_the_way(name: str, shipped: tuple[Path, ...]) -> Iterator[Place]:
+def _on_the_way(name: str, shipped: tuple[Path, ...]) -> Iterator[SourceFile]:
     """The user's own files of a module and of the packages around it, found without importing any."""
     top, *below = name.split(".")
     try:
@@ -160,7 +160,7 @@ def _on_the_way(name: str, shipped: tuple[Path, ...]) -> Iterator[Place]:
             if not own and top not in PACKAGES:  # beside ours a user's modules may be found
                 return
             if own and file.suffix == ".py" and file.is_file():
-                yield Place(file, known if folders is not None else known.rpartition(".")[0])
+                yield SourceFile(file, known if folders is not None else known.rpartition(".")[0])
         if part is None or folders is None:
             return
         known = f"{known}.{part}"
@@ -177,7 +177,7 @@ def first_raised_in(error: BaseException) -> tuple[BaseException, str]:
     """Returns, of an error and those that caused it, the first one that the user's own code has raised, and where; the error itself
     and "" if none is."""
     shipped = tuple(HOME / name for name in ("fedjax_core", "methods", "configs", "tests"))
-    for one in chain(error):
+    for one in error_chain(error):
         for frame, line in reversed(list(traceback.walk_tb(one.__traceback__))):
             file = Path(frame.f_code.co_filename)
             if file.suffix == ".py" and file.is_file() and _own(file.resolve(), shipped):
@@ -185,7 +185,7 @@ def first_raised_in(error: BaseException) -> tuple[BaseException, str]:
     return error, ""
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
+def error_chain(error: BaseException) -> Iterator[BaseException]:
     """Yields an error, what caused it, and so on."""
     seen: set[int] = set()
     found: BaseException | None = error

@@ -112,7 +112,7 @@ def decile(number: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda values: np.quantile(values, number / 10, axis=-1)
 
 
-def spread(folder: Path, rounds: int, selected: int | None = None) -> dict[str, Any]:
+def summarize_spread(folder: Path, rounds: int, selected: int | None = None) -> dict[str, Any]:
     """How accuracies, or R2, spread over clients, for the summary; empty if there are no such files.
 
     Args:

@@ -30,7 +30,7 @@ _NAMED = ["client", "of_partition", "name", "part"]  # where clients have names
 Tables = Mapping[str, np.ndarray]  # by part ("train", "test"), [N, K]
 
 
-def of_run(tables: Tables) -> dict[str, Any]:
+def summarize_tables(tables: Tables) -> dict[str, Any]:
     """What run.json has of the tables."""
     (number, _) = next(iter(tables.values())).shape
     if number <= READABLE:
@@ -45,7 +45,7 @@ def _sums(table: np.ndarray) -> dict[str, Any]:
     return {"sum": int(rows.sum()), **spread, "fewest_classes": few, "most_classes": many, "of_class": table.sum(0).tolist()}
 
 
-def write(
+def write_label_table(
     folder: Path, class_names: Sequence[str], clients: Sequence[tuple[np.ndarray, Tables]], names: Sequence[str] = ()
 ) -> None:
     """Writes the CSV.

@@ -129,7 +129,7 @@ def _fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return fields
 
 
-class Events:
+class TensorBoardWriter:
     """TensorBoard's scalars, written in the caller's thread: tensorboardX's own writer waits for ever for a thread that a full
     disk has killed, and puts the machine's name into the file's. Imported when needed: it loads torch where there is one."""
 

@@ -26,10 +26,10 @@ from typing import Any, Self
 from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
-from fedjax_core.reporting.loggers import Events
+from fedjax_core.reporting.loggers import TensorBoardWriter
 from fedjax_core.reporting.metrics_log import CSV, kept, read
 from fedjax_core.reporting.score_labels import is_accuracy, is_headline
-from fedjax_core.reporting.summary import Series, history, shown, summarise, table
+from fedjax_core.reporting.summary import Series, history, format_score, summarise, table
 from fedjax_core.storage.json_files import JsonLines, json_lines, plain, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
 
@@ -100,7 +100,7 @@ class Reporter:
         self._wants_events = tensorboard
         self._opened = False
         self._lines: JsonLines | None = None
-        self._events: Events | None = None
+        self._events: TensorBoardWriter | None = None
         self._bar: Any = None
         self._facts: dict[str, Any] = {}
         self._round = 0
@@ -157,7 +157,7 @@ class Reporter:
             last = record["round"]
         self._lines.append(*rows)
         if self._wants_events and self._events is None:  # not before there is something: what it imports takes a while
-            self._events = Events(self.path / TENSORBOARD, self._started[1])
+            self._events = TensorBoardWriter(self.path / TENSORBOARD, self._started[1])
         for record in rows:
             if self._events is not None:
                 self._events.add(record)
@@ -179,7 +179,7 @@ class Reporter:
         write_text(file, json_lines([*before, last | plain(scores)]))
         self._lines = JsonLines(file)
         if self._wants_events and self._events is None:
-            self._events = Events(self.path / TENSORBOARD, self._round)
+            self._events = TensorBoardWriter(self.path / TENSORBOARD, self._round)
         if self._events is not None:
             self._events.add({"round": last["round"]} | plain(scores))
         self._show(last | plain(scores))
@@ -201,7 +201,7 @@ class Reporter:
     def _show(self, record: Mapping[str, Any]) -> None:
         scores = [key for key in record if key.startswith("test/") and is_headline(key)]
         name = self._headline or next((key for key in [*HEADLINE, *scores] if key in record), None)
-        score = f"{name} {shown(name, record[name])}" if name in record and name is not None else None
+        score = f"{name} {format_score(name, record[name])}" if name in record and name is not None else None
         if self._bar is not None:
             if score:
                 self._bar.set_postfix_str(score, refresh=False)
@@ -214,7 +214,7 @@ class Reporter:
                 spent, left = now - start, self.total_rounds - record["round"]
                 rate = (record["round"] - first) / max(spent, 1e-9)
                 times = readable_time(spent) + (f", about {readable_time(left / rate)} left" if left > 0 and rate > 0 else "")
-                loss = f"  train/loss {shown('loss', record['train/loss'])}" if "train/loss" in record else ""
+                loss = f"  train/loss {format_score('loss', record['train/loss'])}" if "train/loss" in record else ""
                 self._console(f"round {record['round']}/{self.total_rounds}  {score}{loss}  {rate:.3g} rounds/s  {times}")
 
     def close(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class Reporter:
         found = read(metrics) if metrics.exists() else []
         summary = summarise(found, self.targets, self.last_k, self.select)
         summary |= {"total_rounds": self.total_rounds, "facts": self._facts}
-        summary |= client_scores.spread(self.path, summary["rounds"], summary.get("selected", {}).get("round"))
+        summary |= client_scores.summarize_spread(self.path, summary["rounds"], summary.get("selected", {}).get("round"))
         write_csv(self.path / CSV, found, ["round"])
         write_json(self.path / SUMMARY, summary)
         return summary

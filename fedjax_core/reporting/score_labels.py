@@ -48,7 +48,7 @@ def is_headline(name: str) -> bool:
     return is_accuracy(name) or is_r2(name)
 
 
-def is_asked_for(name: str) -> bool:
+def is_requested(name: str) -> bool:
     """Whether a score of this name is an accuracy that a config asks for beside those of its targets."""
     return not ASKED_FOR.isdisjoint(name.split("/"))
 

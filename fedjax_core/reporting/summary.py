@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.score_labels import is_accuracy, is_asked_for, is_gap, is_headline, is_loss, is_r2, merit
+from fedjax_core.reporting.score_labels import is_accuracy, is_requested, is_gap, is_headline, is_loss, is_r2, merit
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
@@ -134,12 +134,12 @@ def table(summary: Mapping[str, Any]) -> str:
     rows = [["", "last", *title, "best*", "round", f"mean of last {span}", *(f"to {100 * float(t):g} %" for t in targets)]]
     for name, entry in scores.items():
         tested = "best" in entry and name.startswith("test/")
-        best = [shown(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
-        at = [shown(name, entry["selected"]) if "selected" in entry else ""] if chosen else []
+        best = [format_score(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
+        at = [format_score(name, entry["selected"]) if "selected" in entry else ""] if chosen else []
         few = f" ({entry['k']})" if entry["k"] < span else ""
         reached = entry.get("rounds_to", {}) if tested else {}
         when = [("never" if reached[t] is None else str(reached[t])) if t in reached else "" for t in targets]
-        rows.append([name, shown(name, entry["last"]), *at, *best, shown(name, entry["mean_last_k"]) + few, *when])
+        rows.append([name, format_score(name, entry["last"]), *at, *best, format_score(name, entry["mean_last_k"]) + few, *when])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
@@ -162,7 +162,7 @@ def table(summary: Mapping[str, Any]) -> str:
 def _is_in_table(name: str) -> bool:
     """Whether the closing table has a score: accuracies of clients with all statistics, gaps, and of losses, of R2 and of what a
     config asks for those of the whole run; how these spread over clients is left to the files."""
-    if is_gap(name) or (is_accuracy(name) and not is_asked_for(name)):
+    if is_gap(name) or (is_accuracy(name) and not is_requested(name)):
         return True
     is_scored = is_loss(name) or is_r2(name) or name.startswith(("test/", "validation/"))
     return is_scored and "mean_squared_error" not in name and _is_one(name)
@@ -180,8 +180,8 @@ def _spread(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, entry in found["scores"].items():
         if name.startswith("test/"):
-            few, half, most = (shown(name, entry["deciles"][i - 1]) for i in (1, 5, 9))
-            worst = shown(name, entry["worst_tenth"])
+            few, half, most = (format_score(name, entry["deciles"][i - 1]) for i in (1, 5, 9))
+            worst = format_score(name, entry["worst_tenth"])
             lines.append(f"clients  {name}: worst tenth {worst}, deciles 1, 5, 9: {few}, {half}, {most}")
     return lines
 
@@ -207,7 +207,7 @@ def _costs(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def shown(name: str, value: float) -> str:
+def format_score(name: str, value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     if is_gap(name):

@@ -154,11 +154,11 @@ def _record_data(data: FederatedData, workdir: WorkDir) -> None:
         unseen = {"train": data.unseen.label_table, "test": data.unseen.test_label_table}
         tables = [(np.setdiff1d(np.arange(total), ids), tables[0][1]), (ids, unseen)]
         entry = {"clients": ids.tolist()} if len(ids) <= label_tables.READABLE else {}
-        workdir.record("unseen", entry | _short_names(data.unseen.names) | label_tables.of_run(unseen))
+        workdir.record("unseen", entry | _short_names(data.unseen.names) | label_tables.summarize_tables(unseen))
     if workdir.writer and total > label_tables.READABLE:
-        label_tables.write(workdir.path, data.columns, tables, data.names_of_all)
+        label_tables.write_label_table(workdir.path, data.columns, tables, data.names_of_all)
     entry = {"hash": data.partition_hash, "class_names": list(data.columns)} | _short_names(data.client_names)
-    workdir.record("partition", entry | label_tables.of_run(tables[0][1]))
+    workdir.record("partition", entry | label_tables.summarize_tables(tables[0][1]))
 
 
 def _short_names(names: Sequence[str]) -> dict[str, list[str]]:

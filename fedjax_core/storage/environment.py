@@ -15,7 +15,7 @@ import jax
 from fedjax_core import __version__
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """What the run ran on: versions, devices, commit, command line, time. Neither the user's name nor the machine's."""
     versions = {}
     for package in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):

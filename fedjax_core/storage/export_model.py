@@ -44,7 +44,7 @@ EXACT = 1e-3  # of the largest logit: how far two programs of one network may di
 Builders = Callable[[str], Callable[..., Any]]  # by the name that a description says
 
 
-def nobodys(name: str) -> Callable[..., Any]:
+def refuse_foreign_network(name: str) -> Callable[..., Any]:
     """`Builders` where none is given: networks of this library alone.
 
     Raises:
@@ -57,7 +57,9 @@ class NotOneNetwork(ValueError):
     """A model is more than one network, or several that predict alike; `export_predictor.py` saves such."""
 
 
-def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any], builders: Builders = nobodys) -> None:
+def save_model(
+    path: str | os.PathLike, net: Net, description: Mapping[str, Any], builders: Builders = refuse_foreign_network
+) -> None:
     """Writes a network, atomically.
 
     Args:
@@ -80,9 +82,9 @@ def save_model(path: str | os.PathLike, net: Net, description: Mapping[str, Any]
       OSError: the file cannot be written.
     """
     told = plain(description)
-    model = described(told, "the description", builders)
-    arrays = named(net)
-    fits(_shapes(model), arrays, f"the network to be saved in {path}", model.name)
+    model = build_described_model(told, "the description", builders)
+    arrays = named_arrays(net)
+    check_shapes(_model_shapes(model), arrays, f"the network to be saved in {path}", model.name)
     write_tensors(path, arrays, {"description": json.dumps(told, allow_nan=False)})
 
 
@@ -111,7 +113,7 @@ def with_use(description: Mapping[str, Any], layout: str = "own") -> dict[str, A
     return {"preprocessing": use if scaled else None, "final_activation": "softmax", **description}
 
 
-def load_model(path: str | os.PathLike, builders: Builders = nobodys) -> tuple[Model, Net, dict[str, Any]]:
+def load_model(path: str | os.PathLike, builders: Builders = refuse_foreign_network) -> tuple[Model, Net, dict[str, Any]]:
     """Reads what `save_model` wrote.
 
     Args:
@@ -127,12 +129,12 @@ def load_model(path: str | os.PathLike, builders: Builders = nobodys) -> tuple[M
     """
     arrays, metadata = read_tensors(path)
     description = described_in(metadata, path)
-    model = described(description, str(path), builders)
+    model = build_described_model(description, str(path), builders)
     if description.get("holds", "network") != "network":
         raise ValueError(f"{path} holds what {description.get('method')} predicts with, not one network: load_predictor reads it")
-    like = _shapes(model)
-    fits(like, arrays, str(path), model.name)
-    return model, loaded(like, arrays, str(path)), description
+    like = _model_shapes(model)
+    check_shapes(like, arrays, str(path), model.name)
+    return model, restore_tree(like, arrays, str(path)), description
 
 
 def network(view: View, name: str, x: PyTree) -> Net:
@@ -161,13 +163,13 @@ def trained_network(view: View, name: str, x: PyTree) -> Net:
     model = view.task.model
     wanted = np.asarray(view.predict(name, held, x)["logits"], np.float64)
     there = wanted > MINUS / 2  # options that a question does not have are all alike
-    scale, nets, far = max(np.abs(wanted[there]).max(), 1e-30), _networks(view.task, held), []
+    scale, nets, far = max(np.abs(wanted[there]).max(), 1e-30), _find_networks(view.task, held), []
     for net in nets:
-        own = np.asarray(_logits(view.task.network, view.task.frozen, net, x), np.float64)
+        own = np.asarray(_compute_logits(view.task.network, view.task.frozen, net, x), np.float64)
         far.append(np.nan_to_num(np.abs(own - wanted)[there].max() / scale, nan=np.inf))
     allowed = EXACT
     if nets and 2 * min(far) > EXACT:  # in a coarse format another may be nearly as near
-        rounding = 8 * _step(view.task.network, view.task.frozen, nets[0], x)
+        rounding = 8 * _rounding_step(view.task.network, view.task.frozen, nets[0], x)
         allowed = max(EXACT, min(rounding, 2 * min(far)))
     found: list[Net] = []
     for net, off in zip(nets, far, strict=True):
@@ -180,26 +182,26 @@ def trained_network(view: View, name: str, x: PyTree) -> Net:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _logits(network: Callable[[PyTree], Model], frozen: PyTree, net: Net, x: PyTree) -> Array:
+def _compute_logits(network: Callable[[PyTree], Model], frozen: PyTree, net: Net, x: PyTree) -> Array:
     """One program for all clients of an architecture."""
     return network(frozen).apply(net, x)[0]["logits"]
 
 
-def _step(network: Callable[[PyTree], Model], frozen: PyTree, net: Net, x: PyTree) -> float:
+def _rounding_step(network: Callable[[PyTree], Model], frozen: PyTree, net: Net, x: PyTree) -> float:
     """From 1 to the next number, in the coarsest format that `_logits` computes in."""
-    coarse = re.search(r":bf16\[", str(_logits.trace(network, frozen, net, x).jaxpr))
+    coarse = re.search(r":bf16\[", str(_compute_logits.trace(network, frozen, net, x).jaxpr))
     return float(jnp.finfo(jnp.bfloat16 if coarse else jnp.float32).eps)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _initial(network: Callable[[PyTree], Model], frozen: PyTree, key: Array) -> Net:
+def _init_net(network: Callable[[PyTree], Model], frozen: PyTree, key: Array) -> Net:
     """Traced once for all clients of an architecture, as `_logits`; only its shapes are asked for."""
     return network(frozen).init(key)
 
 
-def _networks(task: Task, held: tuple[PyTree, PyTree]) -> list[Net]:
+def _find_networks(task: Task, held: tuple[PyTree, PyTree]) -> list[Net]:
     """Everything of the architecture's form in (sent, client state)."""
-    like = _initial.eval_shape(task.network, task.frozen, jax.random.key(0))
+    like = _init_net.eval_shape(task.network, task.frozen, jax.random.key(0))
     found = [x for x in jax.tree.leaves(held, is_leaf=_is_net) if _is_net(x)]
     client = held[1]
     if isinstance(client, tuple) and len(client) == 2 and _same_form(client[1], like.stats):  # normalisation.local_statistics
@@ -236,7 +238,7 @@ def described_in(metadata: Mapping[str, str], where: str | os.PathLike) -> dict[
     return description if isinstance(description, dict) else {}
 
 
-def described(description: Mapping[str, Any], where: str, builders: Builders = nobodys) -> Model:
+def build_described_model(description: Mapping[str, Any], where: str, builders: Builders = refuse_foreign_network) -> Model:
     """The network of a description; one that is not this library's is made by its builder.
 
     Raises:
@@ -253,38 +255,38 @@ def described(description: Mapping[str, Any], where: str, builders: Builders = n
     classes, shape, mean, std, statistics = (
         description[field] for field in ("classes", "input_shape", "mean", "std", "statistics")
     )
-    if name in nn.MODULES or (builders is nobodys and ":" not in name):
+    if name in nn.MODULES or (builders is refuse_foreign_network and ":" not in name):
         return nn.build(name, classes, shape, mean, std, statistics, limit=limit, **options)
     scaled = functools.partial(nn.normalise, mean=mean, std=std, dtype=None, limit=limit)
     return nn.flax_adapter.build(builders(name), name, classes, tuple(shape), options, scaled, statistics)
 
 
-def _shapes(model: Model) -> Net:
+def _model_shapes(model: Model) -> Net:
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
-def fits(like: PyTree, arrays: Mapping[str, Any], where: str, what: str) -> None:
+def check_shapes(like: PyTree, arrays: Mapping[str, Any], where: str, what: str) -> None:
     """Raises ValueError for the first of the arrays, by name, that `like` has not, or has in another shape."""
-    wanted = named(like)
+    wanted = named_arrays(like)
     for name in [*wanted, *arrays]:
         found, in_model = (list(tree[name].shape) if name in tree else "missing" for tree in (arrays, wanted))
         if found != in_model:
             raise ValueError(f"{where} is no {what} as described: {name} is {found}, in the model {in_model}")
 
 
-def loaded(like: PyTree, arrays: Mapping[str, Any], where: str) -> Any:
+def restore_tree(like: PyTree, arrays: Mapping[str, Any], where: str) -> Any:
     """The arrays in the structure of `like`, which they fit.
 
     Raises:
       ValueError: JAX cannot hold one as it is.
     """
-    tree = jax.tree.unflatten(jax.tree.structure(like), [jnp.array(arrays[name]) for name in named(like)])
-    for name, leaf in named(tree).items():
+    tree = jax.tree.unflatten(jax.tree.structure(like), [jnp.array(arrays[name]) for name in named_arrays(like)])
+    for name, leaf in named_arrays(tree).items():
         if leaf.dtype != arrays[name].dtype:
             raise ValueError(f"{where}: {name} is of {arrays[name].dtype}, which needs jax_enable_x64")
     return tree
 
 
-def named(tree: PyTree) -> dict[str, Any]:
+def named_arrays(tree: PyTree) -> dict[str, Any]:
     """Leaves under dotted names, such as "params.head.kernel" of a `Net`."""
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

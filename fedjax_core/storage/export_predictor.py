@@ -22,7 +22,16 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.engine.client_view import View
-from fedjax_core.storage.export_model import EXACT, Builders, described, described_in, fits, loaded, named, nobodys
+from fedjax_core.storage.export_model import (
+    EXACT,
+    Builders,
+    build_described_model,
+    described_in,
+    check_shapes,
+    restore_tree,
+    named_arrays,
+    refuse_foreign_network,
+)
 from fedjax_core.storage.json_files import check, plain
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import PARTS, Task, of_model, part_of
@@ -59,7 +68,7 @@ def save_predictor(
     x: PyTree,
     description: Mapping[str, Any],
     methods: Methods,
-    builders: Builders = nobodys,
+    builders: Builders = refuse_foreign_network,
 ) -> None:
     """Writes what one of a method's models predicts with, atomically.
 
@@ -81,15 +90,15 @@ def save_predictor(
     told = plain({**description, "predictor": name, "holds": HOLDS})
     held = view.holds[name]
     partly = told.get("train") != "all" or told.get("adapter") is not None
-    arrays = named({"held": held, "frozen": view.task.frozen if partly else ()})
-    again = _built(told, arrays, methods, builders, "the description")
-    wanted, found = (np.asarray(outputs["logits"], np.float64) for outputs in (view.predict(name, held, x), _once(again, x)))
+    arrays = named_arrays({"held": held, "frozen": view.task.frozen if partly else ()})
+    again = _build_predictor(told, arrays, methods, builders, "the description")
+    wanted, found = (np.asarray(outputs["logits"], np.float64) for outputs in (view.predict(name, held, x), _predict(again, x)))
     if wanted.shape != found.shape or not np.abs(found - wanted).max() <= EXACT * max(np.abs(wanted).max(), 1e-30):
         raise ValueError(f"the model {name!r} of {told['method']} predicts something else when it is built again; it is not saved")
     write_tensors(path, arrays, {"description": json.dumps(told, allow_nan=False)})
 
 
-def load_predictor(path: str | os.PathLike, methods: Methods, builders: Builders = nobodys) -> Predictor:
+def load_predictor(path: str | os.PathLike, methods: Methods, builders: Builders = refuse_foreign_network) -> Predictor:
     """Reads what `save_predictor` wrote.
 
     Args:
@@ -105,23 +114,25 @@ def load_predictor(path: str | os.PathLike, methods: Methods, builders: Builders
     description = described_in(metadata, path)
     if description.get("holds") != HOLDS:
         raise ValueError(f"{path} holds one network: load_model reads it")
-    return _built(description, arrays, methods, builders, str(path))
+    return _build_predictor(description, arrays, methods, builders, str(path))
 
 
-def _once(predictor: Predictor, x: PyTree) -> dict[str, Array]:
+def _predict(predictor: Predictor, x: PyTree) -> dict[str, Array]:
     return jax.jit(predictor.apply)(predictor.arrays, x)
 
 
-def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Methods, builders: Builders, where: str) -> Predictor:
+def _build_predictor(
+    description: dict[str, Any], arrays: Mapping[str, Any], methods: Methods, builders: Builders, where: str
+) -> Predictor:
     """The predictor of a description, with the arrays that are saved under their names."""
-    network = described(description, where, builders)
+    network = build_described_model(description, where, builders)
     if missing := [field for field in FIELDS if field not in description]:
         raise ValueError(f"{where} lacks {', '.join(missing)}; a saved predictor needs {', '.join(FIELDS)}")
     check(description, _FORM, f"the description of {where}")
     registry.choose("train", description["train"], PARTS)
     shape = tuple(description["input_shape"])
     settings = {"classes": description["classes"], "population": description["population"], "shape": shape}
-    frozen = _nested({name: arrays[name] for name in arrays if name.startswith("frozen.")}).get("frozen", {})
+    frozen = _unflatten({name: arrays[name] for name in arrays if name.startswith("frozen.")}).get("frozen", {})
     untrained = Net(frozen.get("params", {}), frozen.get("stats", {})) if frozen else ()
     task = of_model(network, **settings)
     if isinstance(untrained, Net):
@@ -130,14 +141,14 @@ def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Meth
             task = part_of(network, untrained, description["train"], **settings)
         else:
             task = adapters.adapted(network, untrained, adapters.parse(adapter), entries, **settings)
-    builder, options = methods(description["method"]), _tuples(description["options"])
+    builder, options = methods(description["method"]), _lists_to_tuples(description["options"])
     what = f"method {description['method']!r}"
     registry.check(what, builder, ("optimizer", *registry.by_place(what, builder, ("task",))), options)
     build = functools.partial(builder, optimizer=local_training.sgd(1.0), **options)
     build = local_statistics(build) if description["statistics"] == "local" else build
     at = functools.partial(_algorithm, build, task, description["round"])
-    like = jax.eval_shape(lambda frozen: {"held": _begun(at(frozen)), "frozen": frozen}, untrained)
-    fits(like, arrays, where, f"{description['method']} of {network.name}")
+    like = jax.eval_shape(lambda frozen: {"held": _initial_states(at(frozen)), "frozen": frozen}, untrained)
+    check_shapes(like, arrays, where, f"{description['method']} of {network.name}")
     name = description["predictor"]
     if name not in at(untrained).predict:
         raise ValueError(f"{where}: {description['method']} has no predictor {name!r}")
@@ -146,21 +157,21 @@ def _built(description: dict[str, Any], arrays: Mapping[str, Any], methods: Meth
         sent, client = arrays["held"]
         return at(arrays["frozen"]).predict[name](sent, client, x)
 
-    return Predictor(apply, loaded(like, arrays, where), description)
+    return Predictor(apply, restore_tree(like, arrays, where), description)
 
 
 def _algorithm(build: Callable[[Task], Algorithm], task: Task, done: int, frozen: PyTree) -> Algorithm:
     return build(task.bind((frozen, ()), done))
 
 
-def _begun(algorithm: Algorithm) -> tuple[PyTree, PyTree]:
+def _initial_states(algorithm: Algorithm) -> tuple[PyTree, PyTree]:
     """(sent, client state) of client 0 before the first round: of the form that they always have."""
     key, client = jax.random.key(0), jnp.int32(0)
     server = algorithm.server_init(key)
     return algorithm.broadcast(server, client), algorithm.client_init(key, server, client)
 
 
-def _nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _unflatten(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """{"a.b": x} as {"a": {"b": x}}."""
     tree: dict[str, Any] = {}
     for name, array in arrays.items():
@@ -172,8 +183,8 @@ def _nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _tuples(value: Any) -> Any:
+def _lists_to_tuples(value: Any) -> Any:
     """JSON's lists as the tuples that configs have."""
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+        return {key: _lists_to_tuples(item) for key, item in value.items()}
+    return tuple(_lists_to_tuples(item) for item in value) if isinstance(value, list) else value

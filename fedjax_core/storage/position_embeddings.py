@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_core.algorithm import Net
 
 
-def interpolated(positions: np.ndarray, grid: tuple[int, int], layout: str, old: tuple[int, int] | None = None) -> np.ndarray:
+def interpolate(positions: np.ndarray, grid: tuple[int, int], layout: str, old: tuple[int, int] | None = None) -> np.ndarray:
     """Position embeddings for another grid of patches; that of [cls] stays.
 
     Args:
@@ -22,7 +22,7 @@ def interpolated(positions: np.ndarray, grid: tuple[int, int], layout: str, old:
     """
     rows, columns = old or _square(len(positions) - 1)
     image = positions[1:].reshape(rows, columns, -1).astype(np.float64)
-    down, across = _resampling(rows, grid[0], layout), _resampling(columns, grid[1], layout)
+    down, across = _resampling_weights(rows, grid[0], layout), _resampling_weights(columns, grid[1], layout)
     image = np.einsum("ir,jc,rcd->ijd", down, across, image).reshape(-1, positions.shape[1])
     return np.concatenate([positions[:1], image.astype(positions.dtype)])
 
@@ -32,7 +32,7 @@ def _square(number: int) -> tuple[int, int]:
     return side, side
 
 
-def _resampling(old: int, new: int, layout: str) -> np.ndarray:
+def _resampling_weights(old: int, new: int, layout: str) -> np.ndarray:
     """[new, old], the weights of a line's old places in its new ones."""
     if layout == "npz":  # linear; the first and last places stay
         at = np.arange(new) * ((old - 1) / max(new - 1, 1))
@@ -57,7 +57,7 @@ def _cubic(x: np.ndarray, a: float) -> np.ndarray:
     return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
 
-def fitted(array, shape, like: Net, layout: str, image, seen: Sequence[int], where: str) -> np.ndarray:
+def fit_positions(array, shape, like: Net, layout: str, image, seen: Sequence[int], where: str) -> np.ndarray:
     """A file's position embeddings for the network's grid, in the file's form; `seen`: shape of the file's own images, if known."""
     patch, number, before = like.params["patches"]["kernel"].shape[0], shape[-2] - 1, array.shape[-2] - 1
     grid = _square(number) if image is None else (image[0] // patch, image[1] // patch)
@@ -67,4 +67,4 @@ def fitted(array, shape, like: Net, layout: str, image, seen: Sequence[int], whe
     for what, found, patches in (("its network", old, before), ("the network", grid, number)):
         if math.prod(found) != patches:
             raise ValueError(f"{where}: the {patches} patches of {what} are no grid of {found[0]} x {found[1]}")
-    return interpolated(array.reshape(-1, array.shape[-1]), grid, layout, old).reshape(shape)
+    return interpolate(array.reshape(-1, array.shape[-1]), grid, layout, old).reshape(shape)

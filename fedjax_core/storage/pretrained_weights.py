@@ -37,7 +37,7 @@ from fedjax_core.algorithm import Net
 from fedjax_core.atomic_files import explained, open_regular, write_bytes
 from fedjax_core.nn import image_size
 from fedjax_core.storage import position_embeddings, weight_layouts
-from fedjax_core.storage.export_model import named
+from fedjax_core.storage.export_model import named_arrays
 from fedjax_core.storage.json_files import check, plain, read_json
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.storage.weight_checks import check_scaling, check_weights
@@ -50,7 +50,7 @@ _EPSILON = 1e-6  # ViT's own
 _BESIDE = re.compile(r".*num_batches_tracked|pooler\..*|embeddings\.mask_token|pre_logits[./].*")
 
 
-def read(path: str | os.PathLike, *, checked: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_weights(path: str | os.PathLike, *, checked: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Tensors by name and the metadata (none in a .npz), of a safetensors or a .npz file.
 
     Args:
@@ -61,7 +61,7 @@ def read(path: str | os.PathLike, *, checked: bool = True) -> tuple[dict[str, np
       ValueError: it is neither, or is damaged.
       OSError: it cannot be read.
     """
-    if not _packed(path):
+    if not _is_npz(path):
         return read_tensors(path, checked=checked)
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:  # numpy would leave a bad one open
@@ -84,13 +84,13 @@ def options(path: str | os.PathLike) -> dict[str, Any]:
       ValueError: its layout is unknown.
       OSError: it cannot be read.
     """
-    if _packed(path):
+    if _is_npz(path):
         return {}
-    arrays, metadata = read(path, checked=False)
+    arrays, metadata = read_weights(path, checked=False)
     vit, _ = weight_layouts.MARKS["transformers"]
-    if weight_layouts.layout_of(arrays, path) != "transformers" or not any(name.endswith(vit) for name in arrays):
+    if weight_layouts.detect_layout(arrays, path) != "transformers" or not any(name.endswith(vit) for name in arrays):
         return {}
-    if spec := _description(metadata, path).get("model"):
+    if spec := _parse_description(metadata, path).get("model"):
         return {"epsilon": registry.parse(spec)[1].get("epsilon", _EPSILON)}
     beside = Path(path).parent / "config.json"
     found = read_json(beside, {"layer_norm_eps?": float}) if beside.is_file() else {}
@@ -105,7 +105,7 @@ def scaling(path: str | os.PathLike) -> tuple[tuple[float, ...], tuple[float, ..
     Raises:
       ValueError: they are not finite, or a deviation is not positive.
     """
-    found = _described_by(path)
+    found = _read_description(path)
     if not {"mean", "std"} <= found.keys():
         return None
     check_scaling(found, path)
@@ -116,13 +116,13 @@ def scaling(path: str | os.PathLike) -> tuple[tuple[float, ...], tuple[float, ..
 
 def input_limit(path: str | os.PathLike) -> float | None:
     """Returns the deviations at which a file that we wrote cuts normalised inputs; None: nowhere."""
-    limit = _described_by(path).get("limit")
+    limit = _read_description(path).get("limit")
     return None if limit is None else float(limit)
 
 
-def _described_by(path: str | os.PathLike) -> dict[str, Any]:
+def _read_description(path: str | os.PathLike) -> dict[str, Any]:
     """Returns the description in a file that we wrote; of other files {}."""
-    return {} if _packed(path) else _description(read(path, checked=False)[1], path)
+    return {} if _is_npz(path) else _parse_description(read_weights(path, checked=False)[1], path)
 
 
 def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int, int] | None = None) -> Net:
@@ -143,26 +143,26 @@ def backbone(path: str | os.PathLike, name: str, like: Net, *, image: tuple[int,
         cannot be computed with.
       OSError: the file cannot be read.
     """
-    arrays, metadata = read(path)
-    layout = weight_layouts.layout_of(arrays, path)
+    arrays, metadata = read_weights(path)
+    layout = weight_layouts.detect_layout(arrays, path)
     if layout == "transformers":
-        arrays = {weight_layouts.published(key): array for key, array in arrays.items()}
+        arrays = {weight_layouts.published_name(key): array for key, array in arrays.items()}
     where = f"{path} ({layout})"
-    wanted = weight_layouts.places(like, layout, where)
+    wanted = weight_layouts.map_tensors(like, layout, where)
     wanted = {key: place for key, place in wanted.items() if key in arrays or not place.leaf.startswith("params.prompts")}
     heads = {key for key, place in wanted.items() if place.leaf.startswith("params.head.")}
     hidden = any(key.startswith("pre_logits") for key in arrays)
     if hidden or not all(key in arrays and arrays[key].shape == wanted[key].shape for key in heads):
         wanted = {key: place for key, place in wanted.items() if key not in heads}
-    _fits(arrays, wanted, where, name, weight_layouts.HEADS[layout])
+    _check_tensors(arrays, wanted, where, name, weight_layouts.HEADS[layout])
     check_weights({key: arrays[key] for key in wanted}, where)
 
-    shapes, seen = named(like), _seen(_description(metadata, path))
+    shapes, seen = named_arrays(like), _trained_image_size(_parse_description(metadata, path))
     found = {place.leaf: np.empty(shapes[place.leaf].shape, shapes[place.leaf].dtype) for place in wanted.values()}
     for key, place in wanted.items():
         array = np.asarray(arrays[key])
-        if place.leaf == "params.positions" and (array.shape != place.shape or _other_grid(like, place, image, seen)):
-            array = position_embeddings.fitted(array.astype(np.float32), place.shape, like, layout, image, seen, where)
+        if place.leaf == "params.positions" and (array.shape != place.shape or _has_other_grid(like, place, image, seen)):
+            array = position_embeddings.fit_positions(array.astype(np.float32), place.shape, like, layout, image, seen, where)
         target = found[place.leaf]
         target[place.at] = array.transpose(place.order).reshape(target[place.at].shape)
     whole = jax.tree.unflatten(jax.tree.structure(like), [found.get(leaf) for leaf in shapes])
@@ -183,11 +183,11 @@ def write(path: str | os.PathLike, net: Net, layout: str, description: Mapping[s
       OSError: the file cannot be written.
     """
     registry.choose("layout", layout, WRITTEN[1:])
-    leaves, arrays = named(net), {}
-    for key, place in weight_layouts.written(net, layout).items():
+    leaves, arrays = named_arrays(net), {}
+    for key, place in weight_layouts.map_written_tensors(net, layout).items():
         part = np.asarray(leaves[place.leaf])[place.at]
         mixed = part.reshape([place.shape[axis] for axis in place.order])
-        arrays[weight_layouts.prefix(key, net, layout) + key] = mixed.transpose(np.argsort(place.order))
+        arrays[weight_layouts.published_prefix(key, net, layout) + key] = mixed.transpose(np.argsort(place.order))
     for key in [key for key in arrays if key.endswith("running_mean")]:
         arrays[key.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
     metadata = {"format": "pt"}  # transformers reads no file without it
@@ -215,10 +215,10 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
         transformers', such as a run's.
       OSError: it cannot be written.
     """
-    weight_layouts.written(net, "transformers")
+    weight_layouts.map_written_tensors(net, "transformers")
     check_config(path)
     options = registry.parse(description["model"])[1]
-    leaves = named(net)
+    leaves = named_arrays(net)
     shape = lambda leaf: leaves[f"params.{leaf}"].shape
     labels = {str(i): label for i, label in enumerate(description["class_names"])}
     found: dict[str, Any] = {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
@@ -259,7 +259,9 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
     write_bytes(path, json.dumps(found, indent=2).encode())
 
 
-def _fits(arrays: Arrays, wanted: Mapping[str, weight_layouts.Place], where: str, name: str, heads: tuple[str, ...]) -> None:
+def _check_tensors(
+    arrays: Arrays, wanted: Mapping[str, weight_layouts.LeafSlice], where: str, name: str, heads: tuple[str, ...]
+) -> None:
     """Raises ValueError for the first tensor that is missing, has another shape or is of no use."""
     for key, place in wanted.items():
         if key not in arrays:
@@ -277,7 +279,7 @@ def _fits(arrays: Arrays, wanted: Mapping[str, weight_layouts.Place], where: str
         raise ValueError(f"{where}: {unused[0]} has no place in {name}{more}")
 
 
-def _seen(description: Mapping[str, Any]) -> tuple[int, ...]:
+def _trained_image_size(description: Mapping[str, Any]) -> tuple[int, ...]:
     """Height and width of the images that a described network sees, which it may resize; () if that is not told."""
     try:
         return image_size(description.get("input_shape", ()), **registry.parse(description.get("model", "none"))[1]) or ()
@@ -285,7 +287,7 @@ def _seen(description: Mapping[str, Any]) -> tuple[int, ...]:
         return ()
 
 
-def _other_grid(like: Net, place: weight_layouts.Place, image: tuple[int, int] | None, seen: tuple[int, ...]) -> bool:
+def _has_other_grid(like: Net, place: weight_layouts.LeafSlice, image: tuple[int, int] | None, seen: tuple[int, ...]) -> bool:
     """Whether a file's positions are of another grid than the network's, of as many patches."""
     if image is None or "patches" not in like.params:
         return False
@@ -296,13 +298,13 @@ def _other_grid(like: Net, place: weight_layouts.Place, image: tuple[int, int] |
     return old != grid and math.prod(old) == math.prod(grid) == number
 
 
-def _packed(path: str | os.PathLike) -> bool:
+def _is_npz(path: str | os.PathLike) -> bool:
     """Whether a file is an archive, as a .npz is."""
     with explained("read", path), open_regular(path) as file:
         return file.read(2) == b"PK"
 
 
-def _description(metadata: Mapping[str, str], path: str | os.PathLike) -> dict[str, Any]:
+def _parse_description(metadata: Mapping[str, str], path: str | os.PathLike) -> dict[str, Any]:
     """What we wrote of the network into the file; empty for a file of others.
 
     Raises:

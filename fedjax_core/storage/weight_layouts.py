@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.algorithm import Net
-from fedjax_core.storage.export_model import named
+from fedjax_core.storage.export_model import named_arrays
 
 LAYOUTS = ("own", "timm", "transformers", "npz")
 
@@ -73,7 +73,7 @@ _NEWER: dict[str, Any] = {  # transformers since version 5 names some modules ot
 HEADS = {"own": ("params.head.",), "timm": ("head.", "fc."), "transformers": ("classifier.",), "npz": ("head/",)}
 
 
-class Place(NamedTuple):
+class LeafSlice(NamedTuple):
     """Where a tensor of a file belongs.
 
     Attributes:
@@ -89,7 +89,7 @@ class Place(NamedTuple):
     order: tuple[int, ...]
 
 
-def layout_of(names: Iterable[str], path: str | os.PathLike) -> str:
+def detect_layout(names: Iterable[str], path: str | os.PathLike) -> str:
     """Which of `LAYOUTS` a file with these tensors has.
 
     Raises:
@@ -105,39 +105,39 @@ def layout_of(names: Iterable[str], path: str | os.PathLike) -> str:
     raise ValueError(f"{path} has none of the layouts {', '.join(LAYOUTS)}; its first tensors are {', '.join(sorted(names)[:3])}")
 
 
-def places(like: Net, layout: str, where: str) -> dict[str, Place]:
+def map_tensors(like: Net, layout: str, where: str) -> dict[str, LeafSlice]:
     """The tensors of a file of some layout that has these arrays, in the network's order.
 
     Raises:
       ValueError: the layout has no place for one of them.
     """
     found = {}
-    for leaf, value in named(like).items():
+    for leaf, value in named_arrays(like).items():
         if layout == "own":
-            found[leaf] = Place(leaf, (), value.shape, tuple(range(value.ndim)))
+            found[leaf] = LeafSlice(leaf, (), value.shape, tuple(range(value.ndim)))
             continue
         if leaf.startswith("params.prompts"):
             continue
-        parts = _vit(leaf, value.shape, layout) if "blocks" in like.params else _resnet(leaf, value.shape, layout)
+        parts = _map_vit_leaf(leaf, value.shape, layout) if "blocks" in like.params else _map_resnet_leaf(leaf, value.shape, layout)
         if not parts:
             raise ValueError(f"{where} has no place for {leaf}; such files hold ViTs, or ResNets with batch normalisation")
         found |= parts
     return found
 
 
-def written(net: Net, layout: str) -> dict[str, Place]:
+def map_written_tensors(net: Net, layout: str) -> dict[str, LeafSlice]:
     """The tensors of a file that is to hold these arrays, all of them."""
     where = f"a file of layout {layout}"
-    if prompts := [leaf for leaf in named(net) if leaf.startswith("params.prompts")]:
+    if prompts := [leaf for leaf in named_arrays(net) if leaf.startswith("params.prompts")]:
         raise ValueError(f"{where} has no place for {prompts[0]}; layout own has")
-    return places(net, layout, where)
+    return map_tensors(net, layout, where)
 
 
-def _vit(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, Place]:
+def _map_vit_leaf(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, LeafSlice]:
     column = LAYOUTS.index(layout) - 1
     if leaf in _TOKENS:
         full = (1,) * (3 - len(shape)) + shape
-        return {_TOKENS[leaf][column]: Place(leaf, (), full, (0, 1, 2))}
+        return {_TOKENS[leaf][column]: LeafSlice(leaf, (), full, (0, 1, 2))}
     module, last = leaf.removeprefix("params.").rsplit(".", 1)
     if module not in _VIT:
         return {}
@@ -150,13 +150,13 @@ def _vit(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, Place]:
             own = np.broadcast_to(0, shape)[at].shape
             key = _VIT[module][column].format(i=i, p=part) + slash + (last if layout == "npz" else _TORCH[last])
             if layout == "npz":
-                found[key] = Place(leaf, at, own, tuple(range(len(own))))
+                found[key] = LeafSlice(leaf, at, own, tuple(range(len(own))))
             else:
-                found[key] = _torch(leaf, at, own, 2 if module == "blocks.out" else 3 if module == "patches" else 1)
+                found[key] = _torch_slice(leaf, at, own, 2 if module == "blocks.out" else 3 if module == "patches" else 1)
     return found
 
 
-def _resnet(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, Place]:
+def _map_resnet_leaf(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, LeafSlice]:
     module, last = leaf.partition(".")[2].rsplit(".", 1)
     names = _RESNET.get(re.sub(r"\d+", "{}", module))
     if names is None or layout == "npz" or (layout == "transformers" and module == "stem" and shape[0] != 7):
@@ -164,27 +164,27 @@ def _resnet(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, Place]:
     numbers = [int(n) for n in re.findall(r"\d+", module)]
     less = {letter: n - 1 for letter, n in zip("abc", numbers, strict=False)}
     key = names[LAYOUTS.index(layout) - 1].format(*numbers, **less)
-    return {f"{key}.{_TORCH[last]}": _torch(leaf, (), shape, 1 if module == "head" else 3)}
+    return {f"{key}.{_TORCH[last]}": _torch_slice(leaf, (), shape, 1 if module == "head" else 3)}
 
 
-def _torch(leaf: str, at: tuple, own: tuple[int, ...], inputs: int) -> Place:
+def _torch_slice(leaf: str, at: tuple, own: tuple[int, ...], inputs: int) -> LeafSlice:
     """PyTorch's form of a leaf: outputs first. `inputs`: how many of a kernel's axes are inputs; 3: a convolution's."""
     if leaf.endswith(".kernel") and inputs == 3:
         height, width, channels, features = own
-        return Place(leaf, at, (features, channels, height, width), (2, 3, 1, 0))
+        return LeafSlice(leaf, at, (features, channels, height, width), (2, 3, 1, 0))
     if leaf.endswith(".kernel"):
-        return Place(leaf, at, (math.prod(own[inputs:]), math.prod(own[:inputs])), (1, 0))
-    return Place(leaf, at, (math.prod(own),), (0,))
+        return LeafSlice(leaf, at, (math.prod(own[inputs:]), math.prod(own[:inputs])), (1, 0))
+    return LeafSlice(leaf, at, (math.prod(own),), (0,))
 
 
-def published(key: str) -> str:
+def published_name(key: str) -> str:
     """A tensor of transformers by the name it has in published files, without the model's prefix."""
     for pattern, name in _NEWER.items():
         key = re.sub(pattern, name, key)
     return key
 
 
-def prefix(key: str, net: Net, layout: str) -> str:
+def published_prefix(key: str, net: Net, layout: str) -> str:
     """What stands before a tensor's name in a published file: transformers' name of the model around it, else nothing."""
     if layout != "transformers" or key.startswith(HEADS[layout]):
         return ""

@@ -22,7 +22,7 @@ from typing import Any, Self
 import jax
 
 from fedjax_core.atomic_files import TEMPORARY, explained
-from fedjax_core.storage.environment import environment
+from fedjax_core.storage.environment import describe_environment
 from fedjax_core.storage.json_files import Positive, compact, plain, read_json, write_json
 
 _log = logging.getLogger("fedjax_core")
@@ -245,13 +245,13 @@ class WorkDir:
         """Collects what `take_over` will write."""
         self._pending_changes = self._check_config(self.path, self.config, may_differ)
         first = read_json(self.path / ENVIRONMENT, {"resumed?": [dict]})
-        changes = {key: value for key, value in environment().items() if value != first.get(key) or key == "time"}
+        changes = {key: value for key, value in describe_environment().items() if value != first.get(key) or key == "time"}
         self._pending_files[self.path / ENVIRONMENT] = first | {"resumed": [*first.get("resumed", ()), changes]}
         if self._pending_changes:
             self._pending_files[self.path / CONFIG] = self.config
 
     def _write_initial_files(self) -> None:
-        write_json(self.path / ENVIRONMENT, environment())
+        write_json(self.path / ENVIRONMENT, describe_environment())
         write_json(self.path / CONFIG, self.config)  # last: a directory with a config holds a run
 
     def begin_anew(self) -> None:

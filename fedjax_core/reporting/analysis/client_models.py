@@ -18,10 +18,10 @@ def model_of(simulation: Simulation, state: State, model: str | None = None) -> 
     Raises:
       ValueError: the method has no such predictor.
     """
-    return chosen(simulation.view(state, 0), model)
+    return choose_model(simulation.view(state, 0), model)
 
 
-def chosen(view: View, model: str | None) -> str:
+def choose_model(view: View, model: str | None) -> str:
     names = list(view.holds)
     if model is None:
         return "personal" if "personal" in names else names[0]
@@ -30,7 +30,7 @@ def chosen(view: View, model: str | None) -> str:
     return model
 
 
-def rows_at_once(simulation: Simulation) -> int:
+def eval_batch_size(simulation: Simulation) -> int:
     """Returns how many examples analyses run a network on at once: `evaluation.batch`, or `BATCH` where it is None."""
     return simulation.evaluation.batch or BATCH
 
@@ -55,31 +55,31 @@ def outputs(view: View, model: str, x: PyTree, batch: int = BATCH, most: int | N
     return {name: np.concatenate([part[name] for part in parts])[:n] for name in parts[0]}
 
 
-def longest(index: Sequence[np.ndarray]) -> int:
+def max_examples(index: Sequence[np.ndarray]) -> int:
     """Rows of the client that has most."""
     return max(map(len, index), default=0)
 
 
-def nets_in(tree: PyTree) -> list[Net]:
+def find_nets(tree: PyTree) -> list[Net]:
     return [leaf for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Net)) if isinstance(leaf, Net)]
 
 
-def spaced(rows: np.ndarray, most: int) -> np.ndarray:
+def evenly_spaced(rows: np.ndarray, most: int) -> np.ndarray:
     """At most so many of some rows, evenly spaced."""
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))]
 
 
-def take(x: PyTree, rows: np.ndarray) -> PyTree:
+def take_examples(x: PyTree, rows: np.ndarray) -> PyTree:
     return jax.tree.map(lambda a: np.asarray(a)[rows], x)
 
 
-def output(made: Mapping[str, Any], key: str) -> Any:
+def get_output(made: Mapping[str, Any], key: str) -> Any:
     if key not in made:
         raise ValueError(f"the model has no output {key!r}; it has {', '.join(made)}")
     return made[key]
 
 
-def need_classes(simulation: Simulation, what: str) -> None:
+def require_classes(simulation: Simulation, what: str) -> None:
     """Raises ValueError where an analysis reads one class of each row, and the data have other targets."""
     if (kind := simulation.targets) != "classes":
         raise ValueError(f"{what} needs classes, the data have {kind}: {TARGETS[kind]}")
@@ -99,17 +99,17 @@ def class_accuracies(
     Returns:
       Two arrays [N, K] of counts; their sums over classes give the accuracies per client, over clients those per class.
     """
-    need_classes(simulation, "the analysis of accuracies by class")
+    require_classes(simulation, "the analysis of accuracies by class")
     model = model_of(simulation, state, model)
-    data, batch = simulation.data, rows_at_once(simulation)
+    data, batch = simulation.data, eval_batch_size(simulation)
     x, y = data.test
     everything = np.arange(len(y))
-    most = longest(data.test_index) if scope == "own" and model != "global" else len(y)
+    most = max_examples(data.test_index) if scope == "own" and model != "global" else len(y)
     correct, total = np.zeros((2, data.clients, data.classes), np.int64)
 
     def right(client: int, rows: np.ndarray) -> np.ndarray:
-        made = outputs(simulation.view(state, client), model, take(x, rows), batch, most)
-        return output(made, "logits").argmax(-1) == y[rows]
+        made = outputs(simulation.view(state, client), model, take_examples(x, rows), batch, most)
+        return get_output(made, "logits").argmax(-1) == y[rows]
 
     whole = right(0, everything) if model == "global" and len(y) else None  # one model for all: it answers each row once
     for i in range(data.clients):

@@ -7,15 +7,15 @@ import numpy as np
 
 from fedjax_core.engine.simulator import Simulation, State, View
 from fedjax_core.reporting.analysis.client_models import (
-    chosen,
-    longest,
+    choose_model,
+    max_examples,
     model_of,
-    need_classes,
-    output,
+    require_classes,
+    get_output,
     outputs,
-    rows_at_once,
-    spaced,
-    take,
+    eval_batch_size,
+    evenly_spaced,
+    take_examples,
 )
 
 
@@ -56,15 +56,21 @@ def features(
     Raises:
       ValueError: none of the clients has such rows, the models' features have different lengths, or there is no such output.
     """
-    need_classes(simulation, "the plane of features")
+    require_classes(simulation, "the plane of features")
     model = model_of(simulation, state, model)
     found, data = [], simulation.data
     (x, y), index = (data.test, data.test_index) if part == "test" else (data.train, data.train_index)
     for i in range(data.clients) if clients is None else clients:
-        rows = spaced(index[i], most)
+        rows = evenly_spaced(index[i], most)
         if len(rows):
-            made = outputs(simulation.view(state, i), model, take(x, rows), rows_at_once(simulation), min(most, longest(index)))
-            found.append(Points(output(made, key), y[rows], np.full(len(rows), i)))
+            made = outputs(
+                simulation.view(state, i),
+                model,
+                take_examples(x, rows),
+                eval_batch_size(simulation),
+                min(most, max_examples(index)),
+            )
+            found.append(Points(get_output(made, key), y[rows], np.full(len(rows), i)))
     if not found:
         whose = "no client" if clients is None else f"none of clients {', '.join(map(str, clients))}"
         raise ValueError(f"{whose} has {part} examples of its own, so there are no features to show; choose other clients or data")
@@ -111,12 +117,12 @@ def attention(
       ValueError: the model attends to nothing, or the client has no test examples.
     """
     model, view = model_of(simulation, state, model), simulation.view(state, client)
-    rows, (x, y) = spaced(simulation.data.test_index[client], most), simulation.data.test
+    rows, (x, y) = evenly_spaced(simulation.data.test_index[client], most), simulation.data.test
     if not len(rows):
         raise ValueError(f"client {client} has no test examples")
-    made = outputs(view, model, take(x, rows), rows_at_once(simulation))
+    made = outputs(view, model, take_examples(x, rows), eval_batch_size(simulation))
     found = {name: weights for name, weights in made.items() if name.split("_")[-1] == "attention"}
-    return found or {"attention": output(made, "attention")}, y[rows]
+    return found or {"attention": get_output(made, "attention")}, y[rows]
 
 
 def class_knowledge(
@@ -134,10 +140,10 @@ def class_knowledge(
     Returns:
       ([k, D], [k]): of the k classes that the client has, and which they are.
     """
-    model = chosen(view, model)
+    model = choose_model(view, model)
     rows = simulation.data.train_index[view.client]
     x, y = simulation.data.train
-    made = output(outputs(view, model, take(x, rows), rows_at_once(simulation)), key)
+    made = get_output(outputs(view, model, take_examples(x, rows), eval_batch_size(simulation)), key)
     classes = np.unique(y[rows])
     c = np.stack([made[y[rows] == j].mean(0) for j in classes])
     return c / (1 + np.exp(-c)) if silu else c, classes

@@ -11,7 +11,15 @@ import optax
 
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import Simulation, State, View
-from fedjax_core.reporting.analysis.client_models import longest, model_of, need_classes, output, outputs, rows_at_once, take
+from fedjax_core.reporting.analysis.client_models import (
+    max_examples,
+    model_of,
+    require_classes,
+    get_output,
+    outputs,
+    eval_batch_size,
+    take_examples,
+)
 from fedjax_core.task import Model
 from fedjax_core.training import losses
 
@@ -49,21 +57,21 @@ def match(
 
 
 def _refit(simulation: Simulation, state: State, model: str | None, key: str, penalty: float, matching: bool) -> np.ndarray:
-    need_classes(simulation, "match" if matching else "probe")
+    require_classes(simulation, "match" if matching else "probe")
     model = model_of(simulation, state, model)
-    data, batch = simulation.data, rows_at_once(simulation)
-    most = longest(data.train_index)
+    data, batch = simulation.data, eval_batch_size(simulation)
+    most = max_examples(data.train_index)
     found = np.full(data.clients, np.nan)
     for i in range(data.clients):
         train, test = data.train_index[i], data.test_index[i]
         if not len(train) or not len(test):
             continue
         view = simulation.view(state, i)
-        made = outputs(view, model, take(data.train.x, train), batch, most)
-        f = output(made, key)
+        made = outputs(view, model, take_examples(data.train.x, train), batch, most)
+        f = get_output(made, key)
         scale = f.mean(0), np.maximum(f.std(0), 1e-6)
         if matching:
-            frozen = view.task.frozen, _head(view, model, f, output(made, "logits"))
+            frozen = view.task.frozen, _head(view, model, f, get_output(made, "logits"))
             logits, out, head = _matched(view.task.network), f.shape[1], frozen
         else:
             logits, out, head = _linear, data.classes, ()
@@ -71,7 +79,7 @@ def _refit(simulation: Simulation, state: State, model: str | None, key: str, pe
         fill = most - len(train)
         rows = np.pad(f, ((0, fill), (0, 0))), np.pad(data.train.y[train], (0, fill)), np.arange(most) < len(train)
         theta = _optimum(logits, theta, (scale, head), *rows, penalty)
-        f = output(outputs(view, model, take(data.test.x, test), batch, longest(data.test_index)), key)
+        f = get_output(outputs(view, model, take_examples(data.test.x, test), batch, max_examples(data.test_index)), key)
         found[i] = np.mean(np.argmax(logits(theta, (scale, head), f), -1) == data.test.y[test])
     return found
 

@@ -9,7 +9,15 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import Simulation, State
-from fedjax_core.reporting.analysis.client_models import chosen, model_of, need_classes, nets_in, output, rows_at_once, take
+from fedjax_core.reporting.analysis.client_models import (
+    choose_model,
+    model_of,
+    require_classes,
+    find_nets,
+    get_output,
+    eval_batch_size,
+    take_examples,
+)
 from fedjax_core.storage.export_model import trained_network
 from fedjax_core.training import losses, metrics
 
@@ -57,10 +65,10 @@ def landscape(
       ValueError: the method's model has no net.
     """
     model = model_of(simulation, state, model)
-    need_classes(simulation, "the landscape")
+    require_classes(simulation, "the landscape")
     view = simulation.view(state, client)
     is_net = lambda x: isinstance(x, Net)
-    centre = [net.params for net in nets_in(view.holds[model])]
+    centre = [net.params for net in find_nets(view.holds[model])]
     if not centre:
         raise ValueError(f"model {model!r} predicts with no net of its own, so there is nothing to move")
     if directions is None:
@@ -68,7 +76,7 @@ def landscape(
         directions = _direction(first, centre), _direction(second, centre)
     x, y = simulation.data.test
     chosen = np.unique(np.linspace(0, len(y) - 1, min(rows, len(y))).round().astype(int))
-    batch = min(rows_at_once(simulation), len(chosen))
+    batch = min(eval_batch_size(simulation), len(chosen))
     index = np.pad(chosen, (0, -len(chosen) % batch)).reshape(-1, batch)
     mask = np.arange(index.size).reshape(index.shape) < len(chosen)
     batches = jax.tree.map(lambda a: np.asarray(a)[index], (x, y)), mask
@@ -76,14 +84,14 @@ def landscape(
     @jax.jit
     def at(held, holds, directions, place, batches):
         moved = iter(
-            jax.tree.map(lambda w, a, b: w + place[0] * a + place[1] * b, [net.params for net in nets_in(holds)], *directions)
+            jax.tree.map(lambda w, a, b: w + place[0] * a + place[1] * b, [net.params for net in find_nets(holds)], *directions)
         )
         there = jax.tree.map(lambda leaf: leaf._replace(params=next(moved)) if is_net(leaf) else leaf, holds, is_leaf=is_net)
 
         def score(entry):
             (x, y), mask = entry
             made = view.predict(model, there, x, held)
-            logits, y = output(made, "logits").astype(jnp.float32), ({"targets": y} | made)["targets"]
+            logits, y = get_output(made, "logits").astype(jnp.float32), ({"targets": y} | made)["targets"]
             rows = losses.cross_entropy_rows(logits, jnp.maximum(y, 0))
             return metrics.mean_of(rows, losses.counted(y, mask)), metrics.accuracy(logits, y, mask)
 
@@ -158,10 +166,10 @@ def surroundings(
       ValueError: the method has no global model, or as `plane`.
     """
     view = simulation.view(state, 0)
-    x = take(simulation.data.test.x, np.arange(min(8, len(simulation.data.test.y))))
-    centre = trained_network(view, chosen(view, "global"), x)
+    x = take_examples(simulation.data.test.x, np.arange(min(8, len(simulation.data.test.y))))
+    centre = trained_network(view, choose_model(view, "global"), x)
     found = plane(centre, others)
-    nets, zero = nets_in(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
+    nets, zero = find_nets(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
     if not any(net is centre for net in nets):
         raise ValueError("the global model is put together of several nets, so there is not one to move")
     moved = tuple([d if net is centre else zero(net) for net in nets] for d in found.directions)

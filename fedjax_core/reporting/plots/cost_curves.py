@@ -49,11 +49,11 @@ def spending(
       ValueError: a run has no such score, or none has an epsilon; or the labels are not one for each.
     """
     folders, metrics = [Path(folder) for folder in run_dirs], [metric] if isinstance(metric, str) else list(metric)
-    groups = score_curves.seeds_apart(folders)
+    groups = score_curves.group_by_seed(folders)
     costs = [_spent(group, cost) for group in groups]
     found, rows, scores = [], [], []
-    for label, group, spent in zip(score_curves.labels_for(folders, groups, labels), groups, costs, strict=True):
-        score, line = score_curves.line_of(label, group, metrics)
+    for label, group, spent in zip(score_curves.make_line_labels(folders, groups, labels), groups, costs, strict=True):
+        score, line = score_curves.mean_line(label, group, metrics)
         found.append(line)
         scores.append(score)
         for i, (r, value) in enumerate(zip(line.rounds, line.values, strict=True)):
@@ -75,7 +75,7 @@ def spending(
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
         if len(found) > 1:
             style.legend_above(figure, axes)
-        style.save(figure, path, rows)
+        style.save_figure(figure, path, rows)
     return figure
 
 
@@ -84,12 +84,12 @@ def _draw(axes: Axes, line: score_curves.Line, spent: Mapping[int, float], i: in
     colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
     if not spent:
         last = line.values[-1]
-        axes.axhline(last, color=colour, linestyle="--", linewidth=1, label=style.entry(line.label))
+        axes.axhline(last, color=colour, linestyle="--", linewidth=1, label=style.legend_entry(line.label))
         if line.band is not None:
             axes.axhspan(last - line.band[-1], last + line.band[-1], color=colour, alpha=0.1, linewidth=0)
         return
     at = [spent[int(r)] for r in line.rounds]
-    axes.plot(at, line.values, color=colour, marker=marker, markersize=2.5, label=style.entry(line.label))
+    axes.plot(at, line.values, color=colour, marker=marker, markersize=2.5, label=style.legend_entry(line.label))
     score_curves.draw_band(axes, at, line, colour)
 
 

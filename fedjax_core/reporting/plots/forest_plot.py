@@ -104,7 +104,7 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
                 handles |= dict(zip(names, found, strict=True))
             labels = [kind for kind in kinds if kind in handles]
             figure.legend([handles[kind] for kind in labels], labels, loc="outside upper center", ncols=len(labels))
-        style.save(figure, path, [_record(panel, one) for panel in panels for one in panel.methods if not one.is_reference])
+        style.save_figure(figure, path, [_record(panel, one) for panel in panels for one in panel.methods if not one.is_reference])
     return figure
 
 
@@ -164,7 +164,7 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
       OSError: if the files cannot be written.
     """
     names = list(dict.fromkeys(name for values in series.values() for name in values))
-    of = dict(zip(style.columns(across, series, "run"), series.values(), strict=True))
+    of = dict(zip(style.csv_columns(across, series, "run"), series.values(), strict=True))
     rows = [{across: name, **{run: values[name] for run, values in of.items() if name in values}} for name in names]
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN if len(names) <= 25 else style.PAGE, 2.4), layout="constrained")
@@ -174,14 +174,14 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
             at = [names.index(name) + shift for name in values]
             colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
             look = {"color": colour, "marker": marker, "linestyle": "none", "markersize": 3.5}
-            axes.plot(at, list(values.values()), label=style.entry(run), **look)
+            axes.plot(at, list(values.values()), label=style.legend_entry(run), **look)
         longest = max(map(len, names), default=0)
         long = longest > 4
-        step = style.step((0.12 if long else 0.06 * (longest + 1)) * len(names) / (figure.get_figwidth() - 0.7))
-        axes.set_xticks(range(0, len(names), step), style.short(names[::step]), rotation=90 if long else 0)
+        step = style.tick_step((0.12 if long else 0.06 * (longest + 1)) * len(names) / (figure.get_figwidth() - 0.7))
+        axes.set_xticks(range(0, len(names), step), style.shorten(names[::step]), rotation=90 if long else 0)
         axes.set(xlabel=across, ylabel=up)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
         if len(series) > 1:
             figure.legend(loc="outside upper center", ncols=min(len(series), 3), handletextpad=0.1, columnspacing=1.0)
-        style.save(figure, path, rows)
+        style.save_figure(figure, path, rows)
     return figure

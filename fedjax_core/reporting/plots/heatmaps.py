@@ -42,9 +42,9 @@ def heatmap(
     table = np.asarray(values, float)
     if table.ndim != 2 or not table.size:
         raise ValueError(f"the values must be a matrix [clients, classes], found shape {table.shape}")
-    names = style.class_names_of(table.shape[1], class_names)
+    names = style.resolve_class_names(table.shape[1], class_names)
     ids = list(range(len(table))) if clients is None else list(clients)
-    rows = style.client_rows(ids, client_names, names, np.asarray(values))
+    rows = style.make_client_rows(ids, client_names, names, np.asarray(values))
     shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), style.MOST_CLIENTS)).round().astype(int))
     part = table[shown].T * (100 if percent else 1)
     columns = len(shown)
@@ -60,13 +60,13 @@ def heatmap(
                 if np.isfinite(value) and (value or percent):
                     colour = "white" if value > 0.6 * most else "black"
                     axes.text(i, k, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
-        across, down = style.step(0.2 * columns / (size[0] - 1.3)), style.step(len(names) / 40)
+        across, down = style.tick_step(0.2 * columns / (size[0] - 1.3)), style.tick_step(len(names) / 40)
         axes.set_xticks(range(0, columns, across), [str(ids[i]) for i in shown[::across]])
-        axes.set_yticks(range(0, len(names), down), style.short(names[::down]))
+        axes.set_yticks(range(0, len(names), down), style.shorten(names[::down]))
         axes.set(xlabel="client" if len(table) == columns else f"client ({columns} of {len(table):,} shown)", ylabel="class")
         axes.grid(visible=False)
         figure.colorbar(image, ax=axes, label=of + (" (%)" if percent else ""), pad=0.02).outline.set_linewidth(0.6)
-        style.save(figure, path, rows)
+        style.save_figure(figure, path, rows)
     return figure
 
 
@@ -98,13 +98,13 @@ def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | Non
         figure = Figure(figsize=(wide, min(0.9 + 0.13 * len(table), 8.0)), layout="constrained")
         axes = figure.add_subplot()
         image = axes.imshow(table, cmap="Blues", vmin=0, aspect="auto")
-        across, down = style.step(0.22 * len(tokens) / (wide - 1.2)), style.step(len(table) / 60)
+        across, down = style.tick_step(0.22 * len(tokens) / (wide - 1.2)), style.tick_step(len(table) / 60)
         axes.set_xticks(range(0, len(tokens), across), tokens[::across])
         axes.set_yticks(range(0, len(table), down), labels[::down])
         axes.set(xlabel="feature, then prompts", ylabel="test example")
         axes.grid(visible=False)
         figure.colorbar(image, ax=axes, label="attention", pad=0.02).outline.set_linewidth(0.6)
-        style.save(figure, path, rows)
+        style.save_figure(figure, path, rows)
     return figure
 
 

@@ -41,12 +41,12 @@ def partition_bubbles(
     if counts.ndim != 2 or not counts.size or counts.dtype.kind not in "iuf" or not (counts >= 0).all():
         raise ValueError(f"the label table must be counts [clients, classes], found {counts.dtype} of shape {counts.shape}")
     ids = np.arange(len(counts)) if clients is None else np.asarray(clients)
-    names = style.class_names_of(counts.shape[1], class_names)
-    rows = style.client_rows(ids.tolist(), client_names, names, counts)
+    names = style.resolve_class_names(counts.shape[1], class_names)
+    rows = style.make_client_rows(ids.tolist(), client_names, names, counts)
     shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), style.MOST_CLIENTS)).round().astype(int))
     with matplotlib.rc_context(style.STYLE):
-        figure = _bubbles(counts[shown], ids[shown], style.short(names), int(ids[-1]) + 1)
-        style.save(figure, path, rows)
+        figure = _bubbles(counts[shown], ids[shown], style.shorten(names), int(ids[-1]) + 1)
+        style.save_figure(figure, path, rows)
     return figure
 
 
@@ -67,7 +67,7 @@ def _bubbles(counts: np.ndarray, shown: np.ndarray, names: Sequence[str], client
     _circles(axes, x, y, largest * np.sqrt(counts[x, y] / most))
     axes.set_xlabel("client" if clients == columns else f"client ({columns} of {clients:,} shown)")
     axes.set_ylabel("class")
-    across, down = style.step(0.055 * (len(str(shown[-1])) + 1) / wide), style.step(0.11 / high)
+    across, down = style.tick_step(0.055 * (len(str(shown[-1])) + 1) / wide), style.tick_step(0.11 / high)
     axes.set_xticks(range(0, columns, across), [str(i) for i in shown[::across]])
     axes.set_yticks(range(0, rows, down), names[::down])
     axes.tick_params(length=2)

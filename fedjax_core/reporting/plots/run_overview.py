@@ -12,7 +12,7 @@ from fedjax_core.reporting.label_tables import partition_of
 from fedjax_core.reporting.metrics_log import read
 from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.plots.label_distribution import partition_bubbles
-from fedjax_core.reporting.plots.score_curves import Line, draw
+from fedjax_core.reporting.plots.score_curves import Line, draw_lines
 from fedjax_core.reporting.score_labels import axis, is_headline, spoken
 from fedjax_core.storage.workdir import METRICS
 
@@ -42,7 +42,7 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
         path = folder / "accuracy.png"
         with matplotlib.rc_context(style.STYLE):
             figure = _progress(records, scores, losses)
-            style.save(figure, path, [{key: r[key] for key in ["round", *scores, *losses] if key in r} for r in records])
+            style.save_figure(figure, path, [{key: r[key] for key in ["round", *scores, *losses] if key in r} for r in records])
         written += [path, path.with_suffix(".csv")]
     partition = partition_of(folder)
     if partition.get("label_table"):
@@ -70,7 +70,7 @@ def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losse
             found = [(record["round"], record[name]) for record in records if name in record]
             label = f"{axis(name)}: {spoken(name)}" if several else spoken(name)
             lines.append(Line(label, [r for r, _ in found], [v for _, v in found]))
-        draw(axes, lines, names[0])
+        draw_lines(axes, lines, names[0])
         if several:
             axes.set_ylabel("test score")
         if len(names) > 1:

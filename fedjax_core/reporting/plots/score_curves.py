@@ -62,10 +62,10 @@ def curves(
     """
     folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
     metrics = [metric] if isinstance(metric, str) else list(metric)
-    groups = seeds_apart(folders)
+    groups = group_by_seed(folders)
     lines, names, rows = [], [], []
-    for label, group in zip(labels_for(folders, groups, labels), groups, strict=True):
-        name, line = line_of(label, group, metrics)
+    for label, group in zip(make_line_labels(folders, groups, labels), groups, strict=True):
+        name, line = mean_line(label, group, metrics)
         lines.append(line)
         names.append(name)
         for i, (r, v) in enumerate(zip(line.rounds, line.values, strict=True)):
@@ -76,17 +76,17 @@ def curves(
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
-        draw(axes, lines, names[0])
+        draw_lines(axes, lines, names[0])
         titles = [spoken(names[0])] if len(set(names)) == 1 and spoken(names[0]) != axis(names[0]) else []
         titles += [BAND] if any(line.band is not None for line in lines) else []
         axes.set_title("\n".join(titles))
         if len(lines) > 1:
             style.legend_above(figure, axes)
-        style.save(figure, path, rows)
+        style.save_figure(figure, path, rows)
     return figure
 
 
-def seeds_apart(folders: Sequence[Path]) -> list[list[Path]]:
+def group_by_seed(folders: Sequence[Path]) -> list[list[Path]]:
     """Runs in groups whose configs differ in the seed alone, in the order of their first ones."""
     groups: dict[Any, list[Path]] = {}
     for folder in folders:
@@ -105,7 +105,7 @@ def _without_seed(folder: Path) -> Any:
     return repr(sorted(kept.items()))
 
 
-def labels_for(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:
+def make_line_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:
     """What each group's line is called: as given, or by the directories' names, of a table's runs by those of row and column."""
     if given is None:
         return _default_labels(folders, groups)
@@ -153,9 +153,9 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def line_of(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[str, Line]:
+def mean_line(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[str, Line]:
     """(the score, its line) of runs that differ in the seed alone: the mean, and how far they spread."""
-    found = [series_of(folder, metrics) for folder in group]
+    found = [read_series(folder, metrics) for folder in group]
     name, first = found[0]
     if len(group) == 1:
         return name, Line(label, list(first), list(first.values()))
@@ -168,7 +168,7 @@ def line_of(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[
     return name, Line(label, rounds, values.mean(0).tolist(), values.std(0, ddof=1).tolist())
 
 
-def series_of(folder: Path, metrics: Sequence[str]) -> tuple[str, dict[int, float]]:
+def read_series(folder: Path, metrics: Sequence[str]) -> tuple[str, dict[int, float]]:
     """(the first of some scores that a run has, its value by round)."""
     records = read(folder / METRICS)
     for metric in metrics:
@@ -194,13 +194,15 @@ def draw_band(axes: Axes, at: Sequence[float], line: Line, colour: str) -> None:
         axes.fill_between(np.asarray(at), middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
 
 
-def draw(axes: Axes, lines: Sequence[Line], name: str) -> None:
+def draw_lines(axes: Axes, lines: Sequence[Line], name: str) -> None:
     """Draws lines of a score over the rounds, and labels the axes."""
     for i, line in enumerate(lines):
         colour = style.COLOURS[i % len(style.COLOURS)]
         dashes = style.DASHES[i // len(style.COLOURS) % len(style.DASHES) if len(lines) > len(style.DASHES) else i]
         marker = "o" if len(line.rounds) <= 25 else None
-        axes.plot(line.rounds, line.values, dashes, color=colour, marker=marker, markersize=2.5, label=style.entry(line.label))
+        axes.plot(
+            line.rounds, line.values, dashes, color=colour, marker=marker, markersize=2.5, label=style.legend_entry(line.label)
+        )
         draw_band(axes, line.rounds, line, colour)
     axes.set_xlabel("round")
     axes.set_ylabel(axis(name))

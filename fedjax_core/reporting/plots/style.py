@@ -45,7 +45,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def save(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
+def save_figure(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes a figure, and its numbers into a CSV file of the same name."""
     write(figure, path)
     write_csv(Path(path).with_suffix(".csv"), rows)
@@ -78,13 +78,13 @@ def legend_above(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=2.5, columnspacing=1.0)
 
 
-def colours(n: int) -> list[Any]:
+def make_palette(n: int) -> list[Any]:
     """n colours, as far apart as they can be."""
     colours = matplotlib.colormaps["tab10" if n <= 10 else "tab20" if n <= 20 else "turbo"]
     return [colours(i) if n <= 20 else colours(i / (n - 1)) for i in range(n)]
 
 
-def bare(axes: Axes, labels: int, scale: float) -> None:
+def hide_axes(axes: Axes, labels: int, scale: float) -> None:
     """No ticks and no grid; the legend beside the axes, if it is not too long."""
     axes.set(xticks=[], yticks=[])
     axes.grid(visible=False)
@@ -93,40 +93,40 @@ def bare(axes: Axes, labels: int, scale: float) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1, ncols=columns, markerscale=scale)
 
 
-def class_names_of(classes: int, names: Sequence[str] | None) -> list[str]:
+def resolve_class_names(classes: int, names: Sequence[str] | None) -> list[str]:
     found = [str(k) for k in range(classes)] if names is None else list(map(str, names))
     if len(found) != classes:
         raise ValueError(f"{len(found)} class names for {classes} classes; give one per class")
     return found
 
 
-def columns(head: str, names: Iterable[str], what: str) -> list[str]:
+def csv_columns(head: str, names: Iterable[str], what: str) -> list[str]:
     """Names as columns of a CSV beside one that is called `head`: a name like that says in brackets what it is."""
     return [f"{name} ({what})" if name == head else name for name in names]
 
 
-def client_rows(
+def make_client_rows(
     ids: Iterable[int], client_names: Sequence[str] | None, class_names: Iterable[str], table: np.ndarray
 ) -> list[dict[str, Any]]:
     """Returns the rows of a CSV with a line for each client and a column for each class; `table` is [clients, classes]."""
-    heads = columns("client", class_names, "class")
+    heads = csv_columns("client", class_names, "class")
     if client_names is None:
         return [{"client": i, **dict(zip(heads, row.tolist(), strict=True))} for i, row in zip(ids, table, strict=True)]
-    heads = columns("name", heads, "class")
+    heads = csv_columns("name", heads, "class")
     rows = zip(ids, client_names, table, strict=True)
     return [{"client": i, "name": name, **dict(zip(heads, row.tolist(), strict=True))} for i, name, row in rows]
 
 
-def entry(label: str) -> str:
+def legend_entry(label: str) -> str:
     """A label as a legend shows it: without the space of no width, matplotlib leaves out what is empty or begins with "_"."""
     return label if label and not label.startswith("_") else f"\u200b{label}"
 
 
-def short(names: Sequence[str]) -> list[str]:
+def shorten(names: Sequence[str]) -> list[str]:
     """Names as figures show them: WordNet's have up to 120 letters."""
     return [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1].rstrip(" ,") + "…" for name in names]
 
 
-def step(least: float) -> int:
+def tick_step(least: float) -> int:
     """The smallest round number that is not less: the distance of labels that do not touch."""
     return next((step for step in (1, 2, 5, 10, 20, 25, 50) if step >= least), 100)
