@@ -26,11 +26,11 @@ from fedjax_core.storage.export_model import (
     EXACT,
     Builders,
     build_described_model,
-    described_in,
     check_shapes,
-    restore_tree,
+    described_in,
     named_arrays,
     refuse_foreign_network,
+    restore_tree,
 )
 from fedjax_core.storage.json_files import check, plain
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors

@@ -1,4 +1,4 @@
-"""Numbers in a file of weights that a network can compute with, in float32."""
+"""Checks that a network can compute with the numbers of a file of weights, in float32."""
 
 import os
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-_VARIANCES = ("var", "running_var")  # how the names of batch norm's end
+_VARIANCES = ("var", "running_var")  # last parts of names
 
 
 def check_weights(arrays: Mapping[str, np.ndarray], where: str | os.PathLike) -> None:
     """Checks a file's arrays, by name.
 
     Raises:
-      ValueError: one has a value that float32 does not hold, or is a variance below 0; the message begins with `where`.
+      ValueError: a value is not finite in float32, or a variance is negative; the message begins with `where`.
     """
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):

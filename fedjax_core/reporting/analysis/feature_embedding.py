@@ -8,13 +8,13 @@ import numpy as np
 from fedjax_core.engine.simulator import Simulation, State, View
 from fedjax_core.reporting.analysis.client_models import (
     choose_model,
-    max_examples,
-    model_of,
-    require_classes,
-    get_output,
-    outputs,
     eval_batch_size,
     evenly_spaced,
+    get_output,
+    max_examples,
+    model_of,
+    outputs,
+    require_classes,
     take_examples,
 )
 

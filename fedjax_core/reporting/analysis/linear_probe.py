@@ -12,12 +12,12 @@ import optax
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import Simulation, State, View
 from fedjax_core.reporting.analysis.client_models import (
+    eval_batch_size,
+    get_output,
     max_examples,
     model_of,
-    require_classes,
-    get_output,
     outputs,
-    eval_batch_size,
+    require_classes,
     take_examples,
 )
 from fedjax_core.task import Model

@@ -11,11 +11,11 @@ from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting.analysis.client_models import (
     choose_model,
-    model_of,
-    require_classes,
+    eval_batch_size,
     find_nets,
     get_output,
-    eval_batch_size,
+    model_of,
+    require_classes,
     take_examples,
 )
 from fedjax_core.storage.export_model import trained_network

@@ -1,7 +1,7 @@
-"""Figures of runs, from what lies in their directories: metrics.jsonl, and the label table in run.json. Nothing else is read.
+"""Figures of runs, from metrics.jsonl and the label table in run.json.
 
-Every figure of numbers has them beside it, in a CSV file of the same name. The figures are matplotlib's objects and touch none of
-pyplot's global state, so they are drawn in any thread; in a notebook show the file, or the returned Figure.
+Each figure of numbers has a CSV file of the same name beside it. Figures are matplotlib objects without pyplot's global state, so
+any thread can draw them; in a notebook show the file or the returned Figure.
 """
 
 from fedjax_core.reporting.plots.cost_curves import spending

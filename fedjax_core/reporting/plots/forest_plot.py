@@ -13,26 +13,26 @@ from matplotlib.ticker import PercentFormatter
 from fedjax_core.reporting.bootstrap import LEVEL
 from fedjax_core.reporting.plots import style
 
-LINE = 0.135  # inches of height for a method
-KEY = (  # beside the marks of `_explain_marks`
+LINE = 0.135  # height of a method, in inches
+KEY = (  # labels of the marks of `_make_legend_marks`
     f"{100 * LEVEL:g} % interval",
     "0 is not in it",
     "0 is in it",
     "bold: not told apart from the best",
 )
-REFERENCE = "#777777"  # the colour of the line at 0 and of its row
+REFERENCE = "#777777"  # colour of the line at 0 and of its row
 
 
 class Difference(NamedTuple):
-    """A method's difference to the one that all are compared with.
+    """The difference of a method to the reference.
 
     Attributes:
       label: the method.
       value: the difference.
       low, high: the ends of its interval.
-      kind: what it is drawn by, such as "global" or "personal"; each kind has a colour and a marker of its own.
-      like_best: whether it is the best of its panel, or cannot be told apart from it; its name is bold then.
-      is_reference: whether it is the method at 0 itself, which has no interval.
+      kind: such as "global" or "personal"; each kind has its own colour and marker.
+      like_best: whether it is the best of its panel or indistinguishable from it; its name is then bold.
+      is_reference: whether it is the reference itself, which has no interval.
     """
 
     label: str
@@ -48,9 +48,9 @@ class Panel(NamedTuple):
     """The differences of one data set and measure.
 
     Attributes:
-      row: what the panels beside it share, such as the data set.
-      title: what its numbers are.
-      methods: from the top to the bottom.
+      row: shared by the panels side by side, such as the data set.
+      title: of its numbers.
+      methods: from top to bottom.
     """
 
     row: str
@@ -59,16 +59,15 @@ class Panel(NamedTuple):
 
 
 def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, unit: str) -> Figure:
-    """Draws a panel per data set and measure: methods from the top to the bottom, intervals of differences across.
+    """Draws a panel per data set and measure, with methods from top to bottom and intervals of differences across.
 
-    A marker is full if its interval does not hold 0, else hollow. The method at 0 has a row among the others. Panels of one `row`
-    stand side by side; the first one's names stand at the left if all have the same methods in the same order, else each panel has
-    names.
+    A marker is filled if its interval excludes 0, else hollow. Panels of one `row` are side by side. Only the first has names if
+    all have the same methods in the same order, else each has.
 
     Args:
-      panels: in the order in which they are drawn.
-      path: where the figure goes; the suffix says the format. Its CSV has a line per method and panel.
-      against: the method at 0.
+      panels: in drawing order.
+      path: of the figure, whose suffix is the format. Its CSV has a line per method and panel.
+      against: the name of the reference.
       unit: of the differences, such as "points".
 
     Returns:
@@ -96,7 +95,7 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
                 axes.set_title(f"{panel.row}: {panel.title}" if i == 0 else panel.title)
                 if beside is grid[-1]:
                     axes.set_xlabel(f"minus {against} [{unit}]")
-        figure.legend(_explain_marks(), KEY, loc="outside lower center", ncols=columns, columnspacing=1.0, handlelength=1.5)
+        figure.legend(_make_legend_marks(), KEY, loc="outside lower center", ncols=columns, columnspacing=1.0, handlelength=1.5)
         if len(kinds) > 1:
             handles, labels = {}, []
             for axes in figure.axes:
@@ -109,13 +108,13 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
 
 
 def _record(panel: Panel, one: Difference) -> dict[str, Any]:
-    """Returns a line of the CSV."""
+    """Returns a row of the CSV."""
     numbers = {name: value for name, value in one._asdict().items() if name != "is_reference"}
     return {"row": panel.row, "title": panel.title, **numbers}
 
 
-def _explain_marks() -> list[Line2D]:
-    """Returns what stands beside the entries of `KEY`."""
+def _make_legend_marks() -> list[Line2D]:
+    """Returns the marks of the entries of `KEY`."""
     marker = {"color": "black", "linestyle": "none", "marker": "o", "markersize": 3.5}
     return [
         Line2D([], [], color="black", linewidth=1.0),
@@ -152,10 +151,10 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
     """Draws accuracies by category, a marker per run.
 
     Args:
-      series: by run, {category: accuracy in [0, 1]}; what is NaN is not drawn.
-      path: where the figure goes; the suffix says the format. Its CSV has a line per category, a column per run.
-      across: what the categories are: "class", "client".
-      up: what the numbers are.
+      series: by run, {category: accuracy in [0, 1]}; NaN is not drawn.
+      path: of the figure, whose suffix is the format. Its CSV has a line per category, a column per run.
+      across: label of the categories: "class", "client".
+      up: label of the numbers.
 
     Returns:
       The figure.

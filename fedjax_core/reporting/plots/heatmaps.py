@@ -21,16 +21,16 @@ def heatmap(
     of: str = "examples",
     percent: bool = False,
 ) -> Figure:
-    """Draws a number per client and class as shades of blue; the numbers stand in the cells where there is room.
+    """Draws a number per client and class as shades of blue, with numbers in the cells if there is room.
 
     Args:
-      values: [clients, classes]; NaN where there is nothing. Of more than `style.MOST_CLIENTS` so many are drawn, evenly spaced.
-      path: where the figure goes; the suffix says the format. Its CSV has all clients, a column per class.
+      values: [clients, classes]; NaN for missing numbers. Of more than `style.MOST_CLIENTS` clients so many are drawn, evenly spaced.
+      path: of the figure, whose suffix is the format. Its CSV has all clients, a column per class.
       class_names: one per class; by default their numbers.
       clients: their ids; by default 0, 1, ...
       client_names: one per client, for the CSV; by default none.
-      of: what the numbers are, beside the colour bar.
-      percent: whether they are shown times 100.
+      of: label of the colour bar.
+      percent: whether to show numbers times 100.
 
     Returns:
       The figure.
@@ -71,11 +71,11 @@ def heatmap(
 
 
 def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | None = None) -> Figure:
-    """Draws with which weights examples attend to their feature f and to each prompt, as shades of blue, a row per example.
+    """Draws the attention weights of examples to their feature f and to each prompt, one row per example.
 
     Args:
       weights: [n, 1 + prompts].
-      path: where the figure goes; the suffix says the format. Its CSV has a line per example: its label, f, p1, p2, ...
+      path: of the figure, whose suffix is the format. Its CSV has a line per example: its label, f, p1, p2, ...
       labels: of the examples, such as their classes; by default their numbers.
 
     Returns:
@@ -109,18 +109,18 @@ def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | Non
 
 
 def contact_sheet(rows: Mapping[str, Any], path: str | os.PathLike) -> Figure:
-    """Draws rows of images side by side, such as what an augmentation makes of them. It has no CSV: the pictures are the data.
+    """Draws rows of images side by side, such as augmented ones. It has no CSV.
 
     Args:
-      rows: label -> images [n, H, W, C] with 1 or 3 channels, uint8 or floats in [0, 1]; what lies outside is cut.
-      path: where the figure goes; the suffix says the format (.png, .pdf, .svg).
+      rows: label -> images [n, H, W, C] with 1 or 3 channels, uint8 or floats, clipped to [0, 1].
+      path: of the figure, whose suffix is the format (.png, .pdf, .svg).
 
     Returns:
       The figure.
 
     Raises:
       OSError: if the file cannot be written.
-      ValueError: if there is nothing to draw, or it is not images.
+      ValueError: if there are no rows, or a row is not images.
     """
     if not rows:
         raise ValueError("a contact sheet needs at least one row of images")

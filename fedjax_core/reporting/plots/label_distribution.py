@@ -1,4 +1,4 @@
-"""Circles whose areas are counts: who has how much of what."""
+"""Bubble charts of label counts by client and class."""
 
 import os
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ def partition_bubbles(
     clients: Sequence[int] | None = None,
     client_names: Sequence[str] | None = None,
 ) -> Figure:
-    """Draws who has how much of what: a circle per client and class, its area proportional to the number of examples.
+    """Draws a circle per client and class, its area proportional to the number of examples.
 
     Args:
       label_table: [clients, classes] counts. Of more than `style.MOST_CLIENTS` clients so many are drawn, evenly spaced.
-      path: where the figure goes; the suffix says the format. Its CSV has all clients, a column per class.
+      path: of the figure, whose suffix is the format. Its CSV has all clients, a column per class.
       class_names: one per class; by default their numbers.
       clients: their ids; by default 0, 1, ...
       client_names: one per client, for the CSV; by default none.
@@ -51,7 +51,7 @@ def partition_bubbles(
 
 
 def _bubbles(counts: np.ndarray, shown: np.ndarray, names: Sequence[str], clients: int) -> Figure:
-    """A figure whose size follows from the table's: cells as large as fit, the largest circle nearly filling one."""
+    """Draws a figure as large as its table needs; the largest circle nearly fills its cell."""
     columns, rows = counts.shape
     left, right, below, above = 0.35 + 0.06 * max(map(len, names)), 0.1, 0.42, 0.35
     page = style.COLUMN if columns <= 30 else style.PAGE

@@ -44,7 +44,7 @@ def test_lines_of_many_clients_are_made_and_read_in_parts(tmp_path, monkeypatch)
 @pytest.mark.parametrize("text", ["", "client,x\n1,2\n", f"round,client,test_rows,{OWN}\n1,0,7,a\n", "round,client,test_rows\n"])
 def test_a_file_that_is_none_is_named(tmp_path, text):
     (tmp_path / "x.csv").write_text(text)
-    with pytest.raises(ValueError, match=r"x.csv is no file of clients' scores"):
+    with pytest.raises(ValueError, match=r"x.csv is not a file of clients' scores"):
         client_scores.read(tmp_path / "x.csv")
 
 
