@@ -1,8 +1,9 @@
 """Atomic writes, guarded reads and checksums of files.
 
-A file is written under a temporary name beside its target, synced and renamed, so a reader sees either the old content or
-the new. Only regular files are replaced: links are followed, and bytes for a device or a pipe are written into it. Reads
-accept regular files only, because reading a pipe may block forever.
+A file is written under a temporary name beside its target, synced and renamed, so a reader sees
+either the old content or the new. Only regular files are replaced: links are followed, and bytes
+for a device or a pipe are written into it. Reads accept regular files only, because reading a pipe
+may block forever.
 """
 
 import contextlib
@@ -28,7 +29,8 @@ TEMPORARY = ".writing-"  # prefix of files that are being written
 
 @contextlib.contextmanager
 def explained(action: str, path: str | os.PathLike) -> Iterator[None]:
-    """Rewords an OSError raised inside as one line, `cannot <action> <path>: <reason>`, with the same errno.
+    """Rewords an OSError raised inside as one line, `cannot <action> <path>: <reason>`, with the
+    same errno.
 
     Args:
       action: the verb of the message, "write" or "read".
@@ -45,7 +47,9 @@ def explained(action: str, path: str | os.PathLike) -> Iterator[None]:
 
 
 def sync_directory(path: str | os.PathLike) -> None:
-    """Syncs a directory, so that renames in it survive a power cut, where the platform supports that."""
+    """Syncs a directory, so that renames in it survive a power cut, where the platform supports
+    that.
+    """
     if os.name != "nt":
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -58,7 +62,9 @@ def sync_directory(path: str | os.PathLike) -> None:
 
 
 def check_regular(path: str | os.PathLike) -> None:
-    """Raises OSError if a path exists and is not a regular file, such as a folder, a pipe or a device."""
+    """Raises OSError if a path exists and is not a regular file, such as a folder, a pipe or a
+    device.
+    """
     with contextlib.suppress(FileNotFoundError):
         _check_mode(os.stat(path).st_mode)
 
@@ -104,7 +110,8 @@ def read_bytes(path: str | os.PathLike) -> bytes:
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
     """Writes a file atomically: after a crash it holds either the old content or all of the new.
 
-    Links are followed. A target that is not a regular file, such as a device or a pipe, is written into.
+    Links are followed. A target that is not a regular file, such as a device or a pipe, is written
+    into.
 
     Args:
       path: the file; its directory must exist.
@@ -139,7 +146,8 @@ def write_blocks(path: str | os.PathLike, blocks: Iterable[bytes]) -> None:
 
 
 def _is_written_into(path: str | os.PathLike) -> bool:
-    """Returns whether a path must not be replaced: it is not a regular file, or an open file such as /dev/stdout.
+    """Returns whether a path must not be replaced: it is not a regular file, or an open file such
+    as /dev/stdout.
 
     Raises:
       OSError: links form a circle.
@@ -180,8 +188,9 @@ def csv_line(cells: Iterable[Any]) -> bytes:
 def safe_cell(cell: Any) -> Any:
     """Returns a CSV cell that no spreadsheet evaluates and no terminal interprets.
 
-    Non-printing characters, such as line ends and terminal escapes, are escaped as in Python. A string that a spreadsheet
-    would read as a formula gets a leading apostrophe. Numbers stay as they are, including "-0.3 ± 0.1 %".
+    Non-printing characters, such as line ends and terminal escapes, are escaped as in Python. A
+    string that a spreadsheet would read as a formula gets a leading apostrophe. Numbers stay as
+    they are, including "-0.3 ± 0.1 %".
 
     >>> safe_cell("=1+1"), safe_cell("-0.5"), safe_cell("two\\nlines"), safe_cell(-1)
     ("'=1+1", '-0.5', 'two\\\\nlines', -1)
@@ -199,8 +208,9 @@ _NUMBERS = re.compile(r"[-+](?:[\d.,±()\[\]%\s+/-]|\d[eE][-+]?\d)*")  # not for
 def digest_bytes(data: bytes) -> str:
     """Returns the CRC-32 of bytes, such as "crc32:0a1b2c3d".
 
-    CRC-32 detects every flipped bit and every burst of up to 32 bits, and misses other damage with probability 2^-32. It reads
-    one to two GB per second. It does not protect against deliberate changes.
+    CRC-32 detects every flipped bit and every burst of up to 32 bits, and misses other damage with
+    probability 2^-32. It reads one to two GB per second. It does not protect against deliberate
+    changes.
     """
     return f"crc32:{zlib.crc32(data):08x}"
 

@@ -1,9 +1,12 @@
-"""The user's own source files behind functions and classes, their hashes, and errors raised in them.
+"""The user's own source files behind functions and classes, their hashes, and errors raised in
+them.
 
-A file is the user's own if no installed package brought it: it may change any day, and results are then of other code.
+A file is the user's own if no installed package brought it: it may change any day, and results are
+then of other code.
 
-Imports are followed through the syntax of files. The standard library's `modulefinder` does less here: it fails on packages
-without `__init__.py` and on files with syntax errors, and takes no relative imports of a script.
+Imports are followed through the syntax of files. The standard library's `modulefinder` does less
+here: it fails on packages without `__init__.py` and on files with syntax errors, and takes no
+relative imports of a script.
 """
 
 import ast
@@ -39,8 +42,8 @@ class SourceFile(NamedTuple):
 def behind(named: Iterable[Named]) -> set[SourceFile]:
     """Returns the files that functions and classes come from.
 
-    These are the file that a config names and those that define the object, also below decorators and `functools.partial`.
-    Objects built into Python have none.
+    These are the file that a config names and those that define the object, also below decorators
+    and `functools.partial`. Objects built into Python have none.
     """
     sources = set()
     for function, origin in named:
@@ -58,9 +61,11 @@ def behind(named: Iterable[Named]) -> set[SourceFile]:
 
 
 def files(named: Iterable[Named]) -> list[Path]:
-    """Returns the user's own files behind functions and classes, and those that they import, sorted.
+    """Returns the user's own files behind functions and classes, and those that they import,
+    sorted.
 
-    Imports anywhere in the code are followed. A module whose name is computed at run time is not found.
+    Imports anywhere in the code are followed. A module whose name is computed at run time is not
+    found.
     """
     shipped = tuple(HOME / name for name in ("fedjax_core", "methods"))
     roots = frozenset(source for source in behind(named) if _is_own(source.file, shipped))
@@ -149,7 +154,9 @@ def _resolve_module(node: ast.ImportFrom, package: str) -> str:
 
 
 def _find_module(name: str, shipped: tuple[Path, ...]) -> Iterator[SourceFile]:
-    """Yields the user's own files of a module and of the packages around it, without importing them."""
+    """Yields the user's own files of a module and of the packages around it, without importing
+    them.
+    """
     top, *children = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -174,12 +181,16 @@ def _find_module(name: str, shipped: tuple[Path, ...]) -> Iterator[SourceFile]:
 
 
 def raised_in(error: BaseException) -> str:
-    """Returns where the user's own code raised an error or its cause, such as "loss of mine.py, line 7"; "" if nowhere."""
+    """Returns where the user's own code raised an error or its cause, such as "loss of mine.py,
+    line 7"; "" if nowhere.
+    """
     return first_raised_in(error)[1]
 
 
 def first_raised_in(error: BaseException) -> tuple[BaseException, str]:
-    """Returns the first of an error and its causes that the user's own code raised, and where; else (error, "")."""
+    """Returns the first of an error and its causes that the user's own code raised, and where; else
+    (error, "").
+    """
     shipped = tuple(HOME / name for name in ("fedjax_core", "methods", "configs", "tests"))
     for cause in error_chain(error):
         for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
@@ -206,7 +217,8 @@ def _describe_line(file: Path, function: str, line: int) -> str:
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Turns an exit of the user's own code, or another BaseException that is no interruption, into an error.
+    """Turns an exit of the user's own code, or another BaseException that is no interruption, into
+    an error.
 
     Raises:
       CodeExited: that happened; one line with the file and the function.

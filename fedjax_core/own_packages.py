@@ -1,7 +1,9 @@
-"""Imports of the bundled packages `methods` and `configs`, which a user's packages of these names may hide.
+"""Imports of the bundled packages `methods` and `configs`, which a user's packages of these names
+may hide.
 
-Commands replace the user's packages by the bundled ones (`take_ours`), which then also find the modules of the current
-folder. In a user's own process `import_bundled` imports the bundled modules and leaves the user's packages in place.
+Commands replace the user's packages by the bundled ones (`take_ours`), which then also find the
+modules of the current folder. In a user's own process `import_bundled` imports the bundled modules
+and leaves the user's packages in place.
 """
 
 import contextlib
@@ -24,8 +26,8 @@ _lock = threading.RLock()
 def take_ours() -> None:
     """Imports the bundled `methods` and `configs` in place of other packages of these names.
 
-    They also find the modules of such packages in the current folder, after their own. The current folder is appended to the
-    path, so that a user's other modules are found.
+    They also find the modules of such packages in the current folder, after their own. The current
+    folder is appended to the path, so that a user's other modules are found.
     """
     for name in PACKAGES:
         if not _is_ours(name):
@@ -54,7 +56,9 @@ def import_bundled(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """Makes `methods` and `configs` name the bundled packages for a while, then restores the user's."""
+    """Makes `methods` and `configs` name the bundled packages for a while, then restores the
+    user's.
+    """
     with _lock:
         hidden = [name for name in PACKAGES if not _is_ours(name) and not _import_if_ours(name)]
         theirs = _pop_modules(hidden)

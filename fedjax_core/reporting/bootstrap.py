@@ -1,18 +1,21 @@
 """Paired percentile bootstrap over training seeds and clients, for differences between methods.
 
-A number of a table is a mean over seeds of a statistic over clients. A resample draws seeds and clients with replacement. All
-rows of the table share the draws, so the difference of two rows is paired. If all seeds train on the same clients (one
-partition), clients are drawn once for all seeds, because a client's peculiarities return with every seed. If each seed has its
-own partition, each drawn seed draws its own clients. A row without values per client is resampled over seeds only.
+A number of a table is a mean over seeds of a statistic over clients. A resample draws seeds and
+clients with replacement. All rows of the table share the draws, so the difference of two rows is
+paired. If all seeds train on the same clients (one partition), clients are drawn once for all
+seeds, because a client's peculiarities return with every seed. If each seed has its own partition,
+each drawn seed draws its own clients. A row without values per client is resampled over seeds only.
 
-The interval is of the mean over seeds and clients like these. Its level is asymptotic and too low for few: a 95 % interval of
-three normally distributed seeds is their range, which covers the true mean in 75 % of cases (4: 80 %, 5: 84 %, 10: 91 %). There is
-no correction for multiple comparisons, nor for choosing the best row on the same numbers, and ranks of close rows are overconfident.
-Other data sets or partitions may rank differently whatever an interval says.
+The interval is of the mean over seeds and clients like these. Its level is asymptotic and too low
+for few: a 95 % interval of three normally distributed seeds is their range, which covers the true
+mean in 75 % of cases (4: 80 %, 5: 84 %, 10: 91 %). There is no correction for multiple comparisons,
+nor for choosing the best row on the same numbers, and ranks of close rows are overconfident. Other
+data sets or partitions may rank differently whatever an interval says.
 
   B. Efron, R. J. Tibshirani. An Introduction to the Bootstrap. 1993. Chapter 13: percentiles.
-  A. B. Owen. The Pigeonhole Bootstrap. Annals of Applied Statistics 1(2), 2007. Two crossed factors.
-  P. Hall, H. Miller. Using the Bootstrap to Quantify the Authority of an Empirical Ranking. Annals of Statistics 37(6B), 2009.
+  A. B. Owen. The Pigeonhole Bootstrap. Annals of Applied Statistics 1(2), 2007. Two crossed
+  factors. P. Hall, H. Miller. Using the Bootstrap to Quantify the Authority of an Empirical
+  Ranking. Annals of Statistics 37(6B), 2009.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +54,8 @@ def resampled(
 
     Args:
       by_seed: [R, S] numbers of the rows by seed.
-      by_client: for each seed the values per client that they summarise, [R, E]; None: resample seeds only.
+      by_client: for each seed the values per client that they summarise, [R, E]; None: resample
+        seeds only.
       weights: for each seed [E], for `statistic`; None: ones.
       known: [R] mask of rows with values per client; None: all.
       statistic: computes a row's number from its clients' values.
@@ -95,7 +99,9 @@ def resampled(
 def _resample_clients(
     rng: np.random.Generator, values: np.ndarray, weights: np.ndarray, number: int, statistic: Statistic
 ) -> np.ndarray:
-    """Returns the statistic of E clients drawn with replacement, [R, number]; values [R, E], weights [E]."""
+    """Returns the statistic of E clients drawn with replacement, [R, number]; values [R, E],
+    weights [E].
+    """
     e = values.shape[-1]
     block, parts = max(1, AT_ONCE // e), []
     for start in range(0, number, block):

@@ -4,9 +4,9 @@
     50,0,17,0.9411765,0.2012
     50,1,0,,
 
-One row per scored client; a cell is empty if the client has no examples for a score. A column `name` follows `client` if
-clients have names, such as natural ones of a table. Unseen clients follow the population: the k-th that run.json names, from 0,
-is client N + k.
+One row per scored client; a cell is empty if the client has no examples for a score. A column
+`name` follows `client` if clients have names, such as natural ones of a table. Unseen clients
+follow the population: the k-th that run.json names, from 0, is client N + k.
 """
 
 import csv
@@ -87,7 +87,9 @@ def _without_name(row: Sequence[str]) -> list[str]:
 
 
 def _parse_columns(rows: Sequence[Sequence[str]]) -> tuple[np.ndarray, ...]:
-    """Returns the columns of n lines: rounds [n], clients [n], numbers of test examples [n] and scores [n, ...]."""
+    """Returns the columns of n lines: rounds [n], clients [n], numbers of test examples [n] and
+    scores [n, ...].
+    """
     numbers = np.array([[int(cell) for cell in row[: len(_HEADS)]] for row in rows])
     values = np.array([[float(cell or "nan") for cell in row[len(_HEADS) :]] for row in rows], np.float64)
     rounds, ids, own = numbers.T
@@ -108,7 +110,9 @@ def worst_tenth(values: np.ndarray) -> np.ndarray:
 
 
 def decile(number: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function of values [..., E] that gives decile `number` over clients [...], interpolated linearly."""
+    """Returns a function of values [..., E] that gives decile `number` over clients [...],
+    interpolated linearly.
+    """
     return lambda values: np.quantile(values, number / 10, axis=-1)
 
 
@@ -123,8 +127,8 @@ def summarize_spread(folder: Path, rounds: int, selected: int | None = None) -> 
       selected: the selected round.
 
     Returns:
-      {"clients": {"last" and "selected": {"round", "scored" (number of clients), "scores": by name {"mean", "worst_tenth",
-      "deciles" (nine)}}}} over the clients that have the score.
+      {"clients": {"last" and "selected": {"round", "scored" (number of clients), "scores": by name
+      {"mean", "worst_tenth", "deciles" (nine)}}}} over the clients that have the score.
     """
     summary = {}
     for moment, name in {"last": LAST, "selected": SELECTED}.items():

@@ -16,7 +16,8 @@ with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of
 
 
 def say(text: str) -> None:
-    """Writes a line to standard error, above a progress bar if there is one; nothing if standard error is closed.
+    """Writes a line to standard error, above a progress bar if there is one; nothing if standard
+    error is closed.
 
     Terminal escapes, such as in the name of a class, are escaped as in Python.
     """
@@ -61,7 +62,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(error: BaseException | str) -> str:
-    """Returns the message of an error as one line, with file and function if the user's own code raised it."""
+    """Returns the message of an error as one line, with file and function if the user's own code
+    raised it.
+    """
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror + (f": {error.filename}" if error.filename else "")

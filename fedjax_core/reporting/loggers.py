@@ -1,9 +1,10 @@
-"""Loggers: TensorBoard files, and callbacks that send a run's records to Weights & Biases or MLflow.
+"""Loggers: TensorBoard files, and callbacks that send a run's records to Weights & Biases or
+MLflow.
 
     config.callbacks = ("wandb(project='heterogeneity')", "mlflow(experiment='heterogeneity')")
 
-`pip install 'fedjax-core[loggers]'` installs both. A resumed run continues the logger's run, whose id is stored in the run's
-directory. `fedjax_core/run/callbacks.py` describes callbacks.
+`pip install 'fedjax-core[loggers]'` installs both. A resumed run continues the logger's run, whose
+id is stored in the run's directory. `fedjax_core/run/callbacks.py` describes callbacks.
 """
 
 import importlib
@@ -124,8 +125,9 @@ def _read_id(file: Path) -> str:
 class TensorBoardWriter:
     """Writes TensorBoard scalars in the caller's thread.
 
-    tensorboardX's own writer blocks forever once a full disk has killed its thread, and puts the machine's name into the file
-    name. The package is imported here because it loads torch if that is installed.
+    tensorboardX's own writer blocks forever once a full disk has killed its thread, and puts the
+    machine's name into the file name. The package is imported here because it loads torch if that
+    is installed.
     """
 
     def __init__(self, directory: Path, from_round: int) -> None:

@@ -58,7 +58,8 @@ def kept(folder: Path, done: int, say: Callable[[str], None]) -> list[dict[str, 
 
 
 def whole(folder: Path, done: int) -> list[dict[str, Any]]:
-    """Returns the records of rounds 1 ... `done` without changing a file, for a process that does not hold the run's lock.
+    """Returns the records of rounds 1 ... `done` without changing a file, for a process that does
+    not hold the run's lock.
 
     Args:
       folder: of the run.
@@ -73,7 +74,9 @@ def whole(folder: Path, done: int) -> list[dict[str, Any]]:
 
 
 def _complete_records(folder: Path, records: Sequence[dict[str, Any]], done: int) -> list[dict[str, Any]]:
-    """Returns the records of rounds 1 ... `done`: those of metrics.jsonl, and the others from metrics.csv."""
+    """Returns the records of rounds 1 ... `done`: those of metrics.jsonl, and the others from
+    metrics.csv.
+    """
     logged = {record["round"]: record for record in records if record["round"] <= done}
     if len(logged) == done:
         return list(logged.values())
@@ -88,7 +91,9 @@ def _complete_records(folder: Path, records: Sequence[dict[str, Any]], done: int
 
 
 def _read_csv(file: Path) -> list[dict[str, Any]]:
-    """Returns the records of a metrics.csv; none if there is no file. Cells that are not numbers stay strings."""
+    """Returns the records of a metrics.csv; none if there is no file. Cells that are not numbers
+    stay strings.
+    """
     if not file.exists():
         return []
     text = read_bytes(file).decode(errors="replace")

@@ -1,16 +1,18 @@
 """Reports of a run: records by round, progress, and the summary at the end.
 
-A record is a flat dict of numbers, one per round: {"round": 12, "train/loss": 0.4, "test/global/accuracy": 0.93,
-"test/personal/own/accuracy/mean": 0.95}. A round without evaluation has no scores. Some names have a meaning here:
+A record is a flat dict of numbers, one per round: {"round": 12, "train/loss": 0.4,
+"test/global/accuracy": 0.93, "test/personal/own/accuracy/mean": 0.95}. A round without evaluation
+has no scores. Some names have a meaning here:
 
     round             number of rounds done, from 1
     seconds           wall time of the record, including `compile_seconds` of compilation
     cohort            clients that took part in the round
     train/examples    examples they trained on, counted once per epoch
 
-A name with a part such as "accuracy" or "auroc" is an accuracy, with a part such as "loss" or "perplexity" a loss
-(`score_labels.py`). Records are written to metrics.jsonl at once, to TensorBoard files, and to a progress bar or lines of text.
-At the end metrics.csv and summary.json are made from metrics.jsonl.
+A name with a part such as "accuracy" or "auroc" is an accuracy, with a part such as "loss" or
+"perplexity" a loss (`score_labels.py`). Records are written to metrics.jsonl at once, to
+TensorBoard files, and to a progress bar or lines of text. At the end metrics.csv and summary.json
+are made from metrics.jsonl.
 """
 
 import math
@@ -56,7 +58,9 @@ __all__ = [
 
 
 class Reporter:
-    """Writes the records of one run to all outputs. A context manager; a process that does not write does nothing."""
+    """Writes the records of one run to all outputs. A context manager; a process that does not
+    write does nothing.
+    """
 
     def __init__(
         self,
@@ -77,11 +81,12 @@ class Reporter:
         Args:
           workdir: the run's directory.
           total_rounds: number of rounds of the whole run.
-          progress: True: a bar; False: neither bar nor lines; None: a bar on a terminal or in a notebook without `console`, else
-            a line per evaluation.
+          progress: True: a bar; False: neither bar nor lines; None: a bar on a terminal or in a
+            notebook without `console`, else a line per evaluation.
           tensorboard: whether to write TensorBoard files.
-          headline: the score in bar and lines; None: the first of `HEADLINE` that a record has, else its first accuracy or R2 on
-            test data. A record without such a score was not evaluated.
+          headline: the score in bar and lines; None: the first of `HEADLINE` that a record has,
+            else its first accuracy or R2 on test data. A record without such a score was not
+            evaluated.
           targets: accuracies; the summary has the first round that reaches each.
           last_k: number of last evaluations that the summary averages.
           select: the score whose best round the summary reports.
@@ -164,7 +169,8 @@ class Reporter:
         self._round = last
 
     def add_scores(self, scores: Mapping[str, Any]) -> None:
-        """Adds scores to the last record, of a round that an earlier start trained and did not evaluate.
+        """Adds scores to the last record, of a round that an earlier start trained and did not
+        evaluate.
 
         Raises:
           OSError: they cannot be written; one line that names the file.
@@ -187,8 +193,8 @@ class Reporter:
         """Adds facts to the summary and the closing table.
 
         Args:
-          **facts: JSON values; the table shows `bytes_down`, `bytes_up` (per client and round), `compile_seconds` and
-            `peak_memory_bytes`.
+          **facts: JSON values; the table shows `bytes_down`, `bytes_up` (per client and round),
+            `compile_seconds` and `peak_memory_bytes`.
         """
         self._facts |= plain(facts)
 
@@ -217,11 +223,12 @@ class Reporter:
                 self._console(f"round {record['round']}/{self.total_rounds}  {score}{loss}  {rate:.3g} rounds/s  {times}")
 
     def close(self) -> dict[str, Any]:
-        """Writes metrics.csv and summary.json from all records, and closes the files; may be called again.
+        """Writes metrics.csv and summary.json from all records, and closes the files; may be called
+        again.
 
         Returns:
-          The summary: that of `summarise`, with the noted facts and the distribution of scores over clients; {} on a process
-          that does not write.
+          The summary: that of `summarise`, with the noted facts and the distribution of scores over
+          clients; {} on a process that does not write.
 
         Raises:
           OSError: the files cannot be written.

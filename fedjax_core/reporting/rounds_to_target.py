@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 
 def crossing(rounds: Sequence[int], values: Sequence[float], target: float, larger: bool = True) -> float:
-    """Returns the round in which the best score so far crosses a target, interpolated linearly between evaluations.
+    """Returns the round in which the best score so far crosses a target, interpolated linearly
+    between evaluations.
 
     Args:
       rounds: [E] rounds of the evaluations, ascending.
@@ -14,7 +15,8 @@ def crossing(rounds: Sequence[int], values: Sequence[float], target: float, larg
       larger: whether the score must rise to it; False: fall.
 
     Returns:
-      A number of rounds; the first evaluated round if the target is reached there; infinity if it is never reached.
+      A number of rounds; the first evaluated round if the target is reached there; infinity if it
+      is never reached.
 
     >>> crossing([5, 10, 15, 20], [0.25, 0.50, 0.40, 1.00], 0.75)
     17.5

@@ -17,12 +17,16 @@ GAP = "gap"  # scope of a difference of two accuracies
 
 
 def is_accuracy(name: str) -> bool:
-    """Returns whether a score is an accuracy or similar: in [0, 1], larger is better, such as an average precision."""
+    """Returns whether a score is an accuracy or similar: in [0, 1], larger is better, such as an
+    average precision.
+    """
     return not ACCURACIES.isdisjoint(name.split("/")) and not is_gap(name)
 
 
 def is_gap(name: str) -> bool:
-    """Returns whether a score is a participation gap: the accuracy of clients that train minus that of unseen ones."""
+    """Returns whether a score is a participation gap: the accuracy of clients that train minus that
+    of unseen ones.
+    """
     return name.split("/")[2:3] == [GAP]
 
 
@@ -55,7 +59,8 @@ def is_requested(name: str) -> bool:
 
 
 def better(name: str) -> str:
-    """Returns which value of a score is better: "larger" for accuracies and ROUGE, "smaller" for losses, else "neither".
+    """Returns which value of a score is better: "larger" for accuracies and ROUGE, "smaller" for
+    losses, else "neither".
 
     >>> better("test/personal/own/accuracy"), better("train/loss"), better("server/norm")
     ('larger', 'smaller', 'neither')
@@ -66,7 +71,8 @@ def better(name: str) -> str:
 
 
 def merit(name: str, value: float) -> float:
-    """Returns the key that is largest for a score's best value: a loss negated, else the value; -inf for NaN.
+    """Returns the key that is largest for a score's best value: a loss negated, else the value;
+    -inf for NaN.
 
     >>> merit("test/global/accuracy", 0.5), merit("test/global/loss", 0.5), merit("test/global/loss", math.nan)
     (0.5, -0.5, -inf)

@@ -34,13 +34,16 @@ def summarise(
       A dict of
 
       - "rounds": number of rounds done.
-      - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (at most `last_k`). Accuracies and
-        R2 also have "best", "best_round" and "best_is" (a description: the highest over rounds, for a test score selected on
-        test data). Accuracies have "rounds_to": per target the first round with at least that accuracy, or None. With `select`
+      - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (at
+        most `last_k`). Accuracies and R2 also have "best", "best_round" and "best_is" (a
+        description: the highest over rounds, for a test score selected on test data). Accuracies
+          have "rounds_to": per target the first round with at least that accuracy, or None. With
+          `select`
         also "selected", the value in the selected round if there is one.
-      - "selected": with `select`, its name "by", its best "round" (highest; lowest for a loss) and its "value".
-      - "speed": "seconds", "rounds_per_second", "clients_per_second", "examples_per_second", "compile_seconds", as far as the
-        records have them; rates exclude compilation.
+      - "selected": with `select`, its name "by", its best "round" (highest; lowest for a loss) and
+        its "value".
+      - "speed": "seconds", "rounds_per_second", "clients_per_second", "examples_per_second",
+        "compile_seconds", as far as the records have them; rates exclude compilation.
     """
     summary: dict[str, Any] = {"rounds": records[-1]["round"] if records else 0, "metrics": {}, "speed": _speed(records)}
     names = dict.fromkeys(name for record in records for name in record if name not in _COUNTS and name != "train/examples")
@@ -118,7 +121,8 @@ def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """Returns the closing table: scores, rounds to the targets, then speed, traffic and memory if they are known.
+    """Returns the closing table: scores, rounds to the targets, then speed, traffic and memory if
+    they are known.
 
     Args:
       summary: from `Reporter.close` or `summarise`.
@@ -162,8 +166,8 @@ def table(summary: Mapping[str, Any]) -> str:
 def _is_in_table(name: str) -> bool:
     """Returns whether the closing table has a score.
 
-    It has accuracies with all statistics over clients, and gaps. Of losses, R2 and requested scores it has those of the whole
-    run; their distribution over clients is in the files.
+    It has accuracies with all statistics over clients, and gaps. Of losses, R2 and requested scores
+    it has those of the whole run; their distribution over clients is in the files.
     """
     if is_gap(name) or (is_accuracy(name) and not is_requested(name)):
         return True
@@ -172,12 +176,16 @@ def _is_in_table(name: str) -> bool:
 
 
 def _is_overall(name: str) -> bool:
-    """Returns whether a score is of the whole run: of a model on all examples, or the mean over clients."""
+    """Returns whether a score is of the whole run: of a model on all examples, or the mean over
+    clients.
+    """
     return name.count("/") < 3 or name.endswith("/mean")
 
 
 def _describe_spread(summary: Mapping[str, Any]) -> list[str]:
-    """Returns a line on the distribution of each test accuracy over clients, in the selected round if there is one."""
+    """Returns a line on the distribution of each test accuracy over clients, in the selected round
+    if there is one.
+    """
     moments = summary.get("clients", {})
     moment = moments.get("selected") or moments.get("last") or {"scores": {}}
     lines = []

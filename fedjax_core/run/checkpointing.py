@@ -35,7 +35,9 @@ _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a con
 
 
 def opened(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
-    """Opens the directory of a run, on process 0 first; an earlier run is deleted if `is_begun_anew`."""
+    """Opens the directory of a run, on process 0 first; an earlier run is deleted if
+    `is_begun_anew`.
+    """
     config = partition.with_clients(config)
     if jax.process_index() == 0:
         should_restart = functools.partial(is_begun_anew, directory, config, fresh)
@@ -49,8 +51,8 @@ def opened(directory: str | Path, config: Mapping[str, Any], fresh: bool = False
 def is_begun_anew(directory: str | os.PathLike, config: Mapping[str, Any], fresh: bool = False) -> bool:
     """Returns whether a run starts from nothing rather than from the directory.
 
-    It does so if `fresh`; if there is no run; and if the run has neither a checkpoint nor a finished summary, and its config is
-    unreadable or differs from `config`.
+    It does so if `fresh`; if there is no run; and if the run has neither a checkpoint nor a
+    finished summary, and its config is unreadable or differs from `config`.
 
     Raises:
       OSError: a file or folder of it cannot be read.
@@ -79,7 +81,8 @@ def _is_disposable(folder: Path) -> bool:
 
 
 def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[str, Any]) -> None:
-    """Compares data and settings with the directory's. If they differ and nothing would be lost, the run starts from nothing.
+    """Compares data and settings with the directory's. If they differ and nothing would be lost,
+    the run starts from nothing.
 
     Raises:
       ValueError: the directory, or another process, has other data or settings.
@@ -99,7 +102,9 @@ def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[st
 
 
 def _check_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
-    """Raises ValueError if the directory, or another process, has other data; `inputs`: from `digest_inputs`."""
+    """Raises ValueError if the directory, or another process, has other data; `inputs`: from
+    `digest_inputs`.
+    """
     data = simulation.data
     distributed.alike("the data", data.partition_hash)
     for digest in filter(None, (inputs["digest"], inputs.get("public"))):
@@ -114,7 +119,8 @@ def _check_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, A
 
 
 def digest_inputs(simulation: Simulation) -> dict[str, Any]:
-    """Returns the digests of inputs, targets and public examples for run.json; of large arrays a sample is read.
+    """Returns the digests of inputs, targets and public examples for run.json; of large arrays a
+    sample is read.
 
     Raises:
       OSError: a file of examples cannot be read.
@@ -169,8 +175,8 @@ def _short_names(names: Sequence[str]) -> dict[str, list[str]]:
 def check_settings(workdir: WorkDir, settings: Mapping[str, Any]) -> None:
     """Compares settings with those in run.json; records those that are missing.
 
-    Long lists of ints, such as attackers' ids, are recorded as a digest. Runs of earlier versions may have the list, or a
-    digest of other lists.
+    Long lists of ints, such as attackers' ids, are recorded as a digest. Runs of earlier versions
+    may have the list, or a digest of other lists.
 
     Raises:
       ValueError: they differ.
@@ -187,7 +193,9 @@ def check_settings(workdir: WorkDir, settings: Mapping[str, Any]) -> None:
 
 
 def _ignore_rounding(value: Any, recorded: Any) -> Any:
-    """Returns a value with recorded floats in place of those that differ by rounding, as on another machine."""
+    """Returns a value with recorded floats in place of those that differ by rounding, as on another
+    machine.
+    """
     if isinstance(value, Mapping) and isinstance(recorded, Mapping):
         return {key: _ignore_rounding(child, recorded.get(key)) for key, child in value.items()}
     is_close = isinstance(value, float) and isinstance(recorded, float) and math.isclose(value, recorded)
@@ -195,7 +203,9 @@ def _ignore_rounding(value: Any, recorded: Any) -> Any:
 
 
 def _shorten_lists(value: Any, kind: type = object) -> Any:
-    """Returns a mapping with long lists of one type replaced by their length and a digest; other values unchanged."""
+    """Returns a mapping with long lists of one type replaced by their length and a digest; other
+    values unchanged.
+    """
     if not isinstance(value, Mapping):
         return value
 
@@ -221,7 +231,8 @@ def _plan(recorded: Mapping[str, int]) -> client_loop.Plan:
 def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporter: reporter.Reporter) -> None:
     """Applies the directory's plan, unless the user has chosen one or there are too few devices.
 
-    Several processes apply its chunk only and use all their devices: the first of these might leave a process without one.
+    Several processes apply its chunk only and use all their devices: the first of these might leave
+    a process without one.
     """
     recorded = _read_record(workdir, "plan")
     if recorded is None:
@@ -265,7 +276,9 @@ def record_plan(simulation: Simulation, workdir: WorkDir) -> None:
 
 
 def record_placement(simulation: Simulation, workdir: WorkDir, reporter: reporter.Reporter) -> None:
-    """Records where data and client states are stored, and reports data that are not on the devices."""
+    """Records where data and client states are stored, and reports data that are not on the
+    devices.
+    """
     placed = simulation.placed
     workdir.record("placement", {"data": placed.where, "hold": simulation.hold})
     if placed.where != "device":
@@ -296,8 +309,9 @@ def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> Sta
 def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
     """Writes the checkpoint of round `done`.
 
-    Of client states off the devices it writes those that changed since the checkpoint of round `before`, and rewrites some
-    others (`choose_parts_to_rewrite`). With several processes each writes the states that it holds.
+    Of client states off the devices it writes those that changed since the checkpoint of round
+    `before`, and rewrites some others (`choose_parts_to_rewrite`). With several processes each
+    writes the states that it holds.
     """
     offloaded = simulation.kept
     record: dict[str, Any] = {"touched": simulation.touched()}
@@ -318,13 +332,17 @@ def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: i
 
 
 def _read_parts_record(checkpoints: Checkpoints, done: int) -> dict[str, Any] | None:
-    """Returns the numbers of a checkpoint's parts and what was paid for the oldest; None if it has no parts."""
+    """Returns the numbers of a checkpoint's parts and what was paid for the oldest; None if it has
+    no parts.
+    """
     numbers = checkpoints.part_numbers(done)
     return None if numbers is None else {"numbers": numbers, "paid": checkpoints.record(done).get("paid", 0)}
 
 
 def save_beside(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, of: Checkpoints) -> None:
-    """Writes a checkpoint of round `done`, with links to the client states of that round's checkpoint in `of`, if there is one."""
+    """Writes a checkpoint of round `done`, with links to the client states of that round's
+    checkpoint in `of`, if there is one.
+    """
     offloaded, record = simulation.kept, {"touched": simulation.touched()}
     if offloaded is None:
         checkpoints.save(done, simulation.without_clients(state), record)
@@ -337,10 +355,12 @@ def save_beside(simulation: Simulation, checkpoints: Checkpoints, state: State, 
 
 
 def same_hold(simulation: Simulation, directory: str | Path) -> None:
-    """Checks that the run in a directory keeps client states where this one does, because checkpoints differ.
+    """Checks that the run in a directory keeps client states where this one does, because
+    checkpoints differ.
 
     Raises:
-      ValueError: one run keeps them on the devices and the other does not, or run.json or config.json is malformed.
+      ValueError: one run keeps them on the devices and the other does not, or run.json or
+        config.json is malformed.
     """
 
     def read() -> str | None:

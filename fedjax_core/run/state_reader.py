@@ -14,8 +14,8 @@ from fedjax_core.engine.simulator import Simulation, State
 class Look:
     """The read-only state of a run between rounds.
 
-    A callback has it from `Started.look`, and may use it in `start`, `round` and `evaluation`. It shows the newest state:
-    if several rounds were computed together, that after the last of them.
+    A callback has it from `Started.look`, and may use it in `start`, `round` and `evaluation`. It
+    shows the newest state: if several rounds were computed together, that after the last of them.
     """
 
     def __init__(self, simulation: Simulation, newest: Callable[[], tuple[State, int]]):
@@ -38,7 +38,8 @@ class Look:
         return self._simulation.population
 
     def view(self, client: int) -> View:
-        """Returns the state and models of one client: `client_view.predict(name, view.holds[name], x)`.
+        """Returns the state and models of one client: `client_view.predict(name, view.holds[name],
+        x)`.
 
         Args:
           client: its id.
@@ -52,14 +53,18 @@ class Look:
         return view._replace(task=task, holds={name: _read_only(model) for name, model in view.holds.items()})
 
     def scored_clients(self) -> np.ndarray:
-        """Returns the ids of the clients that are scored, sorted: all, or `config.evaluation.clients` of them."""
+        """Returns the ids of the clients that are scored, sorted: all, or
+        `config.evaluation.clients` of them.
+        """
         return self._simulation.scored_clients()
 
     def client_scores(self) -> dict[str, dict[str, dict[str, np.ndarray]]]:
-        """Returns scores by client, {scope: {model: {score: [E]}}}, in the order of `scored_clients`.
+        """Returns scores by client, {scope: {model: {score: [E]}}}, in the order of
+        `scored_clients`.
 
-        Scopes are "own" and "all" of `config.evaluation.scopes`, and "validation" if clients have such examples. A client
-        without examples of a scope has NaN. A call takes as long as an evaluation.
+        Scopes are "own" and "all" of `config.evaluation.scopes`, and "validation" if clients have
+        such examples. A client without examples of a scope has NaN. A call takes as long as an
+        evaluation.
 
         Raises:
           ValueError: the run has several processes.

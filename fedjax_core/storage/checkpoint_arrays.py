@@ -1,7 +1,8 @@
-"""Arrays of a checkpoint: leaves of a state to and from named host arrays, and their files, which Orbax writes.
+"""Arrays of a checkpoint: leaves of a state to and from named host arrays, and their files, which
+Orbax writes.
 
-Only this module uses Orbax. Orbax is imported with the first checkpoint: the import takes about as long as that of jax, and no
-run should wait for it before its first round.
+Only this module uses Orbax. Orbax is imported with the first checkpoint: the import takes about as
+long as that of jax, and no run should wait for it before its first round.
 """
 
 import collections
@@ -74,7 +75,8 @@ def _make_checkpointer() -> Any:
 
 
 def _call_orbax(call: Callable[[], T]) -> T:
-    """Runs a call without Orbax's logs, in a thread of its own (a notebook's thread already has an event loop).
+    """Runs a call without Orbax's logs, in a thread of its own (a notebook's thread already has an
+    event loop).
 
     Raises:
       OSError: any error of Orbax, with the errno in its message.
@@ -95,7 +97,9 @@ def _call_orbax(call: Callable[[], T]) -> T:
 
 
 def _ignore_closed_loop(hook: Callable) -> Callable:
-    """Returns an unraisablehook without the messages of TensorStore's threads after their event loop has failed."""
+    """Returns an unraisablehook without the messages of TensorStore's threads after their event
+    loop has failed.
+    """
 
     def filtered(unraisable: Any) -> None:
         if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
@@ -116,7 +120,8 @@ def _silence_logger(name: str) -> Iterator[None]:
 
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
-    """Returns the leaves of a state under the names that errors and leaves.json use: "server/net/params/0/kernel".
+    """Returns the leaves of a state under the names that errors and leaves.json use:
+    "server/net/params/0/kernel".
 
     Raises:
       ValueError: two leaves have one name.
@@ -129,7 +134,8 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
 
 
 def _dtype_and_shape(name: str, leaf: Any) -> tuple[str, list[int]]:
-    """Returns a leaf's dtype and shape: "float32", "key<fry>" for keys, "int" ... for Python numbers.
+    """Returns a leaf's dtype and shape: "float32", "key<fry>" for keys, "int" ... for Python
+    numbers.
 
     Raises:
       TypeError: the leaf is neither a number nor an array of numbers or keys.
@@ -159,7 +165,8 @@ def _key_impl(like: Any) -> Any:
 
 
 def to_host(name: str, leaf: Any) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Returns a leaf's entry for leaves.json, and its bits as an array that Orbax accepts; None for an empty leaf.
+    """Returns a leaf's entry for leaves.json, and its bits as an array that Orbax accepts; None for
+    an empty leaf.
 
     Raises:
       TypeError: the leaf is neither a number nor an array.
@@ -205,7 +212,8 @@ def check_leaves(checkpoint: Path, entries: list[dict[str, Any]], like: list[tup
     """Checks that a checkpoint has the leaves of `like`.
 
     Raises:
-      ValueError: a leaf is missing, unexpected, or of another dtype or shape; the message names the first.
+      ValueError: a leaf is missing, unexpected, or of another dtype or shape; the message names the
+        first.
     """
 
     def show(kind: tuple[str, list[int]] | None) -> str:

@@ -9,13 +9,14 @@ A checkpoint is a directory named by its round:
       digests.json   checksums of the two files above and of every array, compared on restore
       parts/         files of client states, partly shared with earlier checkpoints (`client_state_files.py`), if any
 
-A checkpoint is written under another name, synced, and renamed, so a process killed at any moment leaves either the old
-checkpoints or the old and the new. Leaves are stored as host arrays without their sharding, and restored to that of `like`: a
-run may resume on another number of devices. Saving is synchronous: when `save` returns, the checkpoint is on the disk and the
-caller may donate the state's buffers.
+A checkpoint is written under another name, synced, and renamed, so a process killed at any moment
+leaves either the old checkpoints or the old and the new. Leaves are stored as host arrays without
+their sharding, and restored to that of `like`: a run may resume on another number of devices.
+Saving is synchronous: when `save` returns, the checkpoint is on the disk and the caller may donate
+the state's buffers.
 
-Orbax's CheckpointManager does less: it does not sync files, verifies no content on restore, never replaces a round, and cannot
-share files between steps.
+Orbax's CheckpointManager does less: it does not sync files, verifies no content on restore, never
+replaces a round, and cannot share files between steps.
 """
 
 import contextlib
@@ -64,9 +65,10 @@ _UNFINISHED = ".unfinished-"  # prefix of directories that are being written or 
 class Checkpoints:
     """The checkpoints of one run.
 
-    With several processes each calls `save` and `restore` with its own view of the same state. Process 0 writes the state, each
-    process its own parts, if there are any. All processes read, so all must see the directory. A leaf must be addressable as a
-    whole by process 0: on the host, on its own devices, or replicated.
+    With several processes each calls `save` and `restore` with its own view of the same state.
+    Process 0 writes the state, each process its own parts, if there are any. All processes read, so
+    all must see the directory. A leaf must be addressable as a whole by process 0: on the host, on
+    its own devices, or replicated.
     """
 
     def __init__(
@@ -76,11 +78,12 @@ class Checkpoints:
 
         Args:
           directory: of the checkpoints.
-          keep: number of checkpoints to keep; older ones are deleted after a newer one is complete. If all of these, two or
-            more, share parts with the newest, the last one that shares none is kept as well, and so is the one after it, which
-            is the next that will share none.
+          keep: number of checkpoints to keep; older ones are deleted after a newer one is complete.
+            If all of these, two or more, share parts with the newest, the last one that shares none
+            is kept as well, and so is the one after it, which is the next that will share none.
           writer: whether this process writes; default: process 0 does.
-          beside: another directory of checkpoints of this run, which may share parts with these; errors name its rounds.
+          beside: another directory of checkpoints of this run, which may share parts with these;
+            errors name its rounds.
 
         Raises:
           ValueError: `keep` is less than 1.
@@ -118,8 +121,8 @@ class Checkpoints:
           round_num: number of rounds done.
           state: pytree of jax arrays (typed keys too), numpy arrays and Python numbers; only read.
           record: JSON values.
-          parts: named arrays, read back by `parts`; None: the checkpoint has no parts. With several processes each passes its
-            own, and none returns before the checkpoint is complete.
+          parts: named arrays, read back by `parts`; None: the checkpoint has no parts. With several
+            processes each passes its own, and none returns before the checkpoint is complete.
           earlier_round: round of the checkpoint whose parts come before these; None: none do.
           dropped: numbers of its parts to leave out.
           earlier_in: the checkpoints that `earlier_round` refers to; None: these.
@@ -128,8 +131,8 @@ class Checkpoints:
           The number of the first new part; 0 without parts.
 
         Raises:
-          OSError: the checkpoint cannot be written, with parts by any process; one line that names the path. Earlier checkpoints
-            are intact.
+          OSError: the checkpoint cannot be written, with parts by any process; one line that names
+            the path. Earlier checkpoints are intact.
           TypeError: a leaf is not an array, or `record` has a value that JSON cannot represent.
           ValueError: a leaf is sharded over several processes, or the round is negative.
         """
@@ -178,7 +181,8 @@ class Checkpoints:
         """Writes everything but the new parts to a temporary directory.
 
         Args:
-          earlier: (checkpoints, round, numbers of dropped parts) of the parts to link; None: the checkpoint has no parts.
+          earlier: (checkpoints, round, numbers of dropped parts) of the parts to link; None: the
+            checkpoint has no parts.
         """
         leaves = [to_host(name, leaf) for name, leaf in named_leaves(state)]
         arrays = {_number(index): array for index, (_, array) in enumerate(leaves) if array is not None}
@@ -212,7 +216,9 @@ class Checkpoints:
             raise
 
     def _write_parts(self, pending: "_Pending | None", parts: Iterable[Mapping[str, np.ndarray]]) -> int:
-        """Writes this process's parts, registers those of all processes, and returns the number of the first."""
+        """Writes this process's parts, registers those of all processes, and returns the number of
+        the first.
+        """
         name, first = distributed.said(None if pending is None else [pending.temporary.name, pending.first])
         is_single = jax.process_count() == 1
         process = None if is_single else jax.process_index()
@@ -241,7 +247,9 @@ class Checkpoints:
                 self._delete(checkpoint)
 
     def _unshared(self, checkpoints: list[Path]) -> list[Path]:
-        """Returns the last checkpoint that shares no part with the newest, and the one after it; else the first."""
+        """Returns the last checkpoint that shares no part with the newest, and the one after it;
+        else the first.
+        """
         *older, newest = checkpoints
         unshared = [i for i, checkpoint in enumerate(older) if not client_state_files.shares(newest, checkpoint)]
         return checkpoints[unshared[-1] : unshared[-1] + 2] if unshared else checkpoints[:1]
@@ -253,16 +261,17 @@ class Checkpoints:
 
         Args:
           round_num: one of `rounds()`.
-          like: the state's structure. A numpy array (or `Rows`) or Python number gives such a leaf. A jax array or
-            ShapeDtypeStruct gives a jax array, with its `sharding` if it has one and, if it is an array, is committed to it,
-            otherwise on the default device.
+          like: the state's structure. A numpy array (or `Rows`) or Python number gives such a leaf.
+            A jax array or ShapeDtypeStruct gives a jax array, with its `sharding` if it has one
+            and, if it is an array, is committed to it, otherwise on the default device.
 
         Returns:
           The state and the record.
 
         Raises:
-          ValueError: there is no such checkpoint; its leaves do not match `like` (the message names the leaf); it is damaged
-            (the message names the older checkpoints and how to go back to one).
+          ValueError: there is no such checkpoint; its leaves do not match `like` (the message names
+            the leaf); it is damaged (the message names the older checkpoints and how to go back to
+            one).
           OSError: it cannot be read; the message names the older checkpoints too.
         """
         checkpoint, wanted = self._path(round_num), named_leaves(like)
@@ -286,7 +295,8 @@ class Checkpoints:
 
         Args:
           round_num: one of `rounds()`.
-          wanted: returns the names of the arrays of a part that will be used; only these are read. None: all.
+          wanted: returns the names of the arrays of a part that will be used; only these are read.
+            None: all.
 
         Raises:
           ValueError, OSError: as `restore`.
@@ -297,7 +307,8 @@ class Checkpoints:
             yield from client_state_files.read_parts(checkpoint, names, True if wanted is None else wanted)
 
     def part_numbers(self, round_num: int) -> list[int] | None:
-        """Returns the number of each of `parts`; None if there is no such checkpoint or it has no parts.
+        """Returns the number of each of `parts`; None if there is no such checkpoint or it has no
+        parts.
 
         Raises:
           ValueError, OSError: as `restore`.
@@ -321,7 +332,9 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _suggest_older(self, round_num: int, checkpoint: Path) -> Iterator[None]:
-        """Adds the older checkpoints, and how to go back to one, to an error in reading a checkpoint."""
+        """Adds the older checkpoints, and how to go back to one, to an error in reading a
+        checkpoint.
+        """
         try:
             yield
         except (ValueError, OSError) as error:
@@ -331,7 +344,9 @@ class Checkpoints:
             raise (OSError(error.errno, text) if isinstance(error, OSError) else ValueError(text)) from error
 
     def unusable(self, round_num: int, reason: str) -> ValueError:
-        """Returns the error of a checkpoint with wrong content; it names the others and how to go back to one."""
+        """Returns the error of a checkpoint with wrong content; it names the others and how to go
+        back to one.
+        """
         return ValueError(self._describe_unusable(round_num, self._path(round_num), reason, None))
 
     def _describe_unusable(self, round_num: int, checkpoint: Path, reason: Any, damaged: str | None) -> str:
@@ -340,7 +355,9 @@ class Checkpoints:
         return f"the checkpoint of round {round_num} cannot be used ({reason}); {remedy}"
 
     def _describe_beside(self, checkpoint: Path, damaged: str | None) -> str:
-        """Describes the rounds of the directory beside this one, by whether they share the damaged part."""
+        """Describes the rounds of the directory beside this one, by whether they share the damaged
+        part.
+        """
         others = {} if self._beside is None else Checkpoints(self._beside)._list_complete()
         is_damaged = {
             other: bool(damaged) and client_state_files.shares(checkpoint, path, damaged) for other, path in others.items()
@@ -377,7 +394,9 @@ class Checkpoints:
         return path
 
     def _list_complete(self) -> dict[int, Path]:
-        """Returns the directories of complete checkpoints by round; of a replaced round, the newest."""
+        """Returns the directories of complete checkpoints by round; of a replaced round, the
+        newest.
+        """
         if not self.directory.exists():
             return {}
         newest: dict[int, tuple[int, Path]] = {}
@@ -389,7 +408,9 @@ class Checkpoints:
         return {round_num: path for round_num, (_, path) in newest.items()}
 
     def _delete(self, path: Path) -> None:
-        """Deletes a checkpoint; renames it first, so that a partly deleted one does not look complete."""
+        """Deletes a checkpoint; renames it first, so that a partly deleted one does not look
+        complete.
+        """
         renamed = self.directory / f"{_UNFINISHED}{path.name}"
         try:
             path.rename(renamed)

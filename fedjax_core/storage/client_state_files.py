@@ -1,28 +1,34 @@
-"""Parts of checkpoints: files of client states, written once and shared by later checkpoints; and their compaction.
+"""Parts of checkpoints: files of client states, written once and shared by later checkpoints; and
+their compaction.
 
-The folder `parts/` of a checkpoint has files 00000.safetensors, 00001.safetensors ... (`safetensors_files.py`, with digests).
-The next checkpoint hard-links the parts that it still needs (copies, where the file system has no links) and adds its own. So a
-checkpoint writes only what changed, is complete by itself, and may be copied, moved or deleted. Damage to a file affects every
-checkpoint that shares it. With several processes each writes its own files, 00002-0000.safetensors, 00002-0001.safetensors ...
+The folder `parts/` of a checkpoint has files 00000.safetensors, 00001.safetensors ...
+(`safetensors_files.py`, with digests). The next checkpoint hard-links the parts that it still needs
+(copies, where the file system has no links) and adds its own. So a checkpoint writes only what
+changed, is complete by itself, and may be copied, moved or deleted. Damage to a file affects every
+checkpoint that shares it. With several processes each writes its own files, 00002-0000.safetensors,
+00002-0001.safetensors ...
 
-Compaction (`choose_parts_to_rewrite`) rewrites some live states with each checkpoint, never all at once. Two rules keep parts few
-and drop old ones:
+Compaction (`choose_parts_to_rewrite`) rewrites some live states with each checkpoint, never all at
+once. Two rules keep parts few and drop old ones:
 
-  Age.   Changed bytes pay for the oldest parts. Once a part's live bytes, those that no later part has, are paid for, they are
-         rewritten and the part is dropped. When as much has changed as there is in all, every earlier part is gone.
-  Size.  A last part that is not full and smaller than twice the bytes being written is rewritten with them, and so on: each part
-         that is not full is at least twice the next. A checkpoint takes in at most two full parts' worth of these.
+  Age: changed bytes pay for the oldest parts. Once a part's live bytes, those that no later part
+    has, are paid for, they are rewritten and the part is dropped. When as much has changed as there
+    is in all, every earlier part is gone.
+  Size: a last part that is not full and smaller than twice the bytes being written is rewritten
+    with them, and so on: each part that is not full is at least twice the next. A checkpoint takes
+    in at most two full parts' worth of these.
 
 With `full` bytes per part, T bytes of live states and w bytes changed since the last checkpoint:
 
-  written at once    at most 2 w and three parts' worth, however large T is
-  written in all     each changed byte once for itself, once for the oldest parts, and both again when their part is merged into
-                     one at least half as large again: about log2(full / w) times at most
-  read on restore    at most 3 T and three parts' worth, from at most 6 T / full + log2(full / smallest state) + 3 parts (per group
-                     of clients)
+  written at once: at most 2 w and three parts' worth, however large T is
+  written in all: each changed byte once for itself, once for the oldest parts, and both again when
+    their part is merged into one at least half as large again: about log2(full / w) times at most
+  read on restore: at most 3 T and three parts' worth, from at most
+    6 T / full + log2(full / smallest state) + 3 parts (per group of clients)
 
-This is the circular log of Rosenblum and Ousterhout (The Design and Implementation of a Log-Structured File System, 1992), whose
-tail is cleaned, with the binary merging of Bentley and Saxe (Decomposable Searching Problems I, 1980) at its head.
+This is the circular log of Rosenblum and Ousterhout (The Design and Implementation of a
+Log-Structured File System, 1992), whose tail is cleaned, with the binary merging of Bentley and
+Saxe (Decomposable Searching Problems I, 1980) at its head.
 """
 
 import os
@@ -93,7 +99,8 @@ def write_parts(checkpoint: Path, parts: Iterable[Arrays], first: int, process: 
       checkpoint: the checkpoint that is being written.
       parts: named arrays, one file for each.
       first: number of the first part.
-      process: index of this process, where several write parts of different clients; None: there is one.
+      process: index of this process, where several write parts of different clients; None: there is
+        one.
 
     Returns:
       The number of parts.
@@ -113,7 +120,9 @@ def part_name(number: int, process: int | None) -> str:
 
 
 def part_number(name: str) -> int:
-    """Returns the number of a part; files of several processes that were written together have one number."""
+    """Returns the number of a part; files of several processes that were written together have one
+    number.
+    """
     return _sort_key(name)[0]
 
 
@@ -126,7 +135,8 @@ def _sort_key(name: str) -> tuple[int, int]:
 def read_parts(
     checkpoint: Path, names: Iterable[str], checked: bool | Callable[[Arrays], Collection[str]] = True
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the arrays of parts in order, compared with their digests; `checked` as in `read_tensors`.
+    """Yields the arrays of parts in order, compared with their digests; `checked` as in
+    `read_tensors`.
 
     Raises:
       DamagedPart: a part is missing or differs from what was written.
@@ -164,7 +174,8 @@ def choose_parts_to_rewrite(live: Mapping[int, int], changed: int, paid: int, fu
     """Chooses the parts whose live states the next checkpoint rewrites.
 
     Args:
-      live: {part number: bytes that no later part has and that have not changed}; larger numbers are later.
+      live: {part number: bytes that no later part has and that have not changed}; larger numbers
+        are later.
       changed: w, changed bytes, which are written anyway.
       paid: bytes of the oldest parts that earlier changes have paid for.
       full: bytes of the largest part.

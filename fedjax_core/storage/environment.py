@@ -16,7 +16,9 @@ from fedjax_core import __version__
 
 
 def describe_environment() -> dict[str, Any]:
-    """Returns versions, devices, commit, command line and time, without the names of user and machine."""
+    """Returns versions, devices, commit, command line and time, without the names of user and
+    machine.
+    """
     versions = {}
     for package in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -42,7 +44,9 @@ def _without_home(argument: str) -> str:
 
 
 def _commit() -> dict[str, Any] | None:
-    """Returns the project's commit and whether its files differ; None for an installed copy or without git."""
+    """Returns the project's commit and whether its files differ; None for an installed copy or
+    without git.
+    """
     here = Path(__file__).resolve()
 
     def git(*arguments: str) -> str:

@@ -1,12 +1,14 @@
-"""A model that is more than one network, in one file: what its method predicts with, and what builds the method's predictor again.
+"""Exports models of more than one network: the state that a method predicts with, and what rebuilds
+its predictor.
 
     save_predictor("model.safetensors", view, "personal", examples, description, experiment.method)
     predictor = load_predictor("model.safetensors", experiment.method)
     outputs = predictor.apply(predictor.arrays, images)
 
-FedRoD's second head, FedCAC's parameters without a `Net`, pFedPT's frame: such a model is the (sent, client state) that a method's
-predictor reads (`Algorithm.predict`). The file has their arrays under "held", those that nobody trains under "frozen", and in its
-description the method's name and options and the network. Loading builds the method anew and runs no code from the file.
+Such a model (FedRoD's second head, FedCAC's parameters without a `Net`, pFedPT's frame) is the
+(sent, client state) that the method's predictor reads (`Algorithm.predict`). The file has these
+arrays under "held" and frozen ones under "frozen"; its description has the method's name and
+options and the network. Loading rebuilds the method and runs no code from the file.
 """
 
 import functools
@@ -38,7 +40,7 @@ from fedjax_core.task import PARTS, Task, of_model, part_of
 from fedjax_core.training import adapters, local_training
 from fedjax_core.training.local_batch_norm import local_statistics
 
-HOLDS = "predictor"  # what a description says that its file holds
+HOLDS = "predictor"  # field "holds" of a description
 FIELDS = ("method", "options", "predictor", "population", "round", "train", "adapter")
 _FORM = {
     **dict.fromkeys(("method", "predictor", "train"), str),
@@ -46,7 +48,7 @@ _FORM = {
     "options": dict,
     "adapter": (str, type(None)),
 }
-Methods = Callable[[str], Callable[..., Algorithm]]  # a method's builder by its name
+Methods = Callable[[str], Callable[..., Algorithm]]  # name -> builder of a method
 
 
 class Predictor(NamedTuple):
@@ -70,44 +72,48 @@ def save_predictor(
     methods: Methods,
     builders: Builders = refuse_foreign_network,
 ) -> None:
-    """Writes what one of a method's models predicts with, atomically.
+    """Writes the state that one of a method's models predicts with, atomically.
 
     Args:
       path: the file.
-      view: of any client if the model is "global".
-      name: the model's name.
-      x: some examples: what is to be saved must predict on them as the run does, when it is built again.
-      description: as in `export_model.save_model`, of the network alone; also "method", its "options", "population": N, "round",
-        and
-        "train" and "adapter" as configs have them.
-      methods: a method's builder by its name.
-      builders: of networks that are not this library's.
+      view: of a client; of any client for "global".
+      name: of the model.
+      x: examples on which the rebuilt predictor must predict as the run does.
+      description: that of `export_model.save_model` for the network; also "method", its "options",
+        "population": N, "round", and "train" and "adapter" as in configs.
+      methods: returns the builder of a method.
+      builders: of networks outside of this library.
 
     Raises:
-      ValueError: a field is missing, or the method cannot be built from these fields or then predicts something else.
+      ValueError: a field is missing, the method cannot be rebuilt, or it predicts something else
+        then.
       OSError: the file cannot be written.
     """
-    told = plain({**description, "predictor": name, "holds": HOLDS})
+    description = plain({**description, "predictor": name, "holds": HOLDS})
     held = view.holds[name]
-    partly = told.get("train") != "all" or told.get("adapter") is not None
-    arrays = named_arrays({"held": held, "frozen": view.task.frozen if partly else ()})
-    again = _build_predictor(told, arrays, methods, builders, "the description")
-    wanted, found = (np.asarray(outputs["logits"], np.float64) for outputs in (view.predict(name, held, x), _predict(again, x)))
-    if wanted.shape != found.shape or not np.abs(found - wanted).max() <= EXACT * max(np.abs(wanted).max(), 1e-30):
-        raise ValueError(f"the model {name!r} of {told['method']} predicts something else when it is built again; it is not saved")
-    write_tensors(path, arrays, {"description": json.dumps(told, allow_nan=False)})
+    is_partial = description.get("train") != "all" or description.get("adapter") is not None
+    arrays = named_arrays({"held": held, "frozen": view.task.frozen if is_partial else ()})
+    rebuilt = _build_predictor(description, arrays, methods, builders, "the description")
+    outputs = view.predict(name, held, x), _predict(rebuilt, x)
+    expected, actual = (np.asarray(output["logits"], np.float64) for output in outputs)
+    if expected.shape != actual.shape or not np.abs(actual - expected).max() <= EXACT * max(np.abs(expected).max(), 1e-30):
+        raise ValueError(
+            f"the model {name!r} of {description['method']} predicts something else when it is rebuilt, so it is not saved"
+        )
+    write_tensors(path, arrays, {"description": json.dumps(description, allow_nan=False)})
 
 
 def load_predictor(path: str | os.PathLike, methods: Methods, builders: Builders = refuse_foreign_network) -> Predictor:
-    """Reads what `save_predictor` wrote.
+    """Reads a file of `save_predictor`.
 
     Args:
       path: the file.
-      methods: a method's builder by its name.
-      builders: of networks that are not this library's.
+      methods: returns the builder of a method.
+      builders: of networks outside of this library.
 
     Raises:
-      ValueError: the file is damaged, or is no such model, or its method is not there or takes other options; the message names it.
+      ValueError: the file is damaged or is not such a model, or its method is unknown or takes
+        other options.
       OSError: it cannot be read.
     """
     arrays, metadata = read_tensors(path)
@@ -124,7 +130,7 @@ def _predict(predictor: Predictor, x: PyTree) -> dict[str, Array]:
 def _build_predictor(
     description: dict[str, Any], arrays: Mapping[str, Any], methods: Methods, builders: Builders, where: str
 ) -> Predictor:
-    """The predictor of a description, with the arrays that are saved under their names."""
+    """Builds the predictor of a description from named arrays."""
     network = build_described_model(description, where, builders)
     if missing := [field for field in FIELDS if field not in description]:
         raise ValueError(f"{where} lacks {', '.join(missing)}; a saved predictor needs {', '.join(FIELDS)}")
@@ -146,16 +152,16 @@ def _build_predictor(
     registry.check(what, builder, ("optimizer", *registry.by_place(what, builder, ("task",))), options)
     build = functools.partial(builder, optimizer=local_training.sgd(1.0), **options)
     build = local_statistics(build) if description["statistics"] == "local" else build
-    at = functools.partial(_algorithm, build, task, description["round"])
-    like = jax.eval_shape(lambda frozen: {"held": _initial_states(at(frozen)), "frozen": frozen}, untrained)
+    build_algorithm = functools.partial(_algorithm, build, task, description["round"])
+    like = jax.eval_shape(lambda frozen: {"held": _initial_states(build_algorithm(frozen)), "frozen": frozen}, untrained)
     check_shapes(like, arrays, where, f"{description['method']} of {network.name}")
     name = description["predictor"]
-    if name not in at(untrained).predict:
+    if name not in build_algorithm(untrained).predict:
         raise ValueError(f"{where}: {description['method']} has no predictor {name!r}")
 
     def apply(arrays, x):
         sent, client = arrays["held"]
-        return at(arrays["frozen"]).predict[name](sent, client, x)
+        return build_algorithm(arrays["frozen"]).predict[name](sent, client, x)
 
     return Predictor(apply, restore_tree(like, arrays, where), description)
 
@@ -165,14 +171,16 @@ def _algorithm(build: Callable[[Task], Algorithm], task: Task, done: int, frozen
 
 
 def _initial_states(algorithm: Algorithm) -> tuple[PyTree, PyTree]:
-    """(sent, client state) of client 0 before the first round: of the form that they always have."""
+    """Returns (sent, client state) of client 0 before the first round; their structure never
+    changes.
+    """
     key, client = jax.random.key(0), jnp.int32(0)
     server = algorithm.server_init(key)
     return algorithm.broadcast(server, client), algorithm.client_init(key, server, client)
 
 
 def _unflatten(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a.b": x} as {"a": {"b": x}}."""
+    """Returns {"a": {"b": x}} for {"a.b": x}."""
     tree: dict[str, Any] = {}
     for name, array in arrays.items():
         *above, last = name.split(".")
@@ -184,7 +192,7 @@ def _unflatten(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lists_to_tuples(value: Any) -> Any:
-    """JSON's lists as the tuples that configs have."""
+    """Returns a JSON value with tuples in place of lists, as in configs."""
     if isinstance(value, dict):
         return {key: _lists_to_tuples(item) for key, item in value.items()}
     return tuple(_lists_to_tuples(item) for item in value) if isinstance(value, list) else value

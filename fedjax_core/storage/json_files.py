@@ -1,7 +1,8 @@
-"""JSON files: conversion of values, schemas, files that are replaced as a whole, and files that grow by lines.
+"""JSON files: conversion of values, schemas, files that are replaced as a whole, and files that
+grow by lines.
 
-JSON is strict. Floats that are not finite are stored as the strings "NaN", "Infinity" and "-Infinity", which `read_json` and
-`read_jsonl` turn back into floats.
+JSON is strict. Floats that are not finite are stored as the strings "NaN", "Infinity" and
+"-Infinity", which `read_json` and `read_jsonl` turn back into floats.
 """
 
 import json
@@ -60,7 +61,8 @@ def read_json(path: str | os.PathLike, schema: Any = None) -> Any:
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: the content is not JSON or does not match the schema; the message names the file and the field.
+      ValueError: the content is not JSON or does not match the schema; the message names the file
+        and the field.
     """
     return _parse(read_bytes(path), os.fspath(path), schema, "restore it, or take another directory")
 
@@ -81,7 +83,8 @@ def _parse(data: bytes, name: str, schema: Any, remedy: str) -> Any:
     """Parses JSON and checks its schema.
 
     Raises:
-      ValueError: it is not JSON or does not match; one line with the value's `name` and the `remedy`.
+      ValueError: it is not JSON or does not match; one line with the value's `name` and the
+        `remedy`.
     """
     try:
         raw = json.loads(data)
@@ -100,9 +103,10 @@ def check(value: Any, schema: Any, name: str, end: str = "", field: str = "") ->
 
     Args:
       value: from `json.loads`.
-      schema: `dict`, `list`, `str`, `int`, `Positive`, `float` (finite or not), `bool` or `type(None)`; `[schema]` for lists;
-        `{str: schema}` for objects with any keys; `{"field": schema, "optional?": schema}` for objects with at least the fields
-        without a "?"; `(schema, schema)` for either.
+      schema: `dict`, `list`, `str`, `int`, `Positive`, `float` (finite or not), `bool` or
+        `type(None)`; `[schema]` for lists; `{str: schema}` for objects with any keys; `{"field":
+        schema, "optional?": schema}` for objects with at least the fields without a "?"; `(schema,
+        schema)` for either.
       name: of the value, such as its file; begins the message.
       end: ends the message.
       field: path of the value within the file.
@@ -164,8 +168,8 @@ def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
 class JsonLines:
     """An append-only file of JSON lines. Lines are on the disk when `append` returns.
 
-    Opening the file cuts a line that an earlier process left unfinished. An append that fails, such as on a full disk, leaves
-    the earlier lines alone.
+    Opening the file cuts a line that an earlier process left unfinished. An append that fails, such
+    as on a full disk, leaves the earlier lines alone.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -182,7 +186,8 @@ class JsonLines:
         """Adds one line per record, and syncs once.
 
         Raises:
-          OSError: the lines cannot be written; earlier lines are intact. One line that names the file.
+          OSError: the lines cannot be written; earlier lines are intact. One line that names the
+            file.
         """
         data = json_lines(records).encode()
         with explained("write", self.path):
@@ -202,10 +207,12 @@ class JsonLines:
 
 
 def plain(value: Any, name: str = "") -> Any:
-    """Returns a copy of a value made of JSON types: dicts with string keys, lists, strings, numbers, booleans, None.
+    """Returns a copy of a value made of JSON types: dicts with string keys, lists, strings,
+    numbers, booleans, None.
 
-    Tuples become lists, arrays nested lists, numpy and jax scalars Python numbers, paths strings, and objects with a `to_dict`
-    (a ConfigDict) dicts. Floats that are not finite become the strings "NaN", "Infinity" and "-Infinity".
+    Tuples become lists, arrays nested lists, numpy and jax scalars Python numbers, paths strings,
+    and objects with a `to_dict` (a ConfigDict) dicts. Floats that are not finite become the strings
+    "NaN", "Infinity" and "-Infinity".
 
     Args:
       value: the value.

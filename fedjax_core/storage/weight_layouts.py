@@ -1,6 +1,7 @@
-"""How others lay out the weights of the networks that we have too: which tensor of a file belongs where in ours.
+"""Layouts of published weights of ViTs and ResNets: which tensor of a file belongs to which of our
+leaves.
 
-ViTs and ResNets, in the layouts that `pretrained_weights.py` lists. Nothing here reads a file.
+`pretrained_weights.py` lists the layouts, and reads and writes the files.
 """
 
 import math
@@ -17,7 +18,7 @@ from fedjax_core.storage.export_model import named_arrays
 LAYOUTS = ("own", "timm", "transformers", "npz")
 
 _INNER, _OUTER = "encoder.layer.{i}.", "Transformer/encoderblock_{i}/"
-# Modules by layout: {i} is a block's number, {p} one of query, key, value; {0} {1} {2} are our numbers, {a} {b} {c} one less.
+# Modules by layout: {i} is the number of a block, {p} query, key or value; {0} {1} {2} are our numbers, {a} {b} {c} one less.
 _VIT = {
     "patches": ("patch_embed.proj", "embeddings.patch_embeddings.projection", "embedding"),
     "blocks.norm1": ("blocks.{i}.norm1", _INNER + "layernorm_before", _OUTER + "LayerNorm_0"),
@@ -61,7 +62,7 @@ MARKS = {  # tensors that only this layout has
     "npz": ("embedding/kernel",),
 }
 _PARTS = ("query", "key", "value")
-_NEWER: dict[str, Any] = {  # transformers since version 5 names some modules otherwise while they are in memory
+_NEWER: dict[str, Any] = {  # names of modules in memory since version 5 of transformers
     r"^(vit|resnet)\.": "",
     r"^layers\.(\d+)\.attention\.([qkv])_proj": lambda m: f"encoder.layer.{m[1]}.attention.attention.{_PARTS['qkv'.index(m[2])]}",
     r"^layers\.(\d+)\.attention\.o_proj": r"encoder.layer.\1.attention.output.dense",
@@ -69,18 +70,18 @@ _NEWER: dict[str, Any] = {  # transformers since version 5 names some modules ot
     r"^layers\.(\d+)\.mlp\.fc2": r"encoder.layer.\1.output.dense",
     r"^layers\.": "encoder.layer.",
 }
-# What the names of a classifier's tensors start with.
+# Prefixes of a classifier's tensors.
 HEADS = {"own": ("params.head.",), "timm": ("head.", "fc."), "transformers": ("classifier.",), "npz": ("head/",)}
 
 
 class LeafSlice(NamedTuple):
-    """Where a tensor of a file belongs.
+    """The slice of a leaf that a tensor of a file is.
 
     Attributes:
-      leaf: which of our leaves, by its dotted name.
-      at: which part of it, an index.
-      shape: in the file.
-      order: of the file's axes, so that what comes out only needs a reshape.
+      leaf: dotted name of our leaf.
+      at: index of the slice.
+      shape: of the tensor in the file.
+      order: of the file's axes, after which a reshape gives the slice.
     """
 
     leaf: str
@@ -90,10 +91,10 @@ class LeafSlice(NamedTuple):
 
 
 def detect_layout(names: Iterable[str], path: str | os.PathLike) -> str:
-    """Which of `LAYOUTS` a file with these tensors has.
+    """Returns the layout of a file, one of `LAYOUTS`, from the names of its tensors.
 
     Raises:
-      ValueError: none.
+      ValueError: none matches.
     """
     names = list(names)
     if any(name.startswith("params.") for name in names):
@@ -106,27 +107,28 @@ def detect_layout(names: Iterable[str], path: str | os.PathLike) -> str:
 
 
 def map_tensors(like: Net, layout: str, where: str) -> dict[str, LeafSlice]:
-    """The tensors of a file of some layout that has these arrays, in the network's order.
+    """Maps the tensors of a file of a layout to slices of a network's leaves, in the network's
+    order.
 
     Raises:
-      ValueError: the layout has no place for one of them.
+      ValueError: the layout has no tensor for a leaf.
     """
-    found = {}
+    tensors = {}
     for leaf, value in named_arrays(like).items():
         if layout == "own":
-            found[leaf] = LeafSlice(leaf, (), value.shape, tuple(range(value.ndim)))
+            tensors[leaf] = LeafSlice(leaf, (), value.shape, tuple(range(value.ndim)))
             continue
         if leaf.startswith("params.prompts"):
             continue
         parts = _map_vit_leaf(leaf, value.shape, layout) if "blocks" in like.params else _map_resnet_leaf(leaf, value.shape, layout)
         if not parts:
             raise ValueError(f"{where} has no place for {leaf}; such files hold ViTs, or ResNets with batch normalisation")
-        found |= parts
-    return found
+        tensors |= parts
+    return tensors
 
 
 def map_written_tensors(net: Net, layout: str) -> dict[str, LeafSlice]:
-    """The tensors of a file that is to hold these arrays, all of them."""
+    """Maps the tensors of a file to be written, which must hold all leaves of a network."""
     where = f"a file of layout {layout}"
     if prompts := [leaf for leaf in named_arrays(net) if leaf.startswith("params.prompts")]:
         raise ValueError(f"{where} has no place for {prompts[0]}; layout own has")
@@ -141,19 +143,19 @@ def _map_vit_leaf(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, L
     module, last = leaf.removeprefix("params.").rsplit(".", 1)
     if module not in _VIT:
         return {}
-    slash, found = "/" if layout == "npz" else ".", {}
+    separator, tensors = "/" if layout == "npz" else ".", {}
     split = module == "blocks.qkv" and layout != "timm"
     for i in range(shape[0]) if module.startswith("blocks.") else (None,):
         for p, part in enumerate(_PARTS) if split else ((None, ""),):
             axes = () if p is None else (p,) if last == "bias" else (slice(None), p)
             at = axes if i is None else (i, *axes)
             own = np.broadcast_to(0, shape)[at].shape
-            key = _VIT[module][column].format(i=i, p=part) + slash + (last if layout == "npz" else _TORCH[last])
+            key = _VIT[module][column].format(i=i, p=part) + separator + (last if layout == "npz" else _TORCH[last])
             if layout == "npz":
-                found[key] = LeafSlice(leaf, at, own, tuple(range(len(own))))
+                tensors[key] = LeafSlice(leaf, at, own, tuple(range(len(own))))
             else:
-                found[key] = _torch_slice(leaf, at, own, 2 if module == "blocks.out" else 3 if module == "patches" else 1)
-    return found
+                tensors[key] = _torch_slice(leaf, at, own, 2 if module == "blocks.out" else 3 if module == "patches" else 1)
+    return tensors
 
 
 def _map_resnet_leaf(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, LeafSlice]:
@@ -168,7 +170,9 @@ def _map_resnet_leaf(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str
 
 
 def _torch_slice(leaf: str, at: tuple, own: tuple[int, ...], inputs: int) -> LeafSlice:
-    """PyTorch's form of a leaf: outputs first. `inputs`: how many of a kernel's axes are inputs; 3: a convolution's."""
+    """Returns the slice of a PyTorch tensor, outputs first; `inputs`: number of a kernel's input
+    axes, 3 for a convolution.
+    """
     if leaf.endswith(".kernel") and inputs == 3:
         height, width, channels, features = own
         return LeafSlice(leaf, at, (features, channels, height, width), (2, 3, 1, 0))
@@ -178,14 +182,14 @@ def _torch_slice(leaf: str, at: tuple, own: tuple[int, ...], inputs: int) -> Lea
 
 
 def published_name(key: str) -> str:
-    """A tensor of transformers by the name it has in published files, without the model's prefix."""
+    """Returns the name of a transformers tensor in published files, without the model's prefix."""
     for pattern, name in _NEWER.items():
         key = re.sub(pattern, name, key)
     return key
 
 
 def published_prefix(key: str, net: Net, layout: str) -> str:
-    """What stands before a tensor's name in a published file: transformers' name of the model around it, else nothing."""
+    """Returns the prefix of a tensor in a published file: transformers' name of the model, else ""."""
     if layout != "transformers" or key.startswith(HEADS[layout]):
         return ""
     return "vit." if "blocks" in net.params else "resnet."

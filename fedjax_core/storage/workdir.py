@@ -68,7 +68,9 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 def diff_configs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the fields in which two configs differ: {dotted name: "<value> in the directory, <value> asked"}."""
+    """Returns the fields in which two configs differ: {dotted name: "<value> in the directory,
+    <value> asked"}.
+    """
     recorded, requested = flatten_config(plain(recorded)), flatten_config(plain(requested))
 
     def show(fields: Mapping[str, Any], name: str) -> str:
@@ -81,7 +83,9 @@ def diff_configs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> d
 def compare_configs(
     recorded: Mapping[str, Any], requested: Mapping[str, Any], may_differ: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the allowed differences of two configs, and the others, as `diff_configs`; `may_differ` as in `WorkDir.open`."""
+    """Returns the allowed differences of two configs, and the others, as `diff_configs`;
+    `may_differ` as in `WorkDir.open`.
+    """
     differences = diff_configs(recorded, requested)
     allowed = {name for name in differences if any(name == field or name.startswith(f"{field}.") for field in may_differ)}
     return (
@@ -198,14 +202,18 @@ class WorkDir:
         Args:
           path: the directory; created with its parents.
           config: the resolved config, of JSON values.
-          may_differ: dotted names of fields (`"rounds"`) or branches (`"report"`) that a resumed run may change. The
-            directory gets the new values from `take_over`; until then it is unchanged.
-          writer: whether this process writes and locks; default: process 0 does. The other processes see the same
-            directory only after process 0 has opened it, so put a barrier between the two.
-          should_restart: whether to delete an earlier run and start again; called while the lock is held.
+          may_differ: dotted names of fields (`"rounds"`) or branches (`"report"`) that a resumed
+            run may change. The directory gets the new values from `take_over`; until then it is
+            unchanged.
+          writer: whether this process writes and locks; default: process 0 does. The other
+            processes see the same directory only after process 0 has opened it, so put a barrier
+            between the two.
+          should_restart: whether to delete an earlier run and start again; called while the lock is
+            held.
 
         Raises:
-          ValueError: the directory holds a run with another config (all differences are listed) or something else.
+          ValueError: the directory holds a run with another config (all differences are listed) or
+            something else.
           OSError: another process runs there, or the directory cannot be created, read or written.
         """
         path = Path(path)
@@ -276,7 +284,8 @@ class WorkDir:
         self._write_initial_files()
 
     def take_over(self) -> None:
-        """Records the resumption and the changed config fields. Call it once all checks have passed; later calls do nothing.
+        """Records the resumption and the changed config fields. Call it once all checks have
+        passed; later calls do nothing.
 
         Raises:
           OSError: a file cannot be written.
@@ -301,7 +310,9 @@ class WorkDir:
 
     @staticmethod
     def _check_config(path: Path, requested: Mapping[str, Any], may_differ: Sequence[str]) -> dict[str, str]:
-        """Returns the allowed differences from the directory's config; raises ValueError for others."""
+        """Returns the allowed differences from the directory's config; raises ValueError for
+        others.
+        """
         allowed, refused = compare_configs(read_json(path / CONFIG, dict), requested, may_differ)
         if refused:
             raise ValueError(
@@ -321,7 +332,8 @@ class WorkDir:
         return self.path / CHECKPOINTS
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
-        """Stores a choice of this run in run.json for later starts; replaces an earlier record of that name.
+        """Stores a choice of this run in run.json for later starts; replaces an earlier record of
+        that name.
 
         Args:
           name: such as "plan" or "partition".

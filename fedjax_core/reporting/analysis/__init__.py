@@ -1,7 +1,8 @@
-"""What trained models are like, as numbers; `plots` draws them. All of it works on a `Simulation` and one of its states.
+"""Analyses of trained models, given a `Simulation` and one of its states; `plots` draws the
+results.
 
-Where a function takes `model`, that is a predictor of the method ("global", "personal"); None: the personal one if there is one.
-Clients are looked at one after another, outside of rounds.
+`model` is a predictor of the method ("global", "personal"); None: the personal one if there is one.
+Clients are processed one after another, outside of rounds.
 """
 
 from fedjax_core.reporting.analysis.client_models import class_accuracies, client_accuracies, model_of, outputs

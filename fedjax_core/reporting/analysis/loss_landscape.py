@@ -1,4 +1,4 @@
-"""The test loss in a plane of parameters."""
+"""The test loss over planes of parameters."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,9 +23,10 @@ from fedjax_core.training import losses, metrics
 
 
 class Landscape(NamedTuple):
-    """Loss and accuracy [n, n] over `steps` [n] along two directions from a model, in units of the directions (its filters' norms).
+    """Loss and accuracy [n, n] over `steps` [n] along two directions from a model, in units of its
+    filters' norms.
 
-    `loss[i, j]` stands at `steps[j]` along the first direction and `steps[i]` along the second.
+    `loss[i, j]` is at `steps[j]` along the first direction and `steps[i]` along the second.
     """
 
     steps: np.ndarray
@@ -45,21 +46,22 @@ def landscape(
     seed: int = 0,
     directions: tuple[PyTree, PyTree] | None = None,
 ) -> Landscape:
-    """Loss on test data in a plane through a client's model.
+    """Computes the loss on test data in a plane through a client's model.
 
-    The directions are normal draws, each filter (a kernel's slice along its last axis) scaled to the norm of the model's; biases
-    and normalisation stay where they are (Li, Xu, Taylor, Studer, Goldstein. Visualizing the Loss Landscape of Neural Nets. 2018).
+    The directions are normal draws, each filter (a kernel's slice along its last axis) scaled to
+    the norm of the model's; biases and normalisation are fixed (Li, Xu, Taylor, Studer, Goldstein.
+    Visualizing the Loss Landscape of Neural Nets. 2018).
 
     Args:
       simulation: of the run.
-      state: to look at.
-      model: a predictor; all nets that it predicts with are moved.
-      client: whose.
-      span: the plane goes from -span to span.
+      state: of the run.
+      model: a predictor; all its nets are moved.
+      client: id.
+      span: the plane extends from -span to span.
       points: along each direction; odd, so that the model itself is one of them.
       rows: of the test set, evenly spaced.
       seed: of the directions.
-      directions: in place of the drawn ones, two trees like those of `nets_in`: a list of params, one per net.
+      directions: two lists of params, one per net of `find_nets`; None: drawn.
 
     Raises:
       ValueError: the method's model has no net.
@@ -107,12 +109,12 @@ def landscape(
 
 
 class Plane(NamedTuple):
-    """A plane through a model, and others seen from it.
+    """A plane through a model, and the positions of others in it.
 
     Attributes:
       directions: two, of length 1: params like the model's.
-      places: [n, 2] where the others stand, projected onto it.
-      share: [2] of the sum of their squared distances, what lies along each direction.
+      places: [n, 2] projections of the others.
+      share: [2] fractions of their summed squared distances along each direction.
     """
 
     directions: tuple[PyTree, PyTree]
@@ -121,10 +123,11 @@ class Plane(NamedTuple):
 
 
 def plane(centre: Net, others: Sequence[Net]) -> Plane:
-    """The plane through `centre` that the others are nearest to: principal components of their params minus its own.
+    """Fits the plane through `centre` that is nearest to the others: principal components of the
+    differences in params.
 
     Raises:
-      ValueError: an other has another form, or there are not two directions.
+      ValueError: architectures differ, or there are not two directions.
     """
     like = jax.tree.map(jnp.shape, centre.params)
     for net in others:
@@ -150,13 +153,14 @@ def plane(centre: Net, others: Sequence[Net]) -> Plane:
 def surroundings(
     simulation: Simulation, state: State, others: Sequence[Net], *, span: float = 1.0, points: int = 21, rows: int = 1000
 ) -> tuple[Landscape, Plane]:
-    """Loss on test data in the plane through the global model and near others, such as clients' (FedOA, Figure 3).
+    """Computes the loss on test data in the plane through the global model nearest to others, such
+    as clients' (FedOA, Figure 3).
 
     Args:
-      simulation: of the run that has the global model.
-      state: of it.
+      simulation: of the run with the global model.
+      state: of the run.
       others: models with the same parameters.
-      span: the surface goes 1.25 times as far as the farthest of them, times this.
+      span: the surface extends 1.25 span times as far as the farthest of them.
       points, rows: as in `landscape`.
 
     Returns:

@@ -1,7 +1,8 @@
 """Figures of runs, from metrics.jsonl and the label table in run.json.
 
-Each figure of numbers has a CSV file of the same name beside it. Figures are matplotlib objects without pyplot's global state, so
-any thread can draw them; in a notebook show the file or the returned Figure.
+Each figure of numbers has a CSV file of the same name beside it. Figures are matplotlib objects
+without pyplot's global state, so any thread can draw them; in a notebook show the file or the
+returned Figure.
 """
 
 from fedjax_core.reporting.plots.cost_curves import spending

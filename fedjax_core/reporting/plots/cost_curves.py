@@ -35,10 +35,10 @@ def spending(
     Args:
       run_dirs: their directories.
       metric: as in `score_curves.curves`.
-      path: of the figure, whose suffix is the format. Its CSV has columns run, round, the cost, the score, and for several
-        seeds standard_deviation, seeds.
-      cost: "bytes": size of a client's packed uplinks so far; "epsilon": the privacy spent so far. The last score of a run
-        without privacy is a horizontal dashed line.
+      path: of the figure, whose suffix is the format. Its CSV has columns run, round, the cost, the
+        score, and for several seeds standard_deviation, seeds.
+      cost: "bytes": size of a client's packed uplinks so far; "epsilon": the privacy spent so far.
+        The last score of a run without privacy is a horizontal dashed line.
       labels: as in `score_curves.curves`.
 
     Returns:

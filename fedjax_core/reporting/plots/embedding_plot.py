@@ -1,4 +1,4 @@
-"""Points in the plane, such as an embedding's, and the loss over a plane of parameters."""
+"""Scatter plots of embeddings, and the loss over a plane of parameters."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,16 @@ def embedding(
     class_names: Sequence[str] | None = None,
     centres: Any = None,
 ) -> Figure:
-    """Draws points in the plane twice: coloured by class, and by client (each with a marker of its own as well).
+    """Draws points in two panels: coloured by class, and by client (each with its own marker).
 
     Args:
       places: [n, 2].
       classes: [n] labels.
       clients: [n] ids.
-      path: where the figure goes; the suffix says the format. Its CSV has a line per point.
-      class_names: by default their numbers.
-      centres: [n] bool, which of the points stand for many: they are larger, and have their client's marker on both sides.
+      path: of the figure, whose suffix is the format. Its CSV has a line per point.
+      class_names: default: their numbers.
+      centres: [n] mask of centroids, which are larger and have their client's marker in both
+        panels.
 
     Returns:
       The figure.
@@ -71,15 +72,15 @@ def landmarks(
     path: str | os.PathLike,
     class_names: Sequence[str] | None = None,
 ) -> Figure:
-    """Draws points in the plane, coloured by class, and large dots among them, one for a class.
+    """Draws points in the plane, coloured by class, and one large dot per class.
 
     Args:
       places: [n, 2].
       classes: [n] labels.
       marks: [k, 2].
       mark_classes: [k] labels.
-      path: where the figure goes; the suffix says the format. Its CSV has a line per point and mark.
-      class_names: by default their numbers.
+      path: of the figure, whose suffix is the format. Its CSV has a line per point and mark.
+      class_names: default: their numbers.
 
     Returns:
       The figure.
@@ -116,15 +117,15 @@ def contours(
     marks: Mapping[str, Any] | None = None,
     share: Sequence[float] | None = None,
 ) -> Figure:
-    """Draws a loss over a plane, with lines of equal loss, a cross where the model is, and others.
+    """Draws contours of a loss over a plane, with crosses at the model and at others.
 
     Args:
-      steps: [n] places along both directions.
+      steps: [n] positions along both directions.
       loss: [n, n]: at `steps[j]` along the first and `steps[i]` along the second direction.
-      path: where the figure goes; the suffix says the format. Its CSV has a line per point.
+      path: of the figure, whose suffix is the format. Its CSV has a line per point.
       accuracy: [n, n] for the CSV.
-      marks: other models' places [m, 2], by label; in the CSV they have no loss.
-      share: what of the others' distances lies along each direction, in [0, 1].
+      marks: positions [m, 2] of other models by label; they have no loss in the CSV.
+      share: fraction of the others' squared distances along each direction, in [0, 1].
 
     Returns:
       The figure.

@@ -1,4 +1,6 @@
-"""Forest plots of differences between methods with their intervals, and dot plots of accuracies by category."""
+"""Forest plots of differences between methods with their intervals, and dot plots of accuracies by
+category.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,8 @@ class Difference(NamedTuple):
       value: the difference.
       low, high: the ends of its interval.
       kind: such as "global" or "personal"; each kind has its own colour and marker.
-      like_best: whether it is the best of its panel or indistinguishable from it; its name is then bold.
+      like_best: whether it is the best of its panel or indistinguishable from it; its name is then
+        bold.
       is_reference: whether it is the reference itself, which has no interval.
     """
 
@@ -59,10 +62,11 @@ class Panel(NamedTuple):
 
 
 def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, unit: str) -> Figure:
-    """Draws a panel per data set and measure, with methods from top to bottom and intervals of differences across.
+    """Draws a panel per data set and measure, with methods from top to bottom and intervals of
+    differences across.
 
-    A marker is filled if its interval excludes 0, else hollow. Panels of one `row` are side by side. Only the first has names if
-    all have the same methods in the same order, else each has.
+    A marker is filled if its interval excludes 0, else hollow. Panels of one `row` are side by
+    side. Only the first has names if all have the same methods in the same order, else each has.
 
     Args:
       panels: in drawing order.
@@ -152,7 +156,8 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
 
     Args:
       series: by run, {category: accuracy in [0, 1]}; NaN is not drawn.
-      path: of the figure, whose suffix is the format. Its CSV has a line per category, a column per run.
+      path: of the figure, whose suffix is the format. Its CSV has a line per category, a column per
+        run.
       across: label of the categories: "class", "client".
       up: label of the numbers.
 

@@ -21,10 +21,12 @@ def heatmap(
     of: str = "examples",
     percent: bool = False,
 ) -> Figure:
-    """Draws a number per client and class as shades of blue, with numbers in the cells if there is room.
+    """Draws a number per client and class as shades of blue, with numbers in the cells if there is
+    room.
 
     Args:
-      values: [clients, classes]; NaN for missing numbers. Of more than `style.MOST_CLIENTS` clients so many are drawn, evenly spaced.
+      values: [clients, classes]; NaN for missing numbers. Of more than `style.MOST_CLIENTS` clients
+        so many are drawn, evenly spaced.
       path: of the figure, whose suffix is the format. Its CSV has all clients, a column per class.
       class_names: one per class; by default their numbers.
       clients: their ids; by default 0, 1, ...
@@ -71,11 +73,13 @@ def heatmap(
 
 
 def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | None = None) -> Figure:
-    """Draws the attention weights of examples to their feature f and to each prompt, one row per example.
+    """Draws the attention weights of examples to their feature f and to each prompt, one row per
+    example.
 
     Args:
       weights: [n, 1 + prompts].
-      path: of the figure, whose suffix is the format. Its CSV has a line per example: its label, f, p1, p2, ...
+      path: of the figure, whose suffix is the format. Its CSV has a line per example: its label, f,
+        p1, p2, ...
       labels: of the examples, such as their classes; by default their numbers.
 
     Returns:

@@ -24,7 +24,8 @@ def partition_bubbles(
     """Draws a circle per client and class, its area proportional to the number of examples.
 
     Args:
-      label_table: [clients, classes] counts. Of more than `style.MOST_CLIENTS` clients so many are drawn, evenly spaced.
+      label_table: [clients, classes] counts. Of more than `style.MOST_CLIENTS` clients so many are
+        drawn, evenly spaced.
       path: of the figure, whose suffix is the format. Its CSV has all clients, a column per class.
       class_names: one per class; by default their numbers.
       clients: their ids; by default 0, 1, ...

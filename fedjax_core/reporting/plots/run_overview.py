@@ -20,8 +20,9 @@ from fedjax_core.storage.workdir import METRICS
 def run_plots(run_dir: str | os.PathLike) -> list[Path]:
     """Draws the figures of a run into its directory.
 
-    accuracy.png has accuracies or R2 on test data (means of scores per client) above the training loss, partition.png the
-    recorded label table: `record("partition", {"label_table": [[...]], "class_names": [...]})`, names optional.
+    accuracy.png has accuracies or R2 on test data (means of scores per client) above the training
+    loss, partition.png the recorded label table: `record("partition", {"label_table": [[...]],
+    "class_names": [...]})`, names optional.
 
     Args:
       run_dir: a run's directory.

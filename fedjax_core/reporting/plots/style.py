@@ -94,7 +94,9 @@ def hide_axes(axes: Axes, labels: int, scale: float) -> None:
 
 
 def resolve_class_names(classes: int, names: Sequence[str] | None) -> list[str]:
-    """Returns the names of classes, by default their numbers; raises ValueError unless there is one per class."""
+    """Returns the names of classes, by default their numbers; raises ValueError unless there is one
+    per class.
+    """
     resolved = [str(k) for k in range(classes)] if names is None else list(map(str, names))
     if len(resolved) != classes:
         raise ValueError(f"{len(resolved)} class names for {classes} classes; give one per class")
@@ -119,7 +121,9 @@ def make_client_rows(
 
 
 def legend_entry(label: str) -> str:
-    """Returns a label that matplotlib shows: it omits labels that are empty or begin with "_", so these get a zero-width space."""
+    """Returns a label that matplotlib shows: it omits labels that are empty or begin with "_", so
+    these get a zero-width space.
+    """
     return label if label and not label.startswith("_") else f"\u200b{label}"
 
 
@@ -129,5 +133,7 @@ def shorten(names: Sequence[str]) -> list[str]:
 
 
 def tick_step(least: float) -> int:
-    """Returns the smallest round number that is at least `least`: the distance of labels that do not touch."""
+    """Returns the smallest round number that is at least `least`: the distance of labels that do
+    not touch.
+    """
     return next((step for step in (1, 2, 5, 10, 20, 25, 50) if step >= least), 100)

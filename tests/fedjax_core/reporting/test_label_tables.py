@@ -47,7 +47,7 @@ def test_of_more_it_has_sums_and_the_csv_all(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("[]", "run.json is a list"), ('{"partition": 3}', "partition of .*run.json is a whole")]
+    ("text", "said"), [("[]", "run.json is a list"), ('{"partition": 3}', "partition of .*run.json is an int")]
 )
 def test_a_run_json_of_another_form_is_told(tmp_path, text, said):
     (tmp_path / "run.json").write_text(text)
