@@ -2,7 +2,8 @@
 results.
 
 `model` is a predictor of the method ("global", "personal"); None: the personal one if there is one.
-Clients are processed one after another, outside of rounds.
+Clients are processed one after another, outside of rounds. `simulation` and `state` are those of a
+run.
 """
 
 from fedjax_core.reporting.analysis.client_models import class_accuracies, client_accuracies, model_of, outputs

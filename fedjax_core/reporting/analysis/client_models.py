@@ -94,8 +94,6 @@ def class_accuracies(
     """Counts correct predictions and test examples by client and class.
 
     Args:
-      simulation: of the run.
-      state: of the run.
       model: a predictor.
       scope: "own": each client's test examples; "all": the whole test set.
 

@@ -45,8 +45,6 @@ def features(
     """Computes features of clients' own examples with their models.
 
     Args:
-      simulation: of the run.
-      state: of the run.
       model: a predictor.
       key: which of its outputs.
       part: "test" or "train" examples.
@@ -103,8 +101,6 @@ def attention(
     prompts.
 
     Args:
-      simulation: of the run.
-      state: of the run.
       model: a predictor with outputs named "attention" or "..._attention", such as FedPFT's.
       client: id.
       most: number of its test examples, evenly spaced.
@@ -131,7 +127,6 @@ def class_knowledge(
     examples, c * sigmoid(c).
 
     Args:
-      simulation: of the run.
       view: of the client with its trained model.
       model: a predictor; None: the personal one if there is one.
       key: which of the model's outputs.

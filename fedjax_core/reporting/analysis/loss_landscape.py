@@ -53,8 +53,6 @@ def landscape(
     Visualizing the Loss Landscape of Neural Nets. 2018).
 
     Args:
-      simulation: of the run.
-      state: of the run.
       model: a predictor; all its nets are moved.
       client: id.
       span: the plane extends from -span to span.
@@ -158,7 +156,6 @@ def surroundings(
 
     Args:
       simulation: of the run with the global model.
-      state: of the run.
       others: models with the same parameters.
       span: the surface extends 1.25 span times as far as the farthest of them.
       points, rows: as in `landscape`.

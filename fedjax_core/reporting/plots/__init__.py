@@ -1,6 +1,7 @@
 """Figures of runs, from metrics.jsonl and the label table in run.json.
 
-Each figure of numbers has a CSV file of the same name beside it. Figures are matplotlib objects
+Each function returns the figure and writes it to `path`; each figure of numbers has a CSV file of
+the same name beside it. OSError: a file cannot be written. Figures are matplotlib objects
 without pyplot's global state, so any thread can draw them; in a notebook show the file or the
 returned Figure.
 """

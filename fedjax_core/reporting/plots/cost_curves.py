@@ -41,9 +41,6 @@ def spending(
         The last score of a run without privacy is a horizontal dashed line.
       labels: as in `score_curves.curves`.
 
-    Returns:
-      The figure.
-
     Raises:
       OSError: a run has no metrics.jsonl or summary.json, or the files cannot be written.
       ValueError: a run lacks the score, none has an epsilon, or the number of labels is wrong.

@@ -30,12 +30,6 @@ def embedding(
       class_names: default: their numbers.
       centres: [n] mask of centroids, which are larger and have their client's marker in both
         panels.
-
-    Returns:
-      The figure.
-
-    Raises:
-      OSError: if the files cannot be written.
     """
     places, classes, clients = np.asarray(places), np.asarray(classes), np.asarray(clients)
     large = np.zeros(len(places), bool) if centres is None else np.asarray(centres, bool)
@@ -81,12 +75,6 @@ def landmarks(
       mark_classes: [k] labels.
       path: of the figure, whose suffix is the format. Its CSV has a line per point and mark.
       class_names: default: their numbers.
-
-    Returns:
-      The figure.
-
-    Raises:
-      OSError: if the files cannot be written.
     """
     places, classes, marks, mark_classes = map(np.asarray, (places, classes, marks, mark_classes))
     most = int(max(classes.max(), mark_classes.max(initial=0))) + 1
@@ -127,11 +115,7 @@ def contours(
       marks: positions [m, 2] of other models by label; they have no loss in the CSV.
       share: fraction of the others' squared distances along each direction, in [0, 1].
 
-    Returns:
-      The figure.
-
     Raises:
-      OSError: if the files cannot be written.
       ValueError: if no loss is finite.
     """
     steps, loss = np.asarray(steps, float), np.asarray(loss, float)

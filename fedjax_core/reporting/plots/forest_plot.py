@@ -73,12 +73,6 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
       path: of the figure, whose suffix is the format. Its CSV has a line per method and panel.
       against: the name of the reference.
       unit: of the differences, such as "points".
-
-    Returns:
-      The figure.
-
-    Raises:
-      OSError: if the files cannot be written.
     """
     rows = list(dict.fromkeys(panel.row for panel in panels))
     grid = [[panel for panel in panels if panel.row == row] for row in rows]
@@ -160,12 +154,6 @@ def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, acr
         run.
       across: label of the categories: "class", "client".
       up: label of the numbers.
-
-    Returns:
-      The figure.
-
-    Raises:
-      OSError: if the files cannot be written.
     """
     names = list(dict.fromkeys(name for values in series.values() for name in values))
     of = dict(zip(style.csv_columns(across, series, "run"), series.values(), strict=True))

@@ -34,11 +34,7 @@ def heatmap(
       of: label of the colour bar.
       percent: whether to show numbers times 100.
 
-    Returns:
-      The figure.
-
     Raises:
-      OSError: if the files cannot be written.
       ValueError: if the values are not a matrix, or the names are not one per class.
     """
     table = np.asarray(values, float)
@@ -82,11 +78,7 @@ def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | Non
         p1, p2, ...
       labels: of the examples, such as their classes; by default their numbers.
 
-    Returns:
-      The figure.
-
     Raises:
-      OSError: if the files cannot be written.
       ValueError: if the weights are not a matrix, or the labels are not one per example.
     """
     table = np.asarray(weights, float)
@@ -119,11 +111,7 @@ def contact_sheet(rows: Mapping[str, Any], path: str | os.PathLike) -> Figure:
       rows: label -> images [n, H, W, C] with 1 or 3 channels, uint8 or floats, clipped to [0, 1].
       path: of the figure, whose suffix is the format (.png, .pdf, .svg).
 
-    Returns:
-      The figure.
-
     Raises:
-      OSError: if the file cannot be written.
       ValueError: if there are no rows, or a row is not images.
     """
     if not rows:

@@ -31,11 +31,7 @@ def partition_bubbles(
       clients: their ids; by default 0, 1, ...
       client_names: one per client, for the CSV; by default none.
 
-    Returns:
-      The figure.
-
     Raises:
-      OSError: if the files cannot be written.
       ValueError: if the table is not a matrix of counts, or the names are not one per class.
     """
     counts = np.asarray(label_table)

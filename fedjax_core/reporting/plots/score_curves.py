@@ -55,9 +55,6 @@ def curves(
       labels: of the lines or of the runs; default: the directories' names, or row and column for a
         table's runs.
 
-    Returns:
-      The figure.
-
     Raises:
       OSError: if a run has no metrics.jsonl, or the files cannot be written.
       ValueError: if a run lacks the score (the message lists its scores), seeds have no common
@@ -139,17 +136,13 @@ def _default_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]]) -
         labels = [match[1] if len(columns) == 1 else f"{match[1]}, {match[2]}" for match in matches if match]
         if len(set(labels)) == len(labels):
             return labels
-    shared = [_common_prefix([by_folder[folder] for folder in group]).removesuffix("seed").rstrip("-_./ ") for group in groups]
+    shared = [
+        os.path.commonprefix([by_folder[folder] for folder in group]).removesuffix("seed").rstrip("-_./ ") for group in groups
+    ]
     labels = [
         by_folder[group[0]] if len(group) == 1 else name or by_folder[group[0]] for group, name in zip(groups, shared, strict=True)
     ]
     return labels if len(set(labels)) == len(labels) else [by_folder[group[0]] for group in groups]
-
-
-def _common_prefix(names: Sequence[str]) -> str:
-    """Returns the common prefix of names."""
-    differ = (place for place, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1)
-    return names[0][: next(differ, min(map(len, names)))]
 
 
 def labels_of(folders: Sequence[Path]) -> list[str]:
