@@ -136,13 +136,13 @@ def _default_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]]) -
         labels = [match[1] if len(columns) == 1 else f"{match[1]}, {match[2]}" for match in matches if match]
         if len(set(labels)) == len(labels):
             return labels
-    shared = [
-        os.path.commonprefix([by_folder[folder] for folder in group]).removesuffix("seed").rstrip("-_./ ") for group in groups
-    ]
-    labels = [
-        by_folder[group[0]] if len(group) == 1 else name or by_folder[group[0]] for group, name in zip(groups, shared, strict=True)
-    ]
-    return labels if len(set(labels)) == len(labels) else [by_folder[group[0]] for group in groups]
+    first = [by_folder[group[0]] for group in groups]
+    labels = []
+    for group, label in zip(groups, first, strict=True):
+        shared = os.path.commonprefix([by_folder[folder] for folder in group])  # noqa: RUF071 (letters)
+        shared = shared.removesuffix("seed").rstrip("-_./ ")
+        labels.append(label if len(group) == 1 else shared or label)
+    return labels if len(set(labels)) == len(labels) else first
 
 
 def labels_of(folders: Sequence[Path]) -> list[str]:
