@@ -1,7 +1,9 @@
-"""How anything gets onto the disk: beside its place, synced, and moved over it, so a reader finds the old file or the new one.
+"""Atomic writes, guarded reads and checksums of files.
 
-Nothing but regular files is ever replaced: links are followed, and what a device or a pipe gets is written into it. What is read
-must be a regular file, for to read a pipe would wait for ever.
+A file is written under a temporary name beside its target, synced and renamed, so a reader sees
+either the old content or the new. Only regular files are replaced: links are followed, and bytes
+for a device or a pipe are written into it. Reads accept regular files only, because reading a pipe
+may block forever.
 """
 
 import contextlib
@@ -12,25 +14,30 @@ import os
 import re
 import stat
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_core.option_types import printable
 
-TEMPORARY = ".writing-"  # prefix of files on their way to their place
+if TYPE_CHECKING:  # commands import this file before anything heavy
+    import numpy as np
+
+TEMPORARY = ".writing-"  # prefix of files that are being written
 
 
 @contextlib.contextmanager
 def explained(action: str, path: str | os.PathLike) -> Iterator[None]:
-    """Turns an OSError into one line that names the path: `cannot <action> <path>: <reason>`, same errno.
+    """Rewords an OSError raised inside as one line, `cannot <action> <path>: <reason>`, with the
+    same errno.
 
     Args:
-      action: what is being done, "write" or "read".
-      path: the file or directory that it is done to.
+      action: the verb of the message, "write" or "read".
+      path: the file or directory.
 
     Raises:
-      OSError: whichever was raised inside, reworded.
+      OSError: the reworded error.
     """
     try:
         yield
@@ -40,20 +47,24 @@ def explained(action: str, path: str | os.PathLike) -> Iterator[None]:
 
 
 def sync_directory(path: str | os.PathLike) -> None:
-    """Makes renames inside a directory last through a power cut, where the platform can."""
+    """Syncs a directory, so that renames in it survive a power cut, where the platform supports
+    that.
+    """
     if os.name != "nt":
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some network drives cannot
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some network drives
                 raise
         finally:
             os.close(handle)
 
 
 def check_regular(path: str | os.PathLike) -> None:
-    """Raises OSError if there is something at a path that is no regular file, such as a folder, a pipe or a device."""
+    """Raises OSError if a path exists and is not a regular file, such as a folder, a pipe or a
+    device.
+    """
     with contextlib.suppress(FileNotFoundError):
         _check_mode(os.stat(path).st_mode)
 
@@ -66,12 +77,13 @@ def _check_mode(mode: int) -> None:
 
 
 def open_regular(path: str | os.PathLike) -> io.BufferedReader:
-    """Opens a file to read its bytes.
+    """Opens a file for reading bytes.
 
     Raises:
-      OSError: it is not there, or is no regular file, such as a folder, a pipe or a device.
+      OSError: the file does not exist or is not regular, such as a folder, a pipe or a device.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))  # a pipe is not waited for
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # never block on a pipe
+    handle = os.open(path, flags)
     try:
         _check_mode(os.fstat(handle).st_mode)
     except OSError:
@@ -81,37 +93,38 @@ def open_regular(path: str | os.PathLike) -> io.BufferedReader:
 
 
 def open_text(path: str | os.PathLike) -> io.TextIOWrapper:
-    """Opens a file to read UTF-8 text, with the ends of its lines as they are; raises as `open_regular`."""
+    """Opens a file for reading UTF-8 text, without translating line ends. Raises as `open_regular`."""
     return io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="")
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
-    """Returns what a file holds.
+    """Returns the content of a regular file.
 
     Raises:
-      OSError: one line that names the path; also of what is no regular file.
+      OSError: the file is missing, unreadable or not regular; one line that names the path.
     """
     with explained("read", path), open_regular(path) as file:
         return file.read()
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
-    """Writes a file atomically: after a crash at any moment it holds its old content or all of the new.
+    """Writes a file atomically: after a crash it holds either the old content or all of the new.
 
-    A link stays, and the file that it leads to is written. What is no regular file, such as a device or a pipe, is written into.
+    Links are followed. A target that is not a regular file, such as a device or a pipe, is written
+    into.
 
     Args:
       path: the file; its directory must exist.
       data: its content.
 
     Raises:
-      OSError: one line that names the path; the old file is intact.
+      OSError: the file cannot be written and is unchanged; one line that names the path.
     """
     write_blocks(path, [data])
 
 
 def write_blocks(path: str | os.PathLike, blocks: Iterable[bytes]) -> None:
-    """`write_bytes` of one block after another, each made when it is wanted."""
+    """Writes a file as `write_bytes` does, from blocks that are produced one at a time."""
     with explained("write", path):
         if _is_written_into(path):
             with open(path, "wb") as file:
@@ -133,11 +146,11 @@ def write_blocks(path: str | os.PathLike, blocks: Iterable[bytes]) -> None:
 
 
 def _is_written_into(path: str | os.PathLike) -> bool:
-    """Returns whether a path leads to something that must not be replaced: what is no regular file, or an open file of a process,
-    such as /dev/stdout.
+    """Returns whether a path must not be replaced: it is not a regular file, or an open file such
+    as /dev/stdout.
 
     Raises:
-      OSError: links that lead in a circle.
+      OSError: links form a circle.
     """
     try:
         mode = os.stat(path).st_mode
@@ -147,35 +160,37 @@ def _is_written_into(path: str | os.PathLike) -> bool:
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """`write_bytes` of UTF-8 text."""
+    """Writes UTF-8 text atomically, as `write_bytes`."""
     write_bytes(path, text.encode())
 
 
 def write_csv(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
-    """Writes rows under the union of their keys; a cell that a row lacks is empty.
+    """Writes a CSV file whose columns are the union of the rows' keys; missing cells are empty.
 
     Args:
       path: the file; its directory must exist.
-      rows: one mapping a line.
-      columns: which come first, in this order; the others follow as they appear.
+      rows: one mapping per line.
+      columns: the first columns, in order; the others follow in order of appearance.
     """
     rows = list(rows)
     columns = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
-    write_bytes(path, b"".join([csv_line(columns), *(csv_line([row.get(column, "") for column in columns]) for row in rows)]))
+    lines = [columns, *([row.get(column, "") for column in columns] for row in rows)]
+    write_bytes(path, b"".join(map(csv_line, lines)))
 
 
 def csv_line(cells: Iterable[Any]) -> bytes:
-    """Returns a line of a CSV file, in which texts are safe to open (`safe_cell`)."""
+    """Returns one line of a CSV file, with every string made safe by `safe_cell`."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerow([safe_cell(cell) for cell in cells])
     return text.getvalue().encode()
 
 
 def safe_cell(cell: Any) -> Any:
-    """Returns a cell of a CSV file as no spreadsheet runs it and no terminal obeys it.
+    """Returns a CSV cell that no spreadsheet evaluates and no terminal interprets.
 
-    Signs that do not print, such as line ends and terminal escapes, are written as Python does, and a text that a spreadsheet
-    would take for a formula gets an apostrophe in front. Numbers stay, also such as "-0.3 ± 0.1 %".
+    Non-printing characters, such as line ends and terminal escapes, are escaped as in Python. A
+    string that a spreadsheet would read as a formula gets a leading apostrophe. Numbers stay as
+    they are, including "-0.3 ± 0.1 %".
 
     >>> safe_cell("=1+1"), safe_cell("-0.5"), safe_cell("two\\nlines"), safe_cell(-1)
     ("'=1+1", '-0.5', 'two\\\\nlines', -1)
@@ -186,5 +201,21 @@ def safe_cell(cell: Any) -> Any:
     return f"'{cell}" if cell.startswith(_FORMULAS) and not _NUMBERS.fullmatch(cell) else cell
 
 
-_FORMULAS = ("=", "+", "-", "@")  # how a formula may begin
-_NUMBERS = re.compile(r"[-+](?:[\d.,±()\[\]%\s+/-]|\d[eE][-+]?\d)*")  # which nobody runs
+_FORMULAS = ("=", "+", "-", "@")  # first characters of a formula
+_NUMBERS = re.compile(r"[-+](?:[\d.,±()\[\]%\s+/-]|\d[eE][-+]?\d)*")  # not formulas
+
+
+def digest_bytes(data: bytes) -> str:
+    """Returns the CRC-32 of bytes, such as "crc32:0a1b2c3d".
+
+    CRC-32 detects every flipped bit and every burst of up to 32 bits, and misses other damage with
+    probability 2^-32. It reads one to two GB per second. It does not protect against deliberate
+    changes.
+    """
+    return f"crc32:{zlib.crc32(data):08x}"
+
+
+def digest_array(array: "np.ndarray") -> str:
+    """Returns the CRC-32 of an array's dtype, shape and content."""
+    header = f"{array.dtype.name}{list(array.shape)}".encode()
+    return f"crc32:{zlib.crc32(array.ravel().view('u1').data, zlib.crc32(header)):08x}"

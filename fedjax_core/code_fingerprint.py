@@ -1,7 +1,12 @@
-"""The user's own files behind functions and classes: those that they come from, and what these import; and errors that come out
-of them.
+"""The user's own source files behind functions and classes, their hashes, and errors raised in
+them.
 
-Own is what no installed package has brought: a user may change it any day, and results are then of other code.
+A file is the user's own if no installed package brought it: it may change any day, and results are
+then of other code.
+
+Imports are followed through the syntax of files. The standard library's `modulefinder` does less
+here: it fails on packages without `__init__.py` and on files with syntax errors, and takes no
+relative imports of a script.
 """
 
 import ast
@@ -20,53 +25,58 @@ from typing import Any, NamedTuple
 
 from fedjax_core.own_packages import HOME, PACKAGES
 
-Named = tuple[Callable, str]  # a function or class, and its origin: a file, or a module with what may stand behind ":"
+Named = tuple[Callable, str]  # a function or class, and its origin: a file, or "module:..."
 
 
 class CodeExited(RuntimeError):
-    """The user's own code ended in what is no Exception, such as `sys.exit()`."""
+    """The user's own code raised a BaseException that is no Exception, such as `sys.exit()`."""
 
 
-class Place(NamedTuple):
-    """A file, and the package that relative imports in it start from; "" outside of packages."""
+class SourceFile(NamedTuple):
+    """A file, and the package that its relative imports start from; "" outside of packages."""
 
     file: Path
     package: str
 
 
-def behind(named: Iterable[Named]) -> set[Place]:
-    """Where functions and classes come from: the file that a config names, and those in which they are written, also below
-    decorators and `functools.partial`; none of what is built into Python."""
-    found = set()
+def behind(named: Iterable[Named]) -> set[SourceFile]:
+    """Returns the files that functions and classes come from.
+
+    These are the file that a config names and those that define the object, also below decorators
+    and `functools.partial`. Objects built into Python have none.
+    """
+    sources = set()
     for function, origin in named:
         if origin.endswith(".py"):
-            found.add(Place(Path(origin).expanduser().resolve(), ""))
-        modules, below = [origin.partition(":")[0]], function
-        while below is not None:
-            modules += [getattr(below, "__module__", ""), type(below).__module__]
-            below = getattr(below, "func", None) or getattr(below, "__wrapped__", None)
+            sources.add(SourceFile(Path(origin).expanduser().resolve(), ""))
+        modules, wrapped = [origin.partition(":")[0]], function
+        while wrapped is not None:
+            modules += [getattr(wrapped, "__module__", ""), type(wrapped).__module__]
+            wrapped = getattr(wrapped, "func", None) or getattr(wrapped, "__wrapped__", None)
         for module in filter(None, map(sys.modules.get, modules)):
             file = getattr(module, "__file__", None)
             if file and file.endswith(".py"):
-                found.add(Place(Path(file).resolve(), getattr(module, "__package__", None) or ""))
-    return {place for place in found if place.file.is_file()}
+                sources.add(SourceFile(Path(file).resolve(), getattr(module, "__package__", None) or ""))
+    return {source for source in sources if source.file.is_file()}
 
 
 def files(named: Iterable[Named]) -> list[Path]:
-    """The user's own files behind several, each once.
+    """Returns the user's own files behind functions and classes, and those that they import,
+    sorted.
 
-    Imports are read from the code, wherever they stand in it, and followed. A module whose name is put together while the code runs
-    is not found.
+    Imports anywhere in the code are followed. A module whose name is computed at run time is not
+    found.
     """
     shipped = tuple(HOME / name for name in ("fedjax_core", "methods"))
-    begin = frozenset(place for place in behind(named) if _own(place.file, shipped))
-    known = _known.get(begin)
-    if known is None or any(_stamp(file) != stamp for file, stamp in known.items()):
-        known = _known[begin] = {file: _stamp(file) for file in _followed(begin, (*shipped, HOME / "configs"))}
-    return sorted(known)
+    roots = frozenset(source for source in behind(named) if _is_own(source.file, shipped))
+    stamps = _cache.get(roots)
+    if stamps is None or any(_stamp(file) != stamp for file, stamp in stamps.items()):
+        sources = _follow_imports(roots, (*shipped, HOME / "configs"))
+        stamps = _cache[roots] = {source.file: _stamp(source.file) for source in sources}
+    return sorted(stamps)
 
 
-_known: dict[frozenset[Place], dict[Path, Any]] = {}  # what `files` found, for as long as none of it changes
+_cache: dict[frozenset[SourceFile], dict[Path, Any]] = {}  # results of `files`, valid while no file changes
 
 
 def _stamp(file: Path) -> Any:
@@ -76,64 +86,65 @@ def _stamp(file: Path) -> Any:
         return None
 
 
-def digests(several: Iterable[Path]) -> dict[Path, str]:
-    """Of each file what tells its content from any other."""
-    return {file: _digest(file, _stamp(file)) for file in several}
+def digests(paths: Iterable[Path]) -> dict[Path, str]:
+    """Returns the SHA-256 of each file."""
+    return {file: _digest(file, _stamp(file)) for file in paths}
 
 
 @functools.lru_cache
 def _digest(file: Path, stamp: Any) -> str:
-    del stamp  # with which files of weights are read once
+    del stamp  # part of the cache's key, so that files of weights are read once
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def check_same(before: Mapping[Path, str]) -> None:
-    """Raises ValueError if files have changed since their `digests` were taken."""
+    """Raises ValueError if a file has changed since its `digests` were taken."""
     for file, digest in before.items():
         if not file.is_file() or digests([file])[file] != digest:
             raise ValueError(f"{file} has changed since this command began; the same command again takes it as it is now")
 
 
-def _own(file: Path, shipped: Iterable[Path]) -> bool:
-    packages = {"site-packages", "dist-packages"} & set(file.parts)
-    return not packages and not any(file.is_relative_to(folder) for folder in (_library(), *shipped))
+def _is_own(file: Path, shipped: Iterable[Path]) -> bool:
+    is_installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return not is_installed and not any(file.is_relative_to(folder) for folder in (_stdlib(), *shipped))
 
 
 @functools.cache
-def _library() -> Path:
+def _stdlib() -> Path:
     return Path(sysconfig.get_paths()["stdlib"]).resolve()
 
 
-def _followed(begin: Iterable[Place], shipped: tuple[Path, ...]) -> set[Path]:
-    """Files, and those of the user's own that they import, and so on."""
-    found, todo = set(), list(begin)
-    while todo:
-        place = todo.pop()
-        if place not in found:
-            found.add(place)
-            todo += _imported(place, shipped)
-    return {place.file for place in found}
+def _follow_imports(roots: Iterable[SourceFile], shipped: tuple[Path, ...]) -> set[SourceFile]:
+    """Returns files and all of the user's own that they import, directly or not."""
+    visited: set[SourceFile] = set()
+    pending = list(roots)
+    while pending:
+        source = pending.pop()
+        if source not in visited:
+            visited.add(source)
+            pending += _find_imported(source, shipped)
+    return visited
 
 
-def _imported(place: Place, shipped: tuple[Path, ...]) -> Iterator[Place]:
-    """The modules of the user's own that a file's code imports, and the packages that they are in."""
+def _find_imported(source: SourceFile, shipped: tuple[Path, ...]) -> Iterator[SourceFile]:
+    """Yields the user's own modules, and the packages around them, that a file imports."""
     try:
-        tree = ast.parse(place.file.read_bytes())
-    except (SyntaxError, ValueError):  # an import that never happens, or whose error the run reports
+        tree = ast.parse(source.file.read_bytes())
+    except (SyntaxError, ValueError):  # never imported, or the run reports the error
         return
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (above := _above(node, place.package)):
-            names |= {above, *(f"{above}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.ImportFrom) and (module := _resolve_module(node, source.package)):
+            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     for name in sorted(names):
-        yield from _on_the_way(name, shipped)
+        yield from _find_module(name, shipped)
 
 
-def _above(node: ast.ImportFrom, package: str) -> str:
-    """The module from which is imported; "" where there is none."""
+def _resolve_module(node: ast.ImportFrom, package: str) -> str:
+    """Returns the absolute name of the module that is imported from; "" if there is none."""
     if not node.level:
         return node.module or ""
     parts = package.split(".")
@@ -142,67 +153,72 @@ def _above(node: ast.ImportFrom, package: str) -> str:
     return ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
 
 
-def _on_the_way(name: str, shipped: tuple[Path, ...]) -> Iterator[Place]:
-    """The user's own files of a module and of the packages around it, found without importing any."""
-    top, *below = name.split(".")
+def _find_module(name: str, shipped: tuple[Path, ...]) -> Iterator[SourceFile]:
+    """Yields the user's own files of a module and of the packages around it, without importing
+    them.
+    """
+    top, *children = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return
-    known = top
-    for part in (*below, None):
+    path = top
+    for child in (*children, None):
         if spec is None:
             return
         folders = spec.submodule_search_locations
         if spec.has_location and spec.origin is not None:
             file = Path(spec.origin).resolve()
-            own = _own(file, shipped)
-            if not own and top not in PACKAGES:  # beside ours a user's modules may be found
+            is_own = _is_own(file, shipped)
+            if not is_own and top not in PACKAGES:  # the user may have modules in packages of these names
                 return
-            if own and file.suffix == ".py" and file.is_file():
-                yield Place(file, known if folders is not None else known.rpartition(".")[0])
-        if part is None or folders is None:
+            if is_own and file.suffix == ".py" and file.is_file():
+                yield SourceFile(file, path if folders is not None else path.rpartition(".")[0])
+        if child is None or folders is None:
             return
-        known = f"{known}.{part}"
-        spec = importlib.machinery.PathFinder.find_spec(known, folders)
+        path = f"{path}.{child}"
+        spec = importlib.machinery.PathFinder.find_spec(path, folders)
 
 
 def raised_in(error: BaseException) -> str:
-    """Returns where in the user's own code an error was raised, or what raised it was called: "loss of mine.py, line 7"; "" where
-    no such code is behind it."""
+    """Returns where the user's own code raised an error or its cause, such as "loss of mine.py,
+    line 7"; "" if nowhere.
+    """
     return first_raised_in(error)[1]
 
 
 def first_raised_in(error: BaseException) -> tuple[BaseException, str]:
-    """Returns, of an error and those that caused it, the first one that the user's own code has raised, and where; the error itself
-    and "" if none is."""
+    """Returns the first of an error and its causes that the user's own code raised, and where; else
+    (error, "").
+    """
     shipped = tuple(HOME / name for name in ("fedjax_core", "methods", "configs", "tests"))
-    for one in chain(error):
-        for frame, line in reversed(list(traceback.walk_tb(one.__traceback__))):
+    for cause in error_chain(error):
+        for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
             file = Path(frame.f_code.co_filename)
-            if file.suffix == ".py" and file.is_file() and _own(file.resolve(), shipped):
-                return one, _at(file, frame.f_code.co_name, line)
+            if file.suffix == ".py" and file.is_file() and _is_own(file.resolve(), shipped):
+                return cause, _describe_line(file, frame.f_code.co_name, line)
     return error, ""
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error, what caused it, and so on."""
-    seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+def error_chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error, its cause, and so on."""
+    visited: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in visited:
+        visited.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
 
-def _at(file: Path, function: str, line: int) -> str:
-    shown = os.path.relpath(file) if file.is_absolute() and file.is_relative_to(Path.cwd()) else str(file)
-    return f"{shown}, line {line}" if function == "<module>" else f"{function} of {shown}, line {line}"
+def _describe_line(file: Path, function: str, line: int) -> str:
+    name = os.path.relpath(file) if file.is_absolute() and file.is_relative_to(Path.cwd()) else str(file)
+    return f"{name}, line {line}" if function == "<module>" else f"{function} of {name}, line {line}"
 
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Turns an exit that the user's own code asks for, or another BaseException that is no interruption, into an error.
+    """Turns an exit of the user's own code, or another BaseException that is no interruption, into
+    an error.
 
     Raises:
       CodeExited: that happened; one line with the file and the function.

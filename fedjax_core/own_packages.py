@@ -1,8 +1,9 @@
-"""The packages `methods` and `configs`, which come beside `fedjax_core`, whatever else has these names.
+"""Imports of the bundled packages `methods` and `configs`, which a user's packages of these names
+may hide.
 
-A user's folder may have packages `methods` and `configs`, which Python then finds first. A command takes ours in their
-place (`take_ours`), with the modules of the current folder's behind them. In a user's own process nothing is taken away:
-`import_bundled` reads ours, and leaves theirs where they are.
+Commands replace the user's packages by the bundled ones (`take_ours`), which then also find the
+modules of the current folder. In a user's own process `import_bundled` imports the bundled modules
+and leaves the user's packages in place.
 """
 
 import contextlib
@@ -18,15 +19,15 @@ from types import ModuleType
 
 HOME = Path(__file__).parents[1]
 PACKAGES = ("methods", "configs")
-_ours: dict[str, ModuleType] = {}  # modules that were read while a user's package had the name
+_ours: dict[str, ModuleType] = {}  # bundled modules that a user's package hides
 _lock = threading.RLock()
 
 
 def take_ours() -> None:
-    """Imports `methods` and `configs` from beside `fedjax_core`, wherever else such packages lie.
+    """Imports the bundled `methods` and `configs` in place of other packages of these names.
 
-    The modules of the current folder's packages of these names are found behind ours. The current folder comes
-    last on the path, so that a user's other modules are found.
+    They also find the modules of such packages in the current folder, after their own. The current
+    folder is appended to the path, so that a user's other modules are found.
     """
     for name in PACKAGES:
         if not _is_ours(name):
@@ -39,7 +40,7 @@ def take_ours() -> None:
 
 
 def add_folder(name: str, folder: Path) -> None:
-    """Lets the package of ours find a folder's modules, too, behind its own."""
+    """Lets a bundled package find the modules of a folder, after its own."""
     package = sys.modules.get(name)
     if package is None or not folder.is_dir() or folder.resolve() == (HOME / name).resolve():
         return
@@ -48,46 +49,48 @@ def add_folder(name: str, folder: Path) -> None:
 
 
 def import_bundled(name: str) -> ModuleType:
-    """Returns a module of ours, such as "methods.fedavg", also where a user's package has its name."""
+    """Imports a bundled module, such as "methods.fedavg", even if a user's package has its name."""
     with ours():
         return importlib.import_module(name)
 
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """Has `methods` and `configs` stand for ours while it lasts, and then for what they stood for before."""
+    """Makes `methods` and `configs` name the bundled packages for a while, then restores the
+    user's.
+    """
     with _lock:
-        others = [name for name in PACKAGES if not _is_ours(name) and not _found_as_ours(name)]
-        theirs = _taken_out(others)
-        sys.modules.update({name: module for name, module in _ours.items() if _package(name) in others})
+        hidden = [name for name in PACKAGES if not _is_ours(name) and not _import_if_ours(name)]
+        theirs = _pop_modules(hidden)
+        sys.modules.update({name: module for name, module in _ours.items() if _top_level(name) in hidden})
         try:
-            for name in others:
+            for name in hidden:
                 if not _is_ours(name):
                     _import_package(name)
             yield
         finally:
-            _ours.update(_taken_out(others))
+            _ours.update(_pop_modules(hidden))
             sys.modules.update(theirs)
 
 
-def _package(name: str) -> str:
+def _top_level(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _taken_out(packages: Collection[str]) -> dict[str, ModuleType]:
-    """The modules of packages, which then count as not imported."""
-    names = [name for name in sys.modules if _package(name) in packages]
+def _pop_modules(packages: Collection[str]) -> dict[str, ModuleType]:
+    """Removes the modules of packages from `sys.modules`, and returns them."""
+    names = [name for name in sys.modules if _top_level(name) in packages]
     return {name: sys.modules.pop(name) for name in names}
 
 
 def _is_ours(name: str) -> bool:
-    """Returns whether a package is imported, and is ours."""
+    """Returns whether a package is imported and bundled."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return file is not None and Path(file).parent == HOME / name
 
 
-def _found_as_ours(name: str) -> bool:
-    """Imports a package as Python finds it, if that is ours; returns whether it is."""
+def _import_if_ours(name: str) -> bool:
+    """Imports a package if Python finds the bundled one first; returns whether it did."""
     if name in sys.modules:
         return False
     spec = importlib.util.find_spec(name)
@@ -98,7 +101,7 @@ def _found_as_ours(name: str) -> bool:
 
 
 def _import_package(name: str) -> None:
-    """Imports one of `PACKAGES` from `HOME`, if it is there."""
+    """Imports one of `PACKAGES` from `HOME`, if it exists."""
     spec = importlib.machinery.PathFinder.find_spec(name, [str(HOME)])
     if spec is None or spec.loader is None:
         return

@@ -36,7 +36,7 @@ from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion, federated_data, partition
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.sources.splits import SPLIT_SEED
-from fedjax_core.storage.forms import check
+from fedjax_core.storage.json_files import check
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 OPTIONS = "OPTIONS:"

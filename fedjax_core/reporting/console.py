@@ -1,4 +1,4 @@
-"""What commands say: lines of text, why they end, times and sizes as a person reads them."""
+"""Output of commands on standard error, one-line errors, and readable times and sizes."""
 
 import argparse
 import contextlib
@@ -16,17 +16,20 @@ with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of
 
 
 def say(text: str) -> None:
-    """Writes a line to standard error, above a bar if there is one; nothing where standard error is closed. What a terminal would
-    obey, such as in the name of a class, is written as Python does."""
+    """Writes a line to standard error, above a progress bar if there is one; nothing if standard
+    error is closed.
+
+    Terminal escapes, such as in the name of a class, are escaped as in Python.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         tqdm.write(without_escapes(text), file=sys.stderr)
 
 
 def fail(error: BaseException | str, status: int) -> int:
-    """Says in one line why a command ends.
+    """Prints in one line why a command ends.
 
     Args:
-      error: why.
+      error: the reason.
       status: the exit status; 130 for an interruption.
 
     Returns:
@@ -38,38 +41,40 @@ def fail(error: BaseException | str, status: int) -> int:
 
 
 class _SafeFormatter(logging.Formatter):
-    """Formats records so that no terminal obeys what is in them, such as the name of a class."""
+    """Escapes terminal escapes in log records, such as in the name of a class."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_escapes(super().format(record))
 
 
 def show_warnings() -> None:
-    """Sets up logging for a command: warnings go to standard error, a line each."""
+    """Sends the warnings of a command to standard error, one line each."""
     handler = logging.StreamHandler()
     handler.setFormatter(_SafeFormatter("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 class Parser(argparse.ArgumentParser):
-    """One that raises a ValueError of one line for a wrong command line."""
+    """A parser that raises a one-line ValueError for a wrong command line."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; --help tells more")
 
 
 def one_line(error: BaseException | str) -> str:
-    """Returns what an error says, as one line; of one that the user's own code has raised with the file and the function."""
+    """Returns the message of an error as one line, with file and function if the user's own code
+    raised it.
+    """
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror + (f": {error.filename}" if error.filename else "")
-    said = " ".join(text.split()) or type(error).__name__
+    line = " ".join(text.split()) or type(error).__name__
     where = code_fingerprint.raised_in(error) if isinstance(error, BaseException) else ""
-    return said if not where or where in said else f"{said} (in {where})"
+    return line if not where or where in line else f"{line} (in {where})"
 
 
 def readable_time(seconds: float) -> str:
-    """Such as "12.5 s" or "3 h 05 min"."""
+    """Returns a time such as "12.5 s" or "3 h 05 min"."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -78,7 +83,7 @@ def readable_time(seconds: float) -> str:
 
 
 def readable_size(count: float) -> str:
-    """Bytes, such as "1.2 MB"."""
+    """Returns a number of bytes such as "1.2 MB"."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -1,11 +1,13 @@
-"""Label tables of a run: whole in run.json where they can be read, else their sums there and the whole in a CSV.
+"""Label tables of a run: in run.json if clients are few, else their sums there and the whole tables
+in a CSV file.
 
     client,of_partition,part,cat,dog,owl
     0,0,train,3,0,4
     0,0,test,1,1,0
 
-A row per client and part; a column `name` follows `of_partition` where clients have names, as natural ones of a table. Unseen
-clients follow the population: N, N + 1, ...; `of_partition` is its number in the partition.
+One row per client and part. A column `name` follows `of_partition` if clients have names, such as
+natural ones of a table. Unseen clients follow the population: N, N + 1, ...; `of_partition` is the
+client's number in the partition.
 """
 
 import csv
@@ -22,17 +24,17 @@ from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import RECORDED, RUN
 
 FILE = "label_table.csv"
-READ = 10_000  # clients that are read for figures
-READABLE = 50  # clients; of more nothing has a line each but CSV files
-_BLOCK = 2**16  # lines that are made at once
+READ = 10_000  # clients read for figures
+READABLE = 50  # clients; of more only CSV files have a line each
+_BLOCK = 2**16  # lines written at a time
 _HEADS = ["client", "of_partition", "part"]
-_NAMED = ["client", "of_partition", "name", "part"]  # where clients have names
+_NAMED = ["client", "of_partition", "name", "part"]  # if clients have names
 Tables = Mapping[str, np.ndarray]  # by part ("train", "test"), [N, K]
 
 
-def of_run(tables: Tables) -> dict[str, Any]:
-    """What run.json has of the tables."""
-    (number, _) = next(iter(tables.values())).shape
+def summarize_tables(tables: Tables) -> dict[str, Any]:
+    """Returns the entry of run.json."""
+    number = len(next(iter(tables.values())))
     if number <= READABLE:
         return {("" if part == "train" else f"{part}_") + "label_table": table.tolist() for part, table in tables.items()}
     return {"number": number, "whole": FILE, **{f"{part}_rows": _sums(table) for part, table in tables.items()}}
@@ -45,19 +47,19 @@ def _sums(table: np.ndarray) -> dict[str, Any]:
     return {"sum": int(rows.sum()), **spread, "fewest_classes": few, "most_classes": many, "of_class": table.sum(0).tolist()}
 
 
-def write(
+def write_label_table(
     folder: Path, class_names: Sequence[str], clients: Sequence[tuple[np.ndarray, Tables]], names: Sequence[str] = ()
 ) -> None:
-    """Writes the CSV.
+    """Writes the CSV file.
 
     Args:
       folder: of the run.
       class_names: K names.
-      clients: of the population, then of unseen ones: (their numbers in the partition, their tables).
-      names: of all of them in this order; empty: they have none.
+      clients: (numbers in the partition, tables) of the population, then of unseen clients.
+      names: of all clients in this order; empty: clients have no names.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
     lines = itertools.chain([csv_line([*(_NAMED if names else _HEADS), *class_names])], _blocks(clients, names))
     write_blocks(folder / FILE, lines)
@@ -74,54 +76,60 @@ def _blocks(clients: Sequence[tuple[np.ndarray, Tables]], names: Sequence[str]) 
                     rows = zip(numbers.tolist(), ids[block].tolist(), table[block].tolist(), strict=True)
                     yield b"".join(csv_line([number, i, names[number], part, *row]) for number, i, row in rows)
                     continue
-                yield _lines([_cells(np.stack([numbers, ids[block]], 1)), _same(part, len(numbers)), _cells(table[block])])
+                yield _join_columns(
+                    [_format_ints(np.stack([numbers, ids[block]], 1)), _repeat(part, len(numbers)), _format_ints(table[block])]
+                )
         first += len(ids)
 
 
-def _cells(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whole numbers >= 0, [n, columns], each with a comma behind it: (characters [n, places], which of them count)."""
+def _format_ints(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Formats ints >= 0, [n, columns], each followed by a comma: (characters [n, width], mask of
+    those to keep).
+    """
     width = len(str(int(numbers.max(initial=0))))
     powers = 10 ** np.arange(width - 1, -1, -1)
     characters = np.full((*numbers.shape, width + 1), ord(","), np.uint8)
     characters[..., :-1] = numbers[..., None] // powers % 10 + ord("0")
-    there = np.ones(characters.shape, bool)
-    there[..., : width - 1] = numbers[..., None] >= powers[:-1]
-    return characters.reshape(len(numbers), -1), there.reshape(len(numbers), -1)
+    mask = np.ones(characters.shape, bool)
+    mask[..., : width - 1] = numbers[..., None] >= powers[:-1]
+    return characters.reshape(len(numbers), -1), mask.reshape(len(numbers), -1)
 
 
-def _same(word: str, lines: int) -> tuple[np.ndarray, np.ndarray]:
+def _repeat(word: str, lines: int) -> tuple[np.ndarray, np.ndarray]:
     characters = np.broadcast_to(np.frombuffer(f"{word},".encode(), np.uint8), (lines, len(word) + 1))
     return characters, np.ones(characters.shape, bool)
 
 
-def _lines(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> bytes:
-    characters, there = (np.concatenate(parts, 1) for parts in zip(*columns, strict=True))
+def _join_columns(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> bytes:
+    characters, mask = (np.concatenate(parts, 1) for parts in zip(*columns, strict=True))
     characters[:, -1] = ord("\n")
-    return characters[there].tobytes()
+    return characters[mask].tobytes()
 
 
 def partition_of(folder: str | os.PathLike) -> dict[str, Any]:
-    """What a run recorded of its partition, with the population's "label_table" of training rows if there is one: whole, or of
-    `READ` clients, evenly spaced, whose ids are "clients" then.
+    """Returns a run's record of its partition, with the population's "label_table" of training
+    examples if there is one.
+
+    Of more than `READ` clients the table has so many, evenly spaced, and "clients" their ids.
 
     Raises:
       OSError: a file cannot be read.
-      ValueError: run.json has another form.
+      ValueError: run.json is malformed.
     """
     folder = Path(folder)
     records = read_json(folder / RUN, RECORDED) if (folder / RUN).exists() else {}
-    found = dict(records.get("partition", {}))
-    if {"whole", "number"} <= found.keys() and (folder / found["whole"]).exists():
-        with explained("read", folder / found["whole"]), open_text(folder / found["whole"]) as opened:
-            number = found["number"]
+    record = dict(records.get("partition", {}))
+    if {"whole", "number"} <= record.keys() and (folder / record["whole"]).exists():
+        with explained("read", folder / record["whole"]), open_text(folder / record["whole"]) as opened:
+            number = record["number"]
             rows = csv.reader(opened)
             heads = next(rows)
             first = heads.index("part") + 1
             if number > READ:
-                found["clients"] = np.unique(np.linspace(0, number - 1, READ).round().astype(int)).tolist()
-            wanted = set(found.get("clients", range(number)))
-            lines = [line for at, line in enumerate(itertools.islice(rows, number)) if at in wanted]
-            found["label_table"] = [[int(cell) for cell in line[first:]] for line in lines]
+                record["clients"] = np.unique(np.linspace(0, number - 1, READ).round().astype(int)).tolist()
+            wanted = set(record.get("clients", range(number)))
+            lines = [line for i, line in enumerate(itertools.islice(rows, number)) if i in wanted]
+            record["label_table"] = [[int(cell) for cell in line[first:]] for line in lines]
             if heads[: len(_NAMED)] == _NAMED:
-                found["client_names"] = [line[_NAMED.index("name")] for line in lines]
-    return found
+                record["client_names"] = [line[_NAMED.index("name")] for line in lines]
+    return record

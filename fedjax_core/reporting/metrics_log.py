@@ -1,9 +1,9 @@
-"""The records of a run, read back: metrics.jsonl, checked, and made again from metrics.csv where a part of it is lost."""
+"""Reads a run's records from metrics.jsonl, and restores missing ones from metrics.csv."""
 
 import csv
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,94 +15,94 @@ CSV = "metrics.csv"
 
 
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, in the order of their rounds.
+    """Reads the records of a metrics.jsonl.
 
     Raises:
-      OSError: if the file cannot be read.
-      ValueError: if a line is not JSON, or no record of a round that comes after those before it; one line that says which.
+      OSError: the file cannot be read.
+      ValueError: a line is not the record of a later round; one line that names it.
     """
-    found, last = read_jsonl(path), 0
-    for number, record in enumerate(found, 1):
+    records, last = read_jsonl(path), 0
+    for number, record in enumerate(records, 1):
         where = f"line {number} of {os.fspath(path)}"
-        done = record.get("round") if isinstance(record, dict) else None
+        done = record.get("round")
         if not isinstance(done, int) or isinstance(done, bool):
-            raise ValueError(f"{where} is no record of a round, such as {{'round': 3}}; remove that line")
+            raise ValueError(f"{where} is not the record of a round, such as {{'round': 3}}; remove that line")
         if done <= last:
             raise ValueError(f"{where} is of round {done}, after one of round {last}; remove one of them")
         last = done
-    return found
+    return records
 
 
 def kept(folder: Path, done: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The records of rounds 1 ... `done`, all of them.
+    """Cuts metrics.jsonl to rounds 1 ... `done`, and returns them.
 
-    Where metrics.jsonl lacks some that metrics.csv has, it is written again from that, aloud.
+    Missing records are restored from metrics.csv, with a message.
 
     Args:
       folder: of the run.
-      done: the round of the checkpoint that the run goes on from.
-      say: takes a line of text.
+      done: round of the checkpoint that the run resumes from.
+      say: prints a line.
 
     Raises:
-      OSError: if a file cannot be read or written.
-      ValueError: if neither file has them all, or metrics.jsonl holds something else.
+      OSError: a file cannot be read or written.
+      ValueError: the files together lack a round, or metrics.jsonl is malformed.
     """
     file = folder / METRICS
     records = read(file) if file.exists() else []
-    found, have = _whole(folder, records, done), sum(record["round"] <= done for record in records)
-    if have < done:
-        say(f"{file} had {have} of {done} rounds; the others are taken from {CSV}")
-    if have < done or have < len(records):
-        write_text(file, json_lines(found))
-    return found
+    complete, present = _complete_records(folder, records, done), sum(record["round"] <= done for record in records)
+    if present < done:
+        say(f"{file} had {present} of {done} rounds; the others are taken from {CSV}")
+    if present < done or present < len(records):
+        write_text(file, json_lines(complete))
+    return complete
 
 
 def whole(folder: Path, done: int) -> list[dict[str, Any]]:
-    """What `kept` gives, for who does not have the run's lock: no file is changed.
+    """Returns the records of rounds 1 ... `done` without changing a file, for a process that does
+    not hold the run's lock.
 
     Args:
       folder: of the run.
-      done: the last round that is wanted.
+      done: the last round.
 
     Raises:
-      OSError: if a file cannot be read.
-      ValueError: if neither file has them all, or metrics.jsonl holds something else.
+      OSError: a file cannot be read.
+      ValueError: the files together lack a round, or metrics.jsonl is malformed.
     """
     file = folder / METRICS
-    return _whole(folder, read(file) if file.exists() else [], done)
+    return _complete_records(folder, read(file) if file.exists() else [], done)
 
 
-def _whole(folder: Path, records: Sequence[dict[str, Any]], done: int) -> list[dict[str, Any]]:
-    """The records of rounds 1 ... `done`: those of metrics.jsonl, and of metrics.csv what is not among them."""
-    have = [record for record in records if record["round"] <= done]
-    if _complete(have, done):
-        return have
-    of = {record["round"]: record for record in [*_from_csv(folder / CSV), *have]}
-    rebuilt = [of[number] for number in sorted(of) if number <= done]
-    if not _complete(rebuilt, done):
-        missing = next(number for number in range(1, done + 1) if number not in of)
+def _complete_records(folder: Path, records: Sequence[dict[str, Any]], done: int) -> list[dict[str, Any]]:
+    """Returns the records of rounds 1 ... `done`: those of metrics.jsonl, and the others from
+    metrics.csv.
+    """
+    logged = {record["round"]: record for record in records if record["round"] <= done}
+    if len(logged) == done:
+        return list(logged.values())
+    available = {record["round"]: record for record in _read_csv(folder / CSV)} | logged
+    missing = [number for number in range(1, done + 1) if number not in available]
+    if missing:
         raise ValueError(
-            f"{folder / METRICS} has {len(have)} of the {done} rounds that the checkpoint has done, and {CSV} has not the others "
-            f"(round {missing} is missing); restore it, or take another directory"
+            f"{folder / METRICS} has {len(logged)} of the {done} rounds of the checkpoint, and {CSV} lacks round {missing[0]}; "
+            "restore it, or take another directory"
         )
-    return rebuilt
+    return [available[number] for number in range(1, done + 1)]
 
 
-def _complete(records: Sequence[Mapping[str, Any]], done: int) -> bool:
-    return [record["round"] for record in records] == list(range(1, done + 1))
-
-
-def _from_csv(file: Path) -> list[dict[str, Any]]:
-    """What a metrics.csv has, as records; nothing if there is none. Cells that are no numbers stay text."""
+def _read_csv(file: Path) -> list[dict[str, Any]]:
+    """Returns the records of a metrics.csv; none if there is no file. Cells that are not numbers
+    stay strings.
+    """
     if not file.exists():
         return []
     text = read_bytes(file).decode(errors="replace")
     rows = csv.DictReader(text.splitlines())
-    found = [{name: _value(cell) for name, cell in row.items() if name and cell not in (None, "")} for row in rows]
-    return [record for record in found if isinstance(record.get("round"), int)]
+    records = [{name: _parse_cell(cell) for name, cell in row.items() if name and cell not in (None, "")} for row in rows]
+    return [record for record in records if isinstance(record.get("round"), int)]
 
 
-def _value(cell: str) -> Any:
+def _parse_cell(cell: str) -> Any:
     if re.fullmatch(r"-?\d+", cell):
         return int(cell)
     try:

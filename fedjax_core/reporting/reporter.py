@@ -1,17 +1,18 @@
-"""What a run says while it runs, and what it says at the end.
+"""Reports of a run: records by round, progress, and the summary at the end.
 
-A record is a flat dict of numbers, one per round, named by what they are: {"round": 12, "train/loss": 0.4,
-"test/global/accuracy": 0.93, "test/personal/own/accuracy/mean": 0.95}. A round that was not evaluated has no scores. Some names
-have a meaning here:
+A record is a flat dict of numbers, one per round: {"round": 12, "train/loss": 0.4,
+"test/global/accuracy": 0.93, "test/personal/own/accuracy/mean": 0.95}. A round without evaluation
+has no scores. Some names have a meaning here:
 
-    round             rounds done, from 1
-    seconds           wall time that the record stands for, with `compile_seconds`, the part of it spent compiling
+    round             number of rounds done, from 1
+    seconds           wall time of the record, including `compile_seconds` of compilation
     cohort            clients that took part in the round
-    train/examples    examples they trained on, an example counted once an epoch
+    train/examples    examples they trained on, counted once per epoch
 
-A name with a part such as "accuracy" or "auroc" is an accuracy, with a part such as "loss" or "perplexity" a loss
-(`score_labels.py`). Records go to metrics.jsonl at once, to TensorBoard files, to a progress bar or to lines of text; at the end
-to metrics.csv and summary.json. metrics.jsonl is what all the others are made from.
+A name with a part such as "accuracy" or "auroc" is an accuracy, with a part such as "loss" or
+"perplexity" a loss (`score_labels.py`). Records are written to metrics.jsonl at once, to
+TensorBoard files, and to a progress bar or lines of text. At the end metrics.csv and summary.json
+are made from metrics.jsonl.
 """
 
 import math
@@ -26,20 +27,20 @@ from typing import Any, Self
 from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
+from fedjax_core.reporting.loggers import TensorBoardWriter
 from fedjax_core.reporting.metrics_log import CSV, kept, read
 from fedjax_core.reporting.score_labels import is_accuracy, is_headline
-from fedjax_core.reporting.summary import Series, history, shown, summarise, table
-from fedjax_core.reporting.tensorboard import Events
+from fedjax_core.reporting.summary import Series, format_score, history, summarise, table
 from fedjax_core.storage.json_files import JsonLines, json_lines, plain, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
 
-with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar of text, and a warning that it could be nicer
+with warnings.catch_warnings():  # without ipywidgets a notebook gets a text bar and a warning
     warnings.simplefilter("ignore")
     from tqdm.auto import tqdm
 
 SUMMARY, TENSORBOARD = "summary.json", "tensorboard"
-ENDED = "peak_memory_bytes"  # a fact of a summary that only a run notes which has ended without an error
-HEADLINE = ("test/global/accuracy", "test/personal/own/accuracy/mean")  # preferred in this order
+ENDED = "peak_memory_bytes"  # a fact that only the summary of a run without error has
+HEADLINE = ("test/global/accuracy", "test/personal/own/accuracy/mean")  # in order of preference
 __all__ = [
     "Parser",
     "Reporter",
@@ -57,7 +58,9 @@ __all__ = [
 
 
 class Reporter:
-    """Takes the records of one run to all places. A context manager; on a process that does not write it does nothing."""
+    """Writes the records of one run to all outputs. A context manager; a process that does not
+    write does nothing.
+    """
 
     def __init__(
         self,
@@ -77,17 +80,18 @@ class Reporter:
 
         Args:
           workdir: the run's directory.
-          total_rounds: how many rounds the run has in all, for the bar.
-          progress: True: a bar; False: neither bar nor lines; None: a bar on a terminal or in a notebook, elsewhere a line at
-            evaluations, and so where there is a `console`.
+          total_rounds: number of rounds of the whole run.
+          progress: True: a bar; False: neither bar nor lines; None: a bar on a terminal or in a
+            notebook without `console`, else a line per evaluation.
           tensorboard: whether to write TensorBoard files.
-          headline: the score that bar and lines show; None: the first of `HEADLINE` that a record has, or else its first
-            accuracy, or R2, on test data. Where a record has no such score nothing was evaluated.
-          targets: accuracies; the summary says which round reached them first.
-          last_k: over how many of the last evaluations the summary takes a mean.
-          select: the score by whose best round the summary gives the others.
-          every: seconds between two lines, at least.
-          console: takes a line of text; None: standard error, above the bar if there is one.
+          headline: the score in bar and lines; None: the first of `HEADLINE` that a record has,
+            else its first accuracy or R2 on test data. A record without such a score was not
+            evaluated.
+          targets: accuracies; the summary has the first round that reaches each.
+          last_k: number of last evaluations that the summary averages.
+          select: the score whose best round the summary reports.
+          every: minimum seconds between two lines.
+          console: prints a line of text; None: to standard error, above the bar if there is one.
         """
         self._writer = workdir.writer if isinstance(workdir, WorkDir) else True
         self.path = workdir.path if isinstance(workdir, WorkDir) else Path(workdir)
@@ -100,22 +104,22 @@ class Reporter:
         self._wants_events = tensorboard
         self._opened = False
         self._lines: JsonLines | None = None
-        self._events: Events | None = None
+        self._events: TensorBoardWriter | None = None
         self._bar: Any = None
         self._facts: dict[str, Any] = {}
         self._round = 0
-        self._said = -math.inf
+        self._last_line = -math.inf
         self._started = time.monotonic(), 0
 
     def resume(self, from_round: int) -> None:
-        """Goes on after a checkpoint: what was logged after its round is cut, and will be logged again.
+        """Resumes after a checkpoint: later records are deleted and will be logged again.
 
         Args:
-          from_round: the checkpoint's round; 0 to start from nothing.
+          from_round: round of the checkpoint; 0: from nothing.
 
         Raises:
-          OSError: if metrics.jsonl cannot be read or written.
-          ValueError: if metrics.jsonl, and metrics.csv beside it, do not have all rounds up to there.
+          OSError: metrics.jsonl cannot be read or written.
+          ValueError: metrics.jsonl and metrics.csv together lack a round up to there.
         """
         if not self._writer:
             return
@@ -131,14 +135,14 @@ class Reporter:
             self._bar = tqdm(total=self.total_rounds, initial=from_round, unit="round", dynamic_ncols=True)
 
     def log(self, *records: Mapping[str, Any]) -> None:
-        """Takes one record or several. When it returns they are on the disk.
+        """Logs records; they are on the disk when it returns.
 
         Args:
-          *records: in the order of their rounds.
+          *records: ordered by round.
 
         Raises:
-          OSError: if they cannot be written; one line that names the file.
-          ValueError: if a record has no round, or one that was logged before.
+          OSError: they cannot be written; one line that names the file.
+          ValueError: a record has no round, or one that is not later than those before.
         """
         if not self._writer:
             return
@@ -156,8 +160,8 @@ class Reporter:
                 )
             last = record["round"]
         self._lines.append(*rows)
-        if self._wants_events and self._events is None:  # not before there is something: what it imports takes a while
-            self._events = Events(self.path / TENSORBOARD, self._started[1])
+        if self._wants_events and self._events is None:  # created with the first record, because its import is slow
+            self._events = TensorBoardWriter(self.path / TENSORBOARD, self._started[1])
         for record in rows:
             if self._events is not None:
                 self._events.add(record)
@@ -165,10 +169,11 @@ class Reporter:
         self._round = last
 
     def add_scores(self, scores: Mapping[str, Any]) -> None:
-        """Adds scores to the last record, whose round an earlier start did not get to score.
+        """Adds scores to the last record, of a round that an earlier start trained and did not
+        evaluate.
 
         Raises:
-          OSError: if they cannot be written; one line that names the file.
+          OSError: they cannot be written; one line that names the file.
         """
         if not self._writer:
             return
@@ -179,7 +184,7 @@ class Reporter:
         write_text(file, json_lines([*before, last | plain(scores)]))
         self._lines = JsonLines(file)
         if self._wants_events and self._events is None:
-            self._events = Events(self.path / TENSORBOARD, self._round)
+            self._events = TensorBoardWriter(self.path / TENSORBOARD, self._round)
         if self._events is not None:
             self._events.add({"round": last["round"]} | plain(scores))
         self._show(last | plain(scores))
@@ -188,54 +193,55 @@ class Reporter:
         """Adds facts to the summary and the closing table.
 
         Args:
-          **facts: JSON values; `bytes_down`, `bytes_up` (per client and round), `compile_seconds` and `peak_memory_bytes` are
-            known to `table`.
+          **facts: JSON values; the table shows `bytes_down`, `bytes_up` (per client and round),
+            `compile_seconds` and `peak_memory_bytes`.
         """
         self._facts |= plain(facts)
 
     def say(self, text: str) -> None:
-        """Shows a line of text, without tearing the bar."""
+        """Prints a line of text above the bar."""
         if self._writer:
             self._console(text)
 
     def _show(self, record: Mapping[str, Any]) -> None:
         scores = [key for key in record if key.startswith("test/") and is_headline(key)]
         name = self._headline or next((key for key in [*HEADLINE, *scores] if key in record), None)
-        score = f"{name} {shown(name, record[name])}" if name in record and name is not None else None
+        score = f"{name} {format_score(name, record[name])}" if name in record and name is not None else None
         if self._bar is not None:
             if score:
                 self._bar.set_postfix_str(score, refresh=False)
             self._bar.update(record["round"] - self._bar.n)
         elif self._wants_lines and score:
             now, last = time.monotonic(), record["round"] >= self.total_rounds
-            if last or now - self._said >= self._every:
-                self._said = now
+            if last or now - self._last_line >= self._every:
+                self._last_line = now
                 start, first = self._started
                 spent, left = now - start, self.total_rounds - record["round"]
                 rate = (record["round"] - first) / max(spent, 1e-9)
                 times = readable_time(spent) + (f", about {readable_time(left / rate)} left" if left > 0 and rate > 0 else "")
-                loss = f"  train/loss {shown('loss', record['train/loss'])}" if "train/loss" in record else ""
+                loss = f"  train/loss {format_score('loss', record['train/loss'])}" if "train/loss" in record else ""
                 self._console(f"round {record['round']}/{self.total_rounds}  {score}{loss}  {rate:.3g} rounds/s  {times}")
 
     def close(self) -> dict[str, Any]:
-        """Writes metrics.csv and summary.json from all that was ever logged, and closes everything; a second call repeats it.
+        """Writes metrics.csv and summary.json from all records, and closes the files; may be called
+        again.
 
         Returns:
-          The summary: `summarise`'s, with the noted facts and how scores spread over clients (`client_scores.spread`); empty on a
-          process that does not write.
+          The summary: that of `summarise`, with the noted facts and the distribution of scores over
+          clients; {} on a process that does not write.
 
         Raises:
-          OSError: if they cannot be written.
+          OSError: the files cannot be written.
         """
         self._release()
         if not self._writer:
             return {}
         metrics = self.path / METRICS
-        found = read(metrics) if metrics.exists() else []
-        summary = summarise(found, self.targets, self.last_k, self.select)
+        records = read(metrics) if metrics.exists() else []
+        summary = summarise(records, self.targets, self.last_k, self.select)
         summary |= {"total_rounds": self.total_rounds, "facts": self._facts}
-        summary |= client_scores.spread(self.path, summary["rounds"], summary.get("selected", {}).get("round"))
-        write_csv(self.path / CSV, found, ["round"])
+        summary |= client_scores.summarize_spread(self.path, summary["rounds"], summary.get("selected", {}).get("round"))
+        write_csv(self.path / CSV, records, ["round"])
         write_json(self.path / SUMMARY, summary)
         return summary
 
@@ -252,11 +258,11 @@ class Reporter:
         if kind is None:
             self.close()
             return
-        if not self._opened:  # it did not begin: what an earlier start has written stays
+        if not self._opened:  # nothing was logged: the files of an earlier start stay
             return
         try:
             self.close()
-        except OSError as error:  # on the way out with another error, which is the one to tell
+        except OSError as error:  # another error is already being raised
             self.say(str(error))
 
 

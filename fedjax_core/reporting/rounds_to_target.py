@@ -1,22 +1,22 @@
-"""When a score crosses a value: rounds to an accuracy, read off a curve as McMahan et al. (2017) read them."""
+"""Rounds to a target score, read off a curve as in McMahan et al. (2017)."""
 
 import math
 from collections.abc import Sequence
 
 
 def crossing(rounds: Sequence[int], values: Sequence[float], target: float, larger: bool = True) -> float:
-    """The round in which a score, made monotone by taking the best value so far, crosses a target, between two evaluations by
-    linear interpolation.
+    """Returns the round in which the best score so far crosses a target, interpolated linearly
+    between evaluations.
 
     Args:
-      rounds: [E] of the evaluations, ascending.
-      values: [E] the score there; what is not finite counts as no evaluation.
-      target: what is to be reached.
-      larger: whether the score is to rise to it; False: to fall.
+      rounds: [E] rounds of the evaluations, ascending.
+      values: [E] scores; a value that is not finite counts as no evaluation.
+      target: the value to reach.
+      larger: whether the score must rise to it; False: fall.
 
     Returns:
-      A number of rounds; the first evaluated round if the target is reached there, for nothing is known from before; infinity if
-      it never is.
+      A number of rounds; the first evaluated round if the target is reached there; infinity if it
+      is never reached.
 
     >>> crossing([5, 10, 15, 20], [0.25, 0.50, 0.40, 1.00], 0.75)
     17.5

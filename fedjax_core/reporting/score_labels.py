@@ -1,9 +1,9 @@
-"""Scores in words, as legends, axes and help have them."""
+"""Kinds of scores by their names, and labels for legends, axes and help."""
 
 import math
 
 STATISTICS = {"mean": "", "weighted": ", weighted by examples", "lowest": ", lowest client", "highest": ", highest client"}
-ROWS = {  # by scope: what a model is tested on, and of which moment it is
+ROWS = {  # by scope: what a model is tested on, and when
     "own": "own test rows",
     "all": "all test data",
     "post_local": "own test rows, right after training",
@@ -12,23 +12,28 @@ ROWS = {  # by scope: what a model is tested on, and of which moment it is
 ASKED_FOR = {"macro_f1", "balanced_accuracy", "auroc"}  # accuracies that `config.evaluation.scores` names
 ACCURACIES = {"accuracy", "average_precision", "micro_average_precision"} | ASKED_FOR
 LOSSES = {"loss", "perplexity", "mean_squared_error", "expected_calibration_error"}
-OF_LOSSES = {"loss", "error"}  # words in a score's name that say that it is one
+OF_LOSSES = {"loss", "error"}  # words in the names of losses
 GAP = "gap"  # scope of a difference of two accuracies
 
 
 def is_accuracy(name: str) -> bool:
-    """Whether a score of this name is an accuracy, or like one: in [0, 1], the larger the better, such as an average precision."""
+    """Returns whether a score is an accuracy or similar: in [0, 1], larger is better, such as an
+    average precision.
+    """
     return not ACCURACIES.isdisjoint(name.split("/")) and not is_gap(name)
 
 
 def is_gap(name: str) -> bool:
-    """Whether a score of this name is a participation gap: the accuracy of clients that train minus that of unseen ones."""
+    """Returns whether a score is a participation gap: the accuracy of clients that train minus that
+    of unseen ones.
+    """
     return name.split("/")[2:3] == [GAP]
 
 
 def is_loss(name: str) -> bool:
-    """Whether a score of this name is a loss, or like one: the smaller the better, such as a perplexity; also a score on test or
-    validation rows with the word "loss" or "error" in its name.
+    """Returns whether a score is a loss or similar: smaller is better, such as a perplexity.
+
+    A score on test or validation data is one if its name has the word "loss" or "error".
 
     >>> is_loss("test/global/perplexity"), is_loss("test/global/own/my_error/mean"), is_loss("test/global/errors")
     (True, True, False)
@@ -39,22 +44,23 @@ def is_loss(name: str) -> bool:
 
 
 def is_r2(name: str) -> bool:
-    """Whether a score of this name is a share of variance explained: at most 1, maybe negative."""
+    """Returns whether a score is a share of explained variance: at most 1, possibly negative."""
     return "r2" in name.split("/") and not is_gap(name)
 
 
 def is_headline(name: str) -> bool:
-    """Whether a score of this name says of a model at first how good it is."""
+    """Returns whether a score is the main measure of a model: an accuracy or R2."""
     return is_accuracy(name) or is_r2(name)
 
 
-def is_asked_for(name: str) -> bool:
-    """Whether a score of this name is an accuracy that a config asks for beside those of its targets."""
+def is_requested(name: str) -> bool:
+    """Returns whether a score is an accuracy that only `config.evaluation.scores` adds."""
     return not ASKED_FOR.isdisjoint(name.split("/"))
 
 
 def better(name: str) -> str:
-    """Which of two values of a score is the better one: the "larger" accuracy or ROUGE, the "smaller" loss, of others "neither".
+    """Returns which value of a score is better: "larger" for accuracies and ROUGE, "smaller" for
+    losses, else "neither".
 
     >>> better("test/personal/own/accuracy"), better("train/loss"), better("server/norm")
     ('larger', 'smaller', 'neither')
@@ -65,7 +71,8 @@ def better(name: str) -> str:
 
 
 def merit(name: str, value: float) -> float:
-    """What a score's best value is the largest of: of a loss the opposite, else the value. NaN is the worst of all.
+    """Returns the key that is largest for a score's best value: a loss negated, else the value;
+    -inf for NaN.
 
     >>> merit("test/global/accuracy", 0.5), merit("test/global/loss", 0.5), merit("test/global/loss", math.nan)
     (0.5, -0.5, -inf)
@@ -74,7 +81,7 @@ def merit(name: str, value: float) -> float:
 
 
 def spoken(name: str) -> str:
-    """A score's name in words; one that is not of the engine's (`engine.federation.Evaluation`) stays as it is.
+    """Returns a score's name in words; a name that is not the engine's stays as it is.
 
     >>> spoken("test/global/accuracy")
     'global model, all test data'
@@ -105,7 +112,7 @@ def spoken(name: str) -> str:
 
 
 def axis(name: str) -> str:
-    """What stands beside an axis of a score's values.
+    """Returns the label of an axis of a score's values.
 
     >>> axis("test/global/own/accuracy/mean"), axis("test/global/loss"), axis("train/loss"), axis("test/personal/own/rouge1/mean")
     ('test accuracy', 'test loss', 'training loss', 'test rouge1')

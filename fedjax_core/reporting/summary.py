@@ -1,4 +1,4 @@
-"""What there is to say about a run when it is over, from its records."""
+"""The summary of a run, from its records, and the closing table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.reporting.console import readable_size, readable_time
-from fedjax_core.reporting.score_labels import is_accuracy, is_asked_for, is_gap, is_headline, is_loss, is_r2, merit
+from fedjax_core.reporting.score_labels import is_accuracy, is_gap, is_headline, is_loss, is_r2, is_requested, merit
 
 _COUNTS = {"round", "seconds", "compile_seconds", "cohort"}  # not scores
 
 
 class Series(NamedTuple):
-    """A score over the rounds that have it: two arrays of one length."""
+    """A score over its rounds: two arrays of one length."""
 
     rounds: np.ndarray
     values: np.ndarray
@@ -22,25 +22,28 @@ class Series(NamedTuple):
 def summarise(
     records: Sequence[Mapping[str, Any]], targets: Sequence[float] = (), last_k: int = 10, select: str | None = None
 ) -> dict[str, Any]:
-    """What to say about a run.
+    """Summarises a run.
 
     Args:
-      records: of the run, in the order of their rounds.
+      records: of the run, ordered by round.
       targets: accuracies to reach.
-      last_k: over how many of the last evaluations to take a mean.
-      select: a score on validation rows: its best round is what the run is reported at.
+      last_k: number of last evaluations to average.
+      select: a score on validation data; the run is reported at its best round.
 
     Returns:
       A dict of
 
-      - "rounds": rounds done.
-      - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (`last_k`, or fewer if so few);
-        of an accuracy or R2 also "best", "best_round", "best_is" (what that number is: the highest over rounds, and for a test
-        score one selected on test data), and of an accuracy "rounds_to": per target the first round with at least that accuracy,
-        None if there is none. With `select` also "selected", its value in the selected round, if it has one there.
-      - "selected": with `select`, its name "by", the "round" where it is best (highest; of a loss lowest) and its "value".
-      - "speed": "seconds", and "rounds_per_second", "clients_per_second", "examples_per_second", "compile_seconds" as far as
-        the records tell; the rates leave the compiling out.
+      - "rounds": number of rounds done.
+      - "metrics": per score "first", "last", "last_round", "evaluations", "mean_last_k", "k" (at
+        most `last_k`). Accuracies and R2 also have "best", "best_round" and "best_is" (a
+        description: the highest over rounds, for a test score selected on test data). Accuracies
+          have "rounds_to": per target the first round with at least that accuracy, or None. With
+          `select`
+        also "selected", the value in the selected round if there is one.
+      - "selected": with `select`, its name "by", its best "round" (highest; lowest for a loss) and
+        its "value".
+      - "speed": "seconds", "rounds_per_second", "clients_per_second", "examples_per_second",
+        "compile_seconds", as far as the records have them; rates exclude compilation.
     """
     summary: dict[str, Any] = {"rounds": records[-1]["round"] if records else 0, "metrics": {}, "speed": _speed(records)}
     names = dict.fromkeys(name for record in records for name in record if name not in _COUNTS and name != "train/examples")
@@ -67,14 +70,14 @@ def summarise(
             entry["rounds_to"] = reached
         summary["metrics"][name] = entry
     if select is not None and select in summary["metrics"]:
-        _report_at(records, select, summary)
+        _add_selected(records, select, summary)
     return summary
 
 
-def _report_at(records: Sequence[Mapping[str, Any]], select: str, summary: dict[str, Any]) -> None:
-    """Adds the selected round, and every score there."""
-    there = [record for record in records if is_score(record.get(select))]
-    best = max(there, key=lambda record: merit(select, record[select]))
+def _add_selected(records: Sequence[Mapping[str, Any]], select: str, summary: dict[str, Any]) -> None:
+    """Adds the selected round, and every score in it."""
+    evaluated = [record for record in records if is_score(record.get(select))]
+    best = max(evaluated, key=lambda record: merit(select, record[select]))
     summary["selected"] = {"by": select, "round": best["round"], "value": float(best[select])}
     for name, entry in summary["metrics"].items():
         if is_score(best.get(name)):
@@ -86,7 +89,7 @@ def is_score(value: Any) -> bool:
 
 
 def _speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Rates over the records that tell their time."""
+    """Returns rates over the records that have their time."""
     counts = {"rounds": 0.0, "clients": 0.0, "examples": 0.0}
     seconds = compiling = 0.0
     before = 0
@@ -107,24 +110,25 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def history(records: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
-    """A run's records by score.
+    """Returns a run's records by score.
 
     >>> history([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.5, "test/global/accuracy": 0.75}])["train/loss"]
     Series(rounds=array([1, 2]), values=array([2. , 1.5]))
     """
     names = dict.fromkeys(name for record in records for name in record if name != "round")
-    found = {name: [(record["round"], record[name]) for record in records if is_score(record.get(name))] for name in names}
-    return {name: Series(*map(np.array, zip(*pairs, strict=True))) for name, pairs in found.items() if pairs}
+    points = {name: [(record["round"], record[name]) for record in records if is_score(record.get(name))] for name in names}
+    return {name: Series(*map(np.array, zip(*pairs, strict=True))) for name, pairs in points.items() if pairs}
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """Returns the closing table: scores, rounds to reach the targets, then speed, traffic and memory as far as they are known.
+    """Returns the closing table: scores, rounds to the targets, then speed, traffic and memory if
+    they are known.
 
     Args:
       summary: from `Reporter.close` or `summarise`.
 
     Returns:
-      Lines of text without a last newline, at most about 100 characters wide for the usual names.
+      Lines of text without a final newline, about 100 characters wide for the usual names.
     """
     scores = {name: entry for name, entry in summary["metrics"].items() if _is_in_table(name)}
     targets = list(dict.fromkeys(target for entry in scores.values() for target in entry.get("rounds_to", ())))
@@ -134,12 +138,12 @@ def table(summary: Mapping[str, Any]) -> str:
     rows = [["", "last", *title, "best*", "round", f"mean of last {span}", *(f"to {100 * float(t):g} %" for t in targets)]]
     for name, entry in scores.items():
         tested = "best" in entry and name.startswith("test/")
-        best = [shown(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
-        at = [shown(name, entry["selected"]) if "selected" in entry else ""] if chosen else []
+        best = [format_score(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
+        at = [format_score(name, entry["selected"]) if "selected" in entry else ""] if chosen else []
         few = f" ({entry['k']})" if entry["k"] < span else ""
         reached = entry.get("rounds_to", {}) if tested else {}
         when = [("never" if reached[t] is None else str(reached[t])) if t in reached else "" for t in targets]
-        rows.append([name, shown(name, entry["last"]), *at, *best, shown(name, entry["mean_last_k"]) + few, *when])
+        rows.append([name, format_score(name, entry["last"]), *at, *best, format_score(name, entry["mean_last_k"]) + few, *when])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
@@ -156,42 +160,49 @@ def table(summary: Mapping[str, Any]) -> str:
     if targets:
         first = f"{100 * float(targets[0]):g} %"
         lines.append(f"to {first}: the first round with at least {first}, of those that have the score")
-    return "\n".join(line.rstrip() for line in [*lines, *_spread(summary), *_costs(summary)])
+    return "\n".join(line.rstrip() for line in [*lines, *_describe_spread(summary), *_describe_costs(summary)])
 
 
 def _is_in_table(name: str) -> bool:
-    """Whether the closing table has a score: accuracies of clients with all statistics, gaps, and of losses, of R2 and of what a
-    config asks for those of the whole run; how these spread over clients is left to the files."""
-    if is_gap(name) or (is_accuracy(name) and not is_asked_for(name)):
+    """Returns whether the closing table has a score.
+
+    It has accuracies with all statistics over clients, and gaps. Of losses, R2 and requested scores
+    it has those of the whole run; their distribution over clients is in the files.
+    """
+    if is_gap(name) or (is_accuracy(name) and not is_requested(name)):
         return True
     is_scored = is_loss(name) or is_r2(name) or name.startswith(("test/", "validation/"))
-    return is_scored and "mean_squared_error" not in name and _is_one(name)
+    return is_scored and "mean_squared_error" not in name and _is_overall(name)
 
 
-def _is_one(name: str) -> bool:
-    """Whether a score is one number of the whole run: a model's on all rows, or the mean over clients."""
+def _is_overall(name: str) -> bool:
+    """Returns whether a score is of the whole run: of a model on all examples, or the mean over
+    clients.
+    """
     return name.count("/") < 3 or name.endswith("/mean")
 
 
-def _spread(summary: Mapping[str, Any]) -> list[str]:
-    """How test accuracies spread over clients, a line each; of the selected round if there is one."""
+def _describe_spread(summary: Mapping[str, Any]) -> list[str]:
+    """Returns a line on the distribution of each test accuracy over clients, in the selected round
+    if there is one.
+    """
     moments = summary.get("clients", {})
-    found = moments.get("selected") or moments.get("last") or {"scores": {}}
+    moment = moments.get("selected") or moments.get("last") or {"scores": {}}
     lines = []
-    for name, entry in found["scores"].items():
+    for name, entry in moment["scores"].items():
         if name.startswith("test/"):
-            few, half, most = (shown(name, entry["deciles"][i - 1]) for i in (1, 5, 9))
-            worst = shown(name, entry["worst_tenth"])
+            few, half, most = (format_score(name, entry["deciles"][i - 1]) for i in (1, 5, 9))
+            worst = format_score(name, entry["worst_tenth"])
             lines.append(f"clients  {name}: worst tenth {worst}, deciles 1, 5, 9: {few}, {half}, {most}")
     return lines
 
 
-def _costs(summary: Mapping[str, Any]) -> list[str]:
+def _describe_costs(summary: Mapping[str, Any]) -> list[str]:
     speed, facts = summary.get("speed", {}), summary.get("facts", {})
     parts = [f"{summary['rounds']} rounds"]
     compiling = speed.get("compile_seconds", facts.get("compile_seconds"))
     training = speed.get("seconds", 0.0) - speed.get("compile_seconds", 0.0)
-    if training > 0:  # so that rounds over seconds are the rate beside them
+    if training > 0:  # consistent with the rate
         parts[0] += f" in {readable_time(training)}"
     for what in ("rounds", "clients", "examples"):
         if f"{what}_per_second" in speed:
@@ -207,7 +218,7 @@ def _costs(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def shown(name: str, value: float) -> str:
+def format_score(name: str, value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     if is_gap(name):
@@ -216,5 +227,5 @@ def shown(name: str, value: float) -> str:
 
 
 def significant(value: float) -> str:
-    """A number with three digits, or with all those before the point."""
+    """Returns a number with three digits, or with all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,7 @@
-"""What a run's directory says of earlier starts: taken up again, or refused. Process 0 reads; the others are told."""
+"""What a run reads from its directory when it starts again, and the checkpoints that it writes.
+
+Process 0 reads the directory and broadcasts the result.
+"""
 
 import functools
 import json
@@ -12,39 +15,33 @@ import jax
 import numpy as np
 
 from fedjax_core import distributed
+from fedjax_core.atomic_files import digest_bytes
 from fedjax_core.data import digest as contents
 from fedjax_core.data import partition
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.reporting import label_tables, reporter
-from fedjax_core.storage import digests, renewal
 from fedjax_core.storage.checkpoints import Checkpoints
+from fedjax_core.storage.client_state_files import choose_parts_to_rewrite
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN, WorkDir, compare_configs, differences
+from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, RECORDED, RUN, WorkDir, compare_configs, diff_configs
 
-MAY_DIFFER = (
-    "rounds",
-    "plan",
-    "checkpoint",
-    "evaluation.every",
-    "evaluation.batch",
-    "evaluation.targets",
-    "evaluation.last_k",
-    "evaluation.patience",
-    "evaluation.until",
-    "profile",
-    "callbacks",
-)  # on resume
-_HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # of a config, what `same_hold` reads
+MAY_DIFFER = (  # fields of a config that a resumed run may change
+    *("rounds", "plan", "checkpoint", "profile", "callbacks"),
+    *(f"evaluation.{field}" for field in ("every", "batch", "targets", "last_k", "patience", "until")),
+)
+_HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a config for `same_hold`
 
 
 def opened(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
-    """The directory, by process 0 first; begun anew where `is_begun_anew`."""
+    """Opens the directory of a run, on process 0 first; an earlier run is deleted if
+    `is_begun_anew`.
+    """
     config = partition.with_clients(config)
     if jax.process_index() == 0:
-        begin_anew = functools.partial(is_begun_anew, directory, config, fresh)
-        workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_begin_anew=begin_anew)
+        should_restart = functools.partial(is_begun_anew, directory, config, fresh)
+        workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_restart=should_restart)
         distributed.wait("run directory")
         return workdir
     distributed.wait("run directory")
@@ -52,10 +49,10 @@ def opened(directory: str | Path, config: Mapping[str, Any], fresh: bool = False
 
 
 def is_begun_anew(directory: str | os.PathLike, config: Mapping[str, Any], fresh: bool = False) -> bool:
-    """Returns whether a run takes up nothing of what the directory holds.
+    """Returns whether a run starts from nothing rather than from the directory.
 
-    So it is where it was asked to begin anew (`fresh`); and where there is neither a checkpoint nor the summary of a run that is
-    over, and the config is another one, or cannot be read.
+    It does so if `fresh`; if there is no run; and if the run has neither a checkpoint nor a
+    finished summary, and its config is unreadable or differs from `config`.
 
     Raises:
       OSError: a file or folder of it cannot be read.
@@ -63,7 +60,7 @@ def is_begun_anew(directory: str | os.PathLike, config: Mapping[str, Any], fresh
     folder = Path(directory)
     if fresh or not (folder / CONFIG).exists():
         return True
-    if not _is_free(folder):
+    if not _is_disposable(folder):
         return False
     try:
         return bool(compare_configs(read_json(folder / CONFIG, dict), partition.with_clients(config), MAY_DIFFER)[1])
@@ -71,8 +68,8 @@ def is_begun_anew(directory: str | os.PathLike, config: Mapping[str, Any], fresh
         return True
 
 
-def _is_free(folder: Path) -> bool:
-    """Returns whether nothing would be lost if another run began there."""
+def _is_disposable(folder: Path) -> bool:
+    """Returns whether another run may start in a directory without losing a result."""
     if Checkpoints(folder / CHECKPOINTS).latest() is not None:
         return False
     if not (folder / reporter.SUMMARY).exists():
@@ -84,127 +81,145 @@ def _is_free(folder: Path) -> bool:
 
 
 def take_up_records(simulation: Simulation, workdir: WorkDir, record: Mapping[str, Any]) -> None:
-    """Compares data and settings with those of the directory. Where they are others, and nothing would be lost, it is begun anew.
+    """Compares data and settings with the directory's. If they differ and nothing would be lost,
+    the run starts from nothing.
 
     Raises:
       ValueError: the directory, or another process, has other data or settings.
     """
-    now = digest_inputs(simulation)
+    inputs = digest_inputs(simulation)
     try:
-        same_data(simulation, workdir, now)
-        same_settings(workdir, record)
+        _check_data(simulation, workdir, inputs)
+        check_settings(workdir, record)
     except ValueError:
-        if not distributed.said(_is_free(workdir.path)):
+        if not distributed.said(_is_disposable(workdir.path)):
             raise
         workdir.begin_anew()
-        same_data(simulation, workdir, now)
-        same_settings(workdir, record)
-    if _recorded(workdir, DATA) is None:  # it is new, or an earlier version began it
-        workdir.record(DATA, now)
+        _check_data(simulation, workdir, inputs)
+        check_settings(workdir, record)
+    if _read_record(workdir, DATA) is None:  # a new run, or one of an earlier version
+        workdir.record(DATA, inputs)
 
 
-def same_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
-    """Raises ValueError if the directory, or another process, has other data; `inputs`: what `digest_inputs` gives."""
+def _check_data(simulation: Simulation, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
+    """Raises ValueError if the directory, or another process, has other data; `inputs`: from
+    `digest_inputs`.
+    """
     data = simulation.data
     distributed.alike("the data", data.partition_hash)
     for digest in filter(None, (inputs["digest"], inputs.get("public"))):
         distributed.alike("the data", digest.removeprefix(contents.PREFIX))
-    before, recorded = _recorded(workdir, "partition"), _recorded(workdir, DATA)
-    if before is not None and before["hash"] != data.partition_hash:
-        found, wanted = before["hash"][:12], data.partition_hash[:12]
-        raise ValueError(f"{workdir.path} holds a run on other data: its partition hash is {found}, this one's {wanted}")
-    check_inputs(workdir.path, recorded or {}, inputs)
-    if before is None:
+    recorded = _read_record(workdir, "partition")
+    if recorded is not None and recorded["hash"] != data.partition_hash:
+        old, new = recorded["hash"][:12], data.partition_hash[:12]
+        raise ValueError(f"{workdir.path} holds a run on other data: its partition hash is {old}, this one's {new}")
+    check_inputs(workdir.path, _read_record(workdir, DATA) or {}, inputs)
+    if recorded is None:
         _record_data(data, workdir)
 
 
 def digest_inputs(simulation: Simulation) -> dict[str, Any]:
-    """Returns what run.json says of a simulation's inputs and targets: a digest, of which large arrays a sample alone was read, and
-    if there are public examples their digest.
+    """Returns the digests of inputs, targets and public examples for run.json; of large arrays a
+    sample is read.
 
     Raises:
-      OSError: a file that holds rows cannot be read.
+      OSError: a file of examples cannot be read.
     """
-    found, public = contents.digest_data(simulation.data), simulation.groups[0].task.public
-    several = {"digest": found.digest, "sampled": found.sampled}
-    if public:
-        several["public"] = contents.digest_examples("public", public).digest
-    return several
+    data, public = contents.digest_data(simulation.data), simulation.groups[0].task.public
+    digests = {"digest": data.digest, "sampled": data.sampled}
+    return digests | ({"public": contents.digest_examples("public", public).digest} if public else {})
 
 
 def check_inputs(directory: str | Path, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compares inputs and targets with those of a run.
+    """Compares the digests of inputs and targets with those of a run.
 
     Args:
       directory: of the run, for the message.
-      recorded: what its run.json says of them, as `digest_inputs` gives it.
-      now: what there is; without "public" public examples are not compared.
+      recorded: from its run.json.
+      now: from `digest_inputs`; public examples are compared if both have them.
 
     Raises:
-      ValueError: they are others.
+      ValueError: they differ.
     """
     for field, what in (("digest", "inputs or targets"), ("public", "public examples")):
-        pair = [of.get(field, "") for of in (recorded, now)]
-        if all(digest.startswith(contents.PREFIX) for digest in pair) and pair[0] != pair[1]:
-            found, wanted = (digest.removeprefix(contents.PREFIX)[:12] for digest in pair)
+        digests = [entry.get(field, "") for entry in (recorded, now)]
+        if all(digest.startswith(contents.PREFIX) for digest in digests) and digests[0] != digests[1]:
+            old, new = (digest.removeprefix(contents.PREFIX)[:12] for digest in digests)
             raise ValueError(
-                f"{directory} holds a run on other data: the digest of its {what} is {found}, this one's {wanted}; "
+                f"{directory} holds a run on other data: the digest of its {what} is {old}, this one's {new}; "
                 "give the data back that it began with, or take another directory"
             )
 
 
 def _record_data(data: FederatedData, workdir: WorkDir) -> None:
-    """Writes down who has how much of what."""
-    number = data.clients + (0 if data.unseen is None else len(data.unseen.ids))
-    everybody = [(np.arange(data.clients), {"train": data.label_table, "test": data.test_label_table})]
+    """Records the label tables of clients."""
+    total = data.clients + (0 if data.unseen is None else len(data.unseen.ids))
+    tables = [(np.arange(data.clients), {"train": data.label_table, "test": data.test_label_table})]
     if data.unseen is not None:
-        ids, tables = data.unseen.ids, {"train": data.unseen.label_table, "test": data.unseen.test_label_table}
-        everybody = [(np.setdiff1d(np.arange(number), ids), everybody[0][1]), (ids, tables)]
-        known = {"clients": ids.tolist()} if len(ids) <= label_tables.READABLE else {}
-        known |= _names(data.unseen.names)
-        workdir.record("unseen", known | label_tables.of_run(tables))
-    if workdir.writer and number > label_tables.READABLE:
-        label_tables.write(workdir.path, data.columns, everybody, data.names_of_all)
-    mine = {"hash": data.partition_hash, "class_names": list(data.columns)} | _names(data.client_names)
-    workdir.record("partition", mine | label_tables.of_run(everybody[0][1]))
+        ids = data.unseen.ids
+        unseen = {"train": data.unseen.label_table, "test": data.unseen.test_label_table}
+        tables = [(np.setdiff1d(np.arange(total), ids), tables[0][1]), (ids, unseen)]
+        entry = {"clients": ids.tolist()} if len(ids) <= label_tables.READABLE else {}
+        workdir.record("unseen", entry | _short_names(data.unseen.names) | label_tables.summarize_tables(unseen))
+    if workdir.writer and total > label_tables.READABLE:
+        label_tables.write_label_table(workdir.path, data.columns, tables, data.names_of_all)
+    entry = {"hash": data.partition_hash, "class_names": list(data.columns)} | _short_names(data.client_names)
+    workdir.record("partition", entry | label_tables.summarize_tables(tables[0][1]))
 
 
-def _names(names: Sequence[str]) -> dict[str, list[str]]:
-    """What run.json has of clients' names."""
+def _short_names(names: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the entry of run.json with clients' names, if they are few."""
     return {"client_names": list(names)} if 0 < len(names) <= label_tables.READABLE else {}
 
 
-def same_settings(workdir: WorkDir, record: Mapping[str, Any]) -> None:
-    """Raises ValueError if the directory has recorded something else: what differs. Of long lists of whole numbers, such as
-    attackers' ids, it has a digest; of earlier runs it may have the list, or a digest of other lists."""
-    for name, value in record.items():
-        before = _recorded(workdir, name)
-        if before is None:
-            workdir.record(name, _readable(value, int))
-        elif other := differences({name: _readable(before)}, {name: _readable(_rounded(value, before))}):
-            found = "; ".join(f"{field}: {text}" for field, text in other.items())
-            raise ValueError(f"{workdir.path} holds a run with other {name} ({found}); take another directory")
+def check_settings(workdir: WorkDir, settings: Mapping[str, Any]) -> None:
+    """Compares settings with those in run.json; records those that are missing.
+
+    Long lists of ints, such as attackers' ids, are recorded as a digest. Runs of earlier versions
+    may have the list, or a digest of other lists.
+
+    Raises:
+      ValueError: they differ.
+    """
+    for name, value in settings.items():
+        recorded = _read_record(workdir, name)
+        if recorded is None:
+            workdir.record(name, _shorten_lists(value, int))
+            continue
+        old, new = _shorten_lists(recorded), _shorten_lists(_ignore_rounding(value, recorded))
+        if differences := diff_configs({name: old}, {name: new}):
+            listed = "; ".join(f"{field}: {text}" for field, text in differences.items())
+            raise ValueError(f"{workdir.path} holds a run with other {name} ({listed}); take another directory")
 
 
-def _rounded(value: Any, before: Any) -> Any:
-    """With numbers from before in place of those that differ from them by rounding, as another machine's do."""
-    if isinstance(value, Mapping) and isinstance(before, Mapping):
-        return {key: _rounded(each, before.get(key)) for key, each in value.items()}
-    return before if isinstance(value, float) and isinstance(before, float) and math.isclose(value, before) else value
+def _ignore_rounding(value: Any, recorded: Any) -> Any:
+    """Returns a value with recorded floats in place of those that differ by rounding, as on another
+    machine.
+    """
+    if isinstance(value, Mapping) and isinstance(recorded, Mapping):
+        return {key: _ignore_rounding(child, recorded.get(key)) for key, child in value.items()}
+    is_close = isinstance(value, float) and isinstance(recorded, float) and math.isclose(value, recorded)
+    return recorded if is_close else value
 
 
-def _readable(value: Any, of: type = object) -> Any:
-    """A mapping whose long lists, of such entries, are their number and a digest; what else there is as it is."""
+def _shorten_lists(value: Any, kind: type = object) -> Any:
+    """Returns a mapping with long lists of one type replaced by their length and a digest; other
+    values unchanged.
+    """
     if not isinstance(value, Mapping):
         return value
-    lists = {key: each for key, each in value.items() if isinstance(each, list) and len(each) > label_tables.READABLE}
-    long = {key: each for key, each in lists.items() if all(isinstance(one, of) for one in each)}
-    short = {key: {"number": len(each), "digest": digests.of_bytes(json.dumps(each).encode())} for key, each in long.items()}
-    return {**value, **short}
+
+    def shorten(child: Any) -> Any:
+        is_long = isinstance(child, list) and len(child) > label_tables.READABLE
+        if not is_long or not all(isinstance(item, kind) for item in child):
+            return child
+        return {"number": len(child), "digest": digest_bytes(json.dumps(child).encode())}
+
+    return {key: shorten(child) for key, child in value.items()}
 
 
-def _recorded(workdir: WorkDir, name: str) -> Any:
-    """What process 0 reads; if it cannot, all raise."""
+def _read_record(workdir: WorkDir, name: str) -> Any:
+    """Returns a record of run.json, read by process 0; if it cannot be read, all processes raise."""
     read = lambda: workdir.recorded(name) if workdir.writer else None
     return distributed.said(distributed.all_or_none(f"read what {RUN} says of the {name}", read))
 
@@ -214,129 +229,147 @@ def _plan(recorded: Mapping[str, int]) -> client_loop.Plan:
 
 
 def take_up_plan(simulation: Simulation, workdir: WorkDir, chosen: bool, reporter: reporter.Reporter) -> None:
-    """Gives the simulation the plan that the directory has, unless the user has chosen one or there are too few devices. Several
-    processes take up its chunk alone, and all their devices: the first of them might leave a process without one."""
-    before = _recorded(workdir, "plan")
-    if before is None:
+    """Applies the directory's plan, unless the user has chosen one or there are too few devices.
+
+    Several processes apply its chunk only and use all their devices: the first of these might leave
+    a process without one.
+    """
+    recorded = _read_record(workdir, "plan")
+    if recorded is None:
         record_plan(simulation, workdir)
         return
-    plan = _plan(before)
-    several = jax.process_count() > 1
-    if several and not chosen and plan != simulation.plan:
-        now = simulation.plan
-        now = client_loop.choose(simulation.places, chunk=plan.chunk, devices=now.devices, model=now.model)
-        if now != simulation.plan:
-            simulation.use(now)
+    plan = _plan(recorded)
+    processes = jax.process_count()
+    if processes > 1 and not chosen and plan != simulation.plan:
+        current = simulation.plan
+        adapted = client_loop.choose(simulation.places, chunk=plan.chunk, devices=current.devices, model=current.model)
+        if adapted != current:
+            simulation.use(adapted)
     if plan == simulation.plan:
         return
-    if chosen or several or plan.devices > jax.device_count():
-        there = f"there are {jax.device_count()} devices"
-        why = "as asked" if chosen else f"{there} of {jax.process_count()} processes" if several else there
+    if chosen or processes > 1 or plan.devices > jax.device_count():
+        devices = f"there are {jax.device_count()} devices"
+        why = "as asked" if chosen else f"{devices} of {processes} processes" if processes > 1 else devices
         reporter.say(f"the client loop's plan was {plan}, it is {simulation.plan} now ({why}); results agree to rounding")
     else:
         simulation.use(plan)
 
 
 def recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> client_loop.Plan | None:
-    """The plan that a run there would take up, unless the user has chosen one; None: there is none, or too few devices. What cannot
-    be read has none: the run itself says so."""
+    """Returns the plan that a run in a directory would resume with, unless the user chooses one.
+
+    None if there is none, it needs more devices, or it cannot be read: the run itself reports that.
+    """
     try:
         if is_begun_anew(directory, config, fresh):
             return None
-        before = read_json(Path(directory) / RUN, RECORDED).get("plan")
+        recorded = read_json(Path(directory) / RUN, RECORDED).get("plan")
     except (OSError, ValueError):
         return None
-    if before is None or before["devices"] > jax.device_count():
-        return None
-    return _plan(before)
+    return None if recorded is None or recorded["devices"] > jax.device_count() else _plan(recorded)
 
 
 def record_plan(simulation: Simulation, workdir: WorkDir) -> None:
-    """Writes down the plan, if it is a new one."""
+    """Records the plan if it has changed."""
     if workdir.writer and workdir.recorded("plan") != simulation.plan._asdict():
         workdir.record("plan", simulation.plan._asdict())
 
 
 def record_placement(simulation: Simulation, workdir: WorkDir, reporter: reporter.Reporter) -> None:
-    """Writes down where data and client states lie, and says so if data are not on the devices."""
+    """Records where data and client states are stored, and reports data that are not on the
+    devices.
+    """
     placed = simulation.placed
     workdir.record("placement", {"data": placed.where, "hold": simulation.hold})
     if placed.where != "device":
-        whole = "; every round takes them all, so each device has them several times over" if simulation.population == 1 else ""
-        where = f"rows of data are on the {placed.where} ({placed.why or 'as asked'})"
-        reporter.say(f"{where}, and reach the devices round by round{whole}")
+        several = "; every round takes them all, so each device has them several times over"
+        reporter.say(
+            f"examples are on the {placed.where} ({placed.why or 'as asked'}), and reach the devices round by round"
+            + (several if simulation.population == 1 else "")
+        )
 
 
 def restored(simulation: Simulation, checkpoints: Checkpoints, done: int) -> State:
-    """The state of a simulation after the round `done`, from the checkpoint that `run` left.
+    """Returns the state of a simulation after round `done`, from the checkpoint of its run.
 
     Raises:
-      ValueError: it is not that of the simulation, or damaged, or a part of it has vanished.
+      ValueError: the checkpoint does not match the simulation, is damaged, or lacks a part.
       OSError: it cannot be read.
     """
-    numbers = checkpoints.numbers_of_parts(done)
+    numbers = checkpoints.part_numbers(done)
     touched = None if numbers is not None else checkpoints.record(done)["touched"]
     saved, record = checkpoints.restore(done, simulation.like(touched))
     state = simulation.restore(saved, lambda wanted: zip(numbers or (), checkpoints.parts(done, wanted), strict=True))
-    if numbers is not None and (found := simulation.touched()) != (wanted := record.get("touched", found)):
-        raise checkpoints.unusable(
-            done, f"its parts have states of {sum(found)} clients, {sum(wanted)} were written: one is missing"
-        )
+    if numbers is not None and (actual := simulation.touched()) != (expected := record.get("touched", actual)):
+        reason = f"its parts have states of {sum(actual)} clients, {sum(expected)} were written: one is missing"
+        raise checkpoints.unusable(done, reason)
     return state
 
 
 def save(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
-    """Writes the checkpoint of the round `done`; of client states off the devices what changed since the one of the round `before`,
-    and a share of the rest (`renewal.py`: how much at most). Of several processes each writes what it keeps.
+    """Writes the checkpoint of round `done`.
+
+    Of client states off the devices it writes those that changed since the checkpoint of round
+    `before`, and rewrites some others (`choose_parts_to_rewrite`). With several processes each
+    writes the states that it holds.
     """
-    kept = simulation.kept
+    offloaded = simulation.kept
     record: dict[str, Any] = {"touched": simulation.touched()}
-    if kept is None:
+    if offloaded is None:
         checkpoints.save(done, simulation.without_clients(state), record)
         return
-    read = lambda: _parts_of(checkpoints, before) if checkpoints.writer else None
+    read = lambda: _read_parts_record(checkpoints, before) if checkpoints.writer else None
     earlier = distributed.said(distributed.all_or_none("read the checkpoint before this one", read))
-    live = {} if earlier is None else kept.live()
-    if earlier is None or not live.keys() <= set(earlier["numbers"]):
-        again, record["paid"], at = None, 0, {}
-    else:
-        again, record["paid"] = renewal.renewed(live, kept.changed(), earlier["paid"], kept.most)
-        at = {"after": before, "without": set(earlier["numbers"]) - (live.keys() - set(again))}
-    pieces = kept.pieces(again)
-    first = checkpoints.save(done, simulation.without_clients(state), record, kept.parts(pieces), **at)
-    kept.saved(pieces, first)
+    live = {} if earlier is None else offloaded.live()
+    rewritten, record["paid"], linked = None, 0, {}  # everything is written
+    if earlier is not None and live.keys() <= set(earlier["numbers"]):
+        rewritten, record["paid"] = choose_parts_to_rewrite(live, offloaded.changed(), earlier["paid"], offloaded.most)
+        dropped = set(earlier["numbers"]) - (live.keys() - set(rewritten))
+        linked = {"earlier_round": before, "dropped": dropped}
+    pieces = offloaded.pieces(rewritten)
+    first = checkpoints.save(done, simulation.without_clients(state), record, offloaded.parts(pieces), **linked)
+    offloaded.saved(pieces, first)
 
 
-def _parts_of(checkpoints: Checkpoints, done: int) -> dict[str, Any] | None:
-    """The numbers of a checkpoint's parts, and what was paid for the oldest of them; None if there is none, or it has no parts."""
-    numbers = checkpoints.numbers_of_parts(done)
+def _read_parts_record(checkpoints: Checkpoints, done: int) -> dict[str, Any] | None:
+    """Returns the numbers of a checkpoint's parts and what was paid for the oldest; None if it has
+    no parts.
+    """
+    numbers = checkpoints.part_numbers(done)
     return None if numbers is None else {"numbers": numbers, "paid": checkpoints.record(done).get("paid", 0)}
 
 
 def save_beside(simulation: Simulation, checkpoints: Checkpoints, state: State, done: int, of: Checkpoints) -> None:
-    """Writes a checkpoint of the round `done` beside the one that there is in `of`. Client states off the devices are that one's
-    files; they are written if there is none."""
-    kept, record = simulation.kept, {"touched": simulation.touched()}
-    if kept is None:
+    """Writes a checkpoint of round `done`, with links to the client states of that round's
+    checkpoint in `of`, if there is one.
+    """
+    offloaded, record = simulation.kept, {"touched": simulation.touched()}
+    if offloaded is None:
         checkpoints.save(done, simulation.without_clients(state), record)
         return
-    read = lambda: of.numbers_of_parts(done) is not None if of.writer else None
-    there = distributed.said(distributed.all_or_none("read the checkpoint of this round", read))
-    parts = () if there else kept.parts(kept.pieces(None))
-    checkpoints.save(done, simulation.without_clients(state), record, parts, done if there else None, of=of)
+    read = lambda: of.part_numbers(done) is not None if of.writer else None
+    is_saved = distributed.said(distributed.all_or_none("read the checkpoint of this round", read))
+    parts = () if is_saved else offloaded.parts(offloaded.pieces(None))
+    earlier_round = done if is_saved else None
+    checkpoints.save(done, simulation.without_clients(state), record, parts, earlier_round, earlier_in=of)
 
 
 def same_hold(simulation: Simulation, directory: str | Path) -> None:
-    """Raises ValueError if the run there keeps client states on the devices and this one does not, or the reverse: their
-    checkpoints differ; or if its run.json or config.json has another form."""
+    """Checks that the run in a directory keeps client states where this one does, because
+    checkpoints differ.
+
+    Raises:
+      ValueError: one run keeps them on the devices and the other does not, or run.json or
+        config.json is malformed.
+    """
 
     def read() -> str | None:
         if jax.process_index():
             return None
-        files = {Path(directory) / RUN: RECORDED, Path(directory) / CONFIG: _HOLD}
-        chose, config = [read_json(file, form) if file.exists() else {} for file, form in files.items()]
-        return chose.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
+        schemas = {Path(directory) / RUN: RECORDED, Path(directory) / CONFIG: _HOLD}
+        records, config = [read_json(file, schema) if file.exists() else {} for file, schema in schemas.items()]
+        return records.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
 
-    before = distributed.said(distributed.all_or_none(f"read {directory}", read))
-    if before is not None and (before == "device") != (simulation.hold == "device"):
-        raise ValueError(f"plan.hold={simulation.hold!r}: {directory} holds a run with plan.hold={before!r}; resume it with that")
+    hold = distributed.said(distributed.all_or_none(f"read {directory}", read))
+    if hold is not None and (hold == "device") != (simulation.hold == "device"):
+        raise ValueError(f"plan.hold={simulation.hold!r}: {directory} holds a run with plan.hold={hold!r}; resume it with that")

@@ -1,4 +1,4 @@
-"""What callbacks may read of a run while it goes on."""
+"""Read access of callbacks to the state of a run."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from fedjax_core.engine.simulator import Simulation, State
 
 
 class Look:
-    """The state of a run as it is between rounds, to read only: nothing that is done with it changes the run.
+    """The read-only state of a run between rounds.
 
-    A callback has it from `Started.look`, and may ask it in `start`, `round` and `evaluation`. It shows the newest
-    state: where several rounds were computed together, that after the last of them.
+    A callback has it from `Started.look`, and may use it in `start`, `round` and `evaluation`. It
+    shows the newest state: if several rounds were computed together, that after the last of them.
     """
 
     def __init__(self, simulation: Simulation, newest: Callable[[], tuple[State, int]]):
-        """Keeps what is read.
+        """Stores where to read.
 
         Args:
           simulation: of the run.
@@ -34,11 +34,12 @@ class Look:
 
     @property
     def clients(self) -> int:
-        """N, how many clients there are, those aside that are unseen."""
+        """Number of clients N, without unseen ones."""
         return self._simulation.population
 
     def view(self, client: int) -> View:
-        """Returns what one client holds, and its models: `client_view.predict(name, view.holds[name], x)`.
+        """Returns the state and models of one client: `client_view.predict(name, view.holds[name],
+        x)`.
 
         Args:
           client: its id.
@@ -47,32 +48,36 @@ class Look:
           ValueError: there is no such client, or the run has several processes.
         """
         self._check_alone()
-        seen = self._simulation.view(self._newest()[0], client)
-        held = dataclasses.replace(seen.task, frozen=_read_only(seen.task.frozen), public=_read_only(seen.task.public))
-        return seen._replace(task=held, holds={name: _read_only(held) for name, held in seen.holds.items()})
+        view = self._simulation.view(self._newest()[0], client)
+        task = dataclasses.replace(view.task, frozen=_read_only(view.task.frozen), public=_read_only(view.task.public))
+        return view._replace(task=task, holds={name: _read_only(model) for name, model in view.holds.items()})
 
     def scored_clients(self) -> np.ndarray:
-        """Returns the ids of the clients that are scored, sorted: all, or `config.evaluation.clients` of them."""
+        """Returns the ids of the clients that are scored, sorted: all, or
+        `config.evaluation.clients` of them.
+        """
         return self._simulation.scored_clients()
 
     def client_scores(self) -> dict[str, dict[str, dict[str, np.ndarray]]]:
-        """Returns scores by client, {scope: {model: {score: [E]}}}, in the order of `scored_clients`.
+        """Returns scores by client, {scope: {model: {score: [E]}}}, in the order of
+        `scored_clients`.
 
-        Scopes are "own" and "all" of `config.evaluation.scopes`, and "validation" where clients have such rows. A
-        client without rows for it has NaN. It takes as long as an evaluation.
+        Scopes are "own" and "all" of `config.evaluation.scopes`, and "validation" if clients have
+        such examples. A client without examples of a scope has NaN. A call takes as long as an
+        evaluation.
 
         Raises:
           ValueError: the run has several processes.
         """
         self._check_alone()
-        found = self._simulation.client_scores(self._newest()[0])
+        sums = self._simulation.client_scores(self._newest()[0])
         return {
             scope: {model: {score: _mean(*pair) for score, pair in pairs.items()} for model, pairs in models.items()}
-            for scope, models in found.items()
+            for scope, models in sums.items()
         }
 
     def _check_alone(self) -> None:
-        """Raises ValueError in a run of several processes, which would have to ask together."""
+        """Raises ValueError in a run of several processes, which would all have to call."""
         if jax.process_count() > 1:
             raise ValueError(
                 f"the state of a run on {jax.process_count()} processes cannot be read by a callback, which is called "
@@ -81,7 +86,7 @@ class Look:
 
 
 def _mean(total: Any, weight: Any) -> np.ndarray:
-    """[E] sums over their weights; NaN where the weight is zero."""
+    """Returns sums [E] divided by weights [E]; NaN where the weight is zero."""
     weight = np.asarray(weight, np.float64)
     mean = np.full(weight.shape, np.nan)
     np.divide(np.asarray(total, np.float64), weight, out=mean, where=weight > 0)
@@ -89,13 +94,12 @@ def _mean(total: Any, weight: Any) -> np.ndarray:
 
 
 def _read_only(tree: Any) -> Any:
-    """The same arrays, into which nobody can write."""
+    """Returns read-only views of the arrays of a tree."""
 
-    def locked(leaf: Any) -> Any:
-        if not isinstance(leaf, np.ndarray):
-            return leaf
-        seen = leaf.view()
-        seen.flags.writeable = False
-        return seen
+    def lock(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            leaf = leaf.view()
+            leaf.flags.writeable = False
+        return leaf
 
-    return jax.tree.map(locked, tree)
+    return jax.tree.map(lock, tree)

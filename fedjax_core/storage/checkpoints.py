@@ -1,18 +1,22 @@
-"""Checkpoints: a pytree of arrays and a record beside it, by round.
+"""Checkpoints: a pytree of arrays with a JSON record, by round.
 
 A checkpoint is a directory named by its round:
 
     checkpoints/00000012/
       arrays/        Orbax's: the leaves, by number, as host arrays
-      leaves.json    by number: path in the state, dtype, shape, and what Orbax must not know (key types, empty arrays)
-      record.json    what the caller wants beside it
-      digests.json   of the two files above and of every array (`digests.py`), compared when they are read
-      parts/         rows that this checkpoint wrote, and links to parts of the one before (`parts.py`), if there are any
+      leaves.json    by number: path in the state, dtype, shape, and what Orbax cannot store (key types, empty arrays)
+      record.json    the caller's record
+      digests.json   checksums of the two files above and of every array, compared on restore
+      parts/         files of client states, partly shared with earlier checkpoints (`client_state_files.py`), if any
 
-It is written under another name, synced, and renamed, so a process killed at any moment leaves the old checkpoints or the old
-and the new. Leaves are stored as host arrays with no trace of the devices they lay on, and restored to wherever `like` wants
-them: a run goes on with another number of devices. Saving is synchronous: when `save` returns the checkpoint is on the disk,
-and the caller may donate the state's buffers.
+A checkpoint is written under another name, synced, and renamed, so a process killed at any moment
+leaves either the old checkpoints or the old and the new. Leaves are stored as host arrays without
+their sharding, and restored to that of `like`: a run may resume on another number of devices.
+Saving is synchronous: when `save` returns, the checkpoint is on the disk and the caller may donate
+the state's buffers.
+
+Orbax's CheckpointManager does less: it does not sync files, verifies no content on restore, never
+replaces a round, and cannot share files between steps.
 """
 
 import contextlib
@@ -29,43 +33,60 @@ import numpy as np
 
 from fedjax_core import distributed
 from fedjax_core.algorithm import PyTree
-from fedjax_core.atomic_files import check_regular, explained, read_bytes, sync_directory, write_text
-from fedjax_core.storage import client_state_files as of_parts
-from fedjax_core.storage import digests
-from fedjax_core.storage.checkpoint_arrays import read_arrays, write_arrays
+from fedjax_core.atomic_files import (
+    check_regular,
+    digest_array,
+    digest_bytes,
+    explained,
+    read_bytes,
+    sync_directory,
+    write_text,
+)
+from fedjax_core.storage import client_state_files
+from fedjax_core.storage.checkpoint_arrays import (
+    ENTRY,
+    check_leaves,
+    from_host,
+    named_leaves,
+    read_arrays,
+    to_host,
+    write_arrays,
+)
+from fedjax_core.storage.client_state_files import DamagedPart
 from fedjax_core.storage.json_files import json_text, plain, read_json, write_json
-from fedjax_core.storage.leaves import ENTRY, check_leaves, from_host, named_leaves, to_host
 
 _log = logging.getLogger("fedjax_core")
 
 _ARRAYS, _LEAVES, _RECORD, _DIGESTS = "arrays", "leaves.json", "record.json", "digests.json"
 _COMPLETE = re.compile(r"(\d{8,})(?:-(\d+))?")  # round, and how often it was replaced
-_UNFINISHED = ".unfinished-"  # prefix of what is being written or deleted
+_UNFINISHED = ".unfinished-"  # prefix of directories that are being written or deleted
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
-    With several processes each calls `save` and `restore` with its own view of the same state. Process 0 writes the state, each
-    process its own parts, if there are any; all read, so the directory must be one that all of them see. A leaf must be addressable
-    as a whole by process 0: on the host, on its own devices, or replicated.
+    With several processes each calls `save` and `restore` with its own view of the same state.
+    Process 0 writes the state, each process its own parts, if there are any. All processes read, so
+    all must see the directory. A leaf must be addressable as a whole by process 0: on the host, on
+    its own devices, or replicated.
     """
 
     def __init__(
         self, directory: str | os.PathLike, keep: int = 3, *, writer: bool | None = None, beside: str | os.PathLike | None = None
     ) -> None:
-        """Looks at nothing yet; the directory is made at the first save.
+        """Reads nothing; the directory is created at the first save.
 
         Args:
-          directory: where the checkpoints lie.
-          keep: how many to keep; older ones are deleted once a newer one is complete. Where all that are kept, two or more, share
-            parts with the newest, the last one that shares none is kept beside them, and the one after it, which is the next that
-            will share none.
-          writer: whether this process writes. By default process 0 does.
-          beside: another directory of checkpoints of the same run, which may share parts with these: errors name its rounds.
+          directory: of the checkpoints.
+          keep: number of checkpoints to keep; older ones are deleted after a newer one is complete.
+            If all of these, two or more, share parts with the newest, the last one that shares none
+            is kept as well, and so is the one after it, which is the next that will share none.
+          writer: whether this process writes; default: process 0 does.
+          beside: another directory of checkpoints of this run, which may share parts with these;
+            errors name its rounds.
 
         Raises:
-          ValueError: if `keep` is less than 1.
+          ValueError: `keep` is less than 1.
         """
         if keep < 1:
             raise ValueError(f"keep is {keep}; a run needs at least 1 checkpoint to resume from")
@@ -75,303 +96,331 @@ class Checkpoints:
         self._beside = None if beside is None else Path(beside).absolute()
 
     def rounds(self) -> list[int]:
-        """Rounds with a complete checkpoint, ascending."""
-        return sorted(self._complete())
+        """Returns the rounds with a complete checkpoint, ascending."""
+        return sorted(self._list_complete())
 
     def latest(self) -> int | None:
-        """The last round with a complete checkpoint; None if there is none."""
-        return max(self._complete(), default=None)
+        """Returns the last round with a complete checkpoint; None if there is none."""
+        return max(self._list_complete(), default=None)
 
     def save(
         self,
-        round: int,  # noqa: A002
+        round_num: int,
         state: PyTree,
         record: Mapping[str, Any] | None = None,
         parts: Iterable[Mapping[str, np.ndarray]] | None = None,
-        after: int | None = None,
-        without: Collection[int] = (),
-        of: "Checkpoints | None" = None,
+        earlier_round: int | None = None,
+        dropped: Collection[int] = (),
+        earlier_in: "Checkpoints | None" = None,
     ) -> int:
-        """Writes a checkpoint, then deletes those beyond the last `keep`.
+        """Writes a checkpoint, then deletes old ones beyond `keep`.
 
-        Saving a round again replaces its checkpoint, as atomically.
+        Saving a round again replaces its checkpoint atomically.
 
         Args:
-          round: the number of rounds that `state` has seen.
-          state: pytree of jax arrays (typed keys too), numpy arrays and Python numbers. It is only read.
-          record: JSON values to keep beside it.
-          parts: named arrays, which `parts` gives again; None: it has none. Of several processes each gives its own, and none
-            returns before the checkpoint is complete.
-          after: the round of the checkpoint whose parts stand before these; None: none do.
-          without: numbers of parts of that one that do not.
-          of: the checkpoints that it is one of; None: these.
+          round_num: number of rounds done.
+          state: pytree of jax arrays (typed keys too), numpy arrays and Python numbers; only read.
+          record: JSON values.
+          parts: named arrays, read back by `parts`; None: the checkpoint has no parts. With several
+            processes each passes its own, and none returns before the checkpoint is complete.
+          earlier_round: round of the checkpoint whose parts come before these; None: none do.
+          dropped: numbers of its parts to leave out.
+          earlier_in: the checkpoints that `earlier_round` refers to; None: these.
 
         Returns:
-          The number of the first of `parts`; those behind it follow. 0 where it has none.
+          The number of the first new part; 0 without parts.
 
         Raises:
-          OSError: if it cannot be written, by any process where there are parts; one line that names the path. Earlier checkpoints
-            are intact.
-          TypeError: if a leaf is not an array; if `record` has a value that JSON cannot hold.
-          ValueError: if a leaf is spread over several processes, or the round is negative.
+          OSError: the checkpoint cannot be written, with parts by any process; one line that names
+            the path. Earlier checkpoints are intact.
+          TypeError: a leaf is not an array, or `record` has a value that JSON cannot represent.
+          ValueError: a leaf is sharded over several processes, or the round is negative.
         """
-        if round < 0:
-            raise ValueError(f"round is {round}; rounds count from 0")
-        if not self.writer and (parts is None or jax.process_count() == 1):
+        if round_num < 0:
+            raise ValueError(f"round is {round_num}; rounds count from 0")
+        has_parts = parts is not None
+        if not self.writer and (not has_parts or jax.process_count() == 1):
             return 0
-        all_do = _alone if parts is None else distributed.all_or_none
-        begun, first = None, 0
-        with explained(f"write the checkpoint of round {round} (earlier ones are intact) in", self.directory):
+        together = distributed.all_or_none if has_parts else lambda _, step: step()
+        pending, first = None, 0
+        with explained(f"write the checkpoint of round {round_num} (earlier ones are intact) in", self.directory):
             try:
-                earlier = (of or self, after, without) if parts is not None else None
-                beginning = lambda: self._begin(round, state, record, earlier) if self.writer else None
-                begun = all_do("begin a checkpoint", beginning)
+                earlier = (earlier_in or self, earlier_round, dropped) if has_parts else None
+                begin = lambda: self._begin(round_num, state, record, earlier) if self.writer else None
+                pending = together("begin a checkpoint", begin)
                 if parts is not None:
-                    first = self._write_parts(begun, parts)
-                all_do("end a checkpoint", lambda: None if begun is None else self._end(begun))
+                    first = self._write_parts(pending, parts)
+                together("end a checkpoint", lambda: None if pending is None else self._commit(pending))
             except BaseException:
-                if begun is not None:
-                    shutil.rmtree(begun.temporary, ignore_errors=True)
+                if pending is not None:
+                    shutil.rmtree(pending.temporary, ignore_errors=True)
                 raise
         return first
 
     def cut(self, after: int) -> None:
-        """Deletes the checkpoints of rounds that come after one, to which the run has gone back.
-
-        Args:
-          after: that round.
+        """Deletes the checkpoints of all rounds after `after`, to which the run has gone back.
 
         Raises:
-          OSError: what killed processes left behind cannot be deleted.
+          OSError: leftovers of killed processes cannot be deleted.
         """
         if not self.writer or (self.latest() or 0) <= after:
             return
         with explained("write", self.directory):
-            self._sweep()  # a checkpoint that was replaced must not take the place of the one that is deleted
-        for done, place in self._complete().items():
-            if done > after:
-                self._delete(place)
+            self._sweep()  # otherwise a replaced checkpoint would take the place of a deleted one
+        for round_num, checkpoint in self._list_complete().items():
+            if round_num > after:
+                self._delete(checkpoint)
 
     def _begin(
         self,
-        round: int,  # noqa: A002
+        round_num: int,
         state: PyTree,
         record: Mapping[str, Any] | None,
-        parts_of: "tuple[Checkpoints, int | None, Collection[int]] | None",
-    ) -> "_Begun":
-        """Everything of a checkpoint but its new parts, under another name. `parts_of`: whose checkpoint's parts it has, of
-        which round, and without which numbers; None: it has no parts."""
+        earlier: "tuple[Checkpoints, int | None, Collection[int]] | None",
+    ) -> "_Pending":
+        """Writes everything but the new parts to a temporary directory.
+
+        Args:
+          earlier: (checkpoints, round, numbers of dropped parts) of the parts to link; None: the
+            checkpoint has no parts.
+        """
         leaves = [to_host(name, leaf) for name, leaf in named_leaves(state)]
-        arrays = {_number(position): array for position, (_, array) in enumerate(leaves) if array is not None}
+        arrays = {_number(index): array for index, (_, array) in enumerate(leaves) if array is not None}
         texts = {_LEAVES: json_text([entry for entry, _ in leaves]), _RECORD: json_text(plain(record or {}, "record"))}
-        known = {
-            "files": {file: digests.of_bytes(text.encode()) for file, text in texts.items()},
-            "arrays": {number: digests.of_array(array) for number, array in arrays.items()},
+        digests = {
+            "files": {file: digest_bytes(text.encode()) for file, text in texts.items()},
+            "arrays": {number: digest_array(array) for number, array in arrays.items()},
         }
-        of, after, without = parts_of or (self, None, ())
-        before, earlier = self._complete().get(round), None if after is None else of._place(after)
-        final = self.directory / f"{round:08d}{'' if before is None else f'-{_replaced(before) + 1}'}"
-        begun = _Begun(self.directory / f"{_UNFINISHED}{final.name}", final, before, known)
+        replaced = self._list_complete().get(round_num)
+        suffix = "" if replaced is None else f"-{_replacements(replaced) + 1}"
+        final = self.directory / f"{round_num:08d}{suffix}"
+        temporary = self.directory / f"{_UNFINISHED}{final.name}"
+        source, names = None, None
+        if earlier is not None and earlier[1] is not None:
+            source = earlier[0]._path(earlier[1])
+            names = (_read_digests(source) or {}).get("parts")
         self.directory.mkdir(parents=True, exist_ok=True)
         self._sweep()
         try:
-            begun.temporary.mkdir()
+            temporary.mkdir()
             if arrays:
-                write_arrays(begun.temporary / _ARRAYS, arrays)
+                write_arrays(temporary / _ARRAYS, arrays)
             for file, text in texts.items():
-                write_text(begun.temporary / file, text)
-            if parts_of is not None:
-                before_it = None if earlier is None else (_digests(earlier) or {}).get("parts")
-                names, first = of_parts.begin(begun.temporary, earlier, without, before_it)
-                begun = begun._replace(parts=names, first=first)
+                write_text(temporary / file, text)
+            if earlier is None:
+                return _Pending(temporary, final, replaced, digests)
+            linked, first = client_state_files.link_parts(temporary, source, earlier[2], names)
+            return _Pending(temporary, final, replaced, digests, linked, first)
         except BaseException:
-            shutil.rmtree(begun.temporary, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
-        return begun
 
-    def _write_parts(self, begun: "_Begun | None", parts: Iterable[Mapping[str, np.ndarray]]) -> int:
-        """The parts of every process; the number of the first."""
-        told = None if begun is None else [begun.temporary.name, begun.first]
-        name, first = distributed.said(told)
-        processes = jax.process_count()
-        me = None if processes == 1 else jax.process_index()
-        number = distributed.all_or_none("write its parts", lambda: of_parts.write(self.directory / name, parts, first, me))
-        numbers = distributed.seen([number])[:, 0].tolist()
-        if begun is not None and begun.parts is not None:
-            each = [(first + at, process) for process, number in enumerate(numbers) for at in range(number)]
-            begun.parts.extend(of_parts.called(at, None if processes == 1 else process) for at, process in sorted(each))
+    def _write_parts(self, pending: "_Pending | None", parts: Iterable[Mapping[str, np.ndarray]]) -> int:
+        """Writes this process's parts, registers those of all processes, and returns the number of
+        the first.
+        """
+        name, first = distributed.said(None if pending is None else [pending.temporary.name, pending.first])
+        is_single = jax.process_count() == 1
+        process = None if is_single else jax.process_index()
+        write = lambda: client_state_files.write_parts(self.directory / name, parts, first, process)
+        count = distributed.all_or_none("write its parts", write)
+        counts = distributed.seen([count])[:, 0].tolist()
+        if pending is not None and pending.parts is not None:
+            files = sorted((first + i, process) for process, count in enumerate(counts) for i in range(count))
+            pending.parts.extend(client_state_files.part_name(i, None if is_single else process) for i, process in files)
         return first
 
-    def _end(self, begun: "_Begun") -> None:
-        """Gives a checkpoint its name, and deletes those that are not kept."""
-        names = {} if begun.parts is None else {"parts": begun.parts}
-        write_json(begun.temporary / _DIGESTS, begun.known | names)
-        _sync(begun.temporary)
-        begun.temporary.rename(begun.final)
+    def _commit(self, pending: "_Pending") -> None:
+        """Gives a checkpoint its final name, and deletes those that are not kept."""
+        parts = {} if pending.parts is None else {"parts": pending.parts}
+        write_json(pending.temporary / _DIGESTS, pending.digests | parts)
+        _sync_tree(pending.temporary)
+        pending.temporary.rename(pending.final)
         sync_directory(self.directory)
-        if begun.replaces is not None:
-            self._delete(begun.replaces)
-        places = [self._complete()[kept] for kept in self.rounds()]
-        spared = self._spared(places) if self.keep > 1 else []
-        for old in places[: -self.keep]:
-            if old not in spared:
-                self._delete(old)
+        if pending.replaces is not None:
+            self._delete(pending.replaces)
+        complete = self._list_complete()
+        checkpoints = [complete[round_num] for round_num in sorted(complete)]
+        spared = self._unshared(checkpoints) if self.keep > 1 else []
+        for checkpoint in checkpoints[: -self.keep]:
+            if checkpoint not in spared:
+                self._delete(checkpoint)
 
-    def _spared(self, places: list[Path]) -> list[Path]:
-        """The last checkpoint that shares no part with the newest, and the one after it, which will be the next such; the first,
-        where all share some."""
-        *older, newest = places
-        alone = [at for at, place in enumerate(older) if not of_parts.shares(newest, place)]
-        return places[alone[-1] : alone[-1] + 2] if alone else places[:1]
+    def _unshared(self, checkpoints: list[Path]) -> list[Path]:
+        """Returns the last checkpoint that shares no part with the newest, and the one after it;
+        else the first.
+        """
+        *older, newest = checkpoints
+        unshared = [i for i, checkpoint in enumerate(older) if not client_state_files.shares(newest, checkpoint)]
+        return checkpoints[unshared[-1] : unshared[-1] + 2] if unshared else checkpoints[:1]
 
-    def restore(self, round: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:  # noqa: A002
-        """Reads a checkpoint back, bit for bit: everything is compared with the digests that were written with it.
+    def restore(self, round_num: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+        """Reads a checkpoint, and compares everything with the digests that were written with it.
 
         A checkpoint of an earlier version, without digests, is read with a warning.
 
         Args:
-          round: one of `rounds()`.
-          like: the state's structure. Where a leaf is a numpy array (or `Rows`) or a Python number such a leaf comes back;
-            where it is a jax array or a ShapeDtypeStruct, a jax array, laid out by its `sharding` if it has one and, if it
-            is an array, is committed to it, otherwise on the default device.
+          round_num: one of `rounds()`.
+          like: the state's structure. A numpy array (or `Rows`) or Python number gives such a leaf.
+            A jax array or ShapeDtypeStruct gives a jax array, with its `sharding` if it has one
+            and, if it is an array, is committed to it, otherwise on the default device.
 
         Returns:
-          The state and its record.
+          The state and the record.
 
         Raises:
-          ValueError: if there is no such checkpoint, or its leaves are not those of `like`: the message names the leaf; if it is
-            damaged: the message names the older ones and how to go back to one.
-          OSError: if it cannot be read; the message names the older ones too.
+          ValueError: there is no such checkpoint; its leaves do not match `like` (the message names
+            the leaf); it is damaged (the message names the older checkpoints and how to go back to
+            one).
+          OSError: it cannot be read; the message names the older checkpoints too.
         """
-        place, wanted = self._place(round), named_leaves(like)
-        with self._older_named(round, place):
-            known = _digests(place)
-            entries, record = _read_text(place, _LEAVES, known, [ENTRY]), _read_text(place, _RECORD, known, dict)
-        check_leaves(place, entries, wanted)
-        if known is None and self.writer:
-            _log.warning("%s was written without digests, so damage to it goes unnoticed; the next checkpoint has them", place)
-        with self._older_named(round, place):
-            arrays = _read_verified(place, entries, known)
-        found = {entry["path"]: (entry, arrays.get(_number(position))) for position, entry in enumerate(entries)}
-        leaves = [from_host(*found.pop(name), leaf) for name, leaf in wanted]
+        checkpoint, wanted = self._path(round_num), named_leaves(like)
+        with self._suggest_older(round_num, checkpoint):
+            digests = _read_digests(checkpoint)
+            entries = _read_verified_json(checkpoint, _LEAVES, digests, [ENTRY])
+            record = _read_verified_json(checkpoint, _RECORD, digests, dict)
+        check_leaves(checkpoint, entries, wanted)
+        if digests is None and self.writer:
+            _log.warning("%s has no digests, so damage to it cannot be detected; the next checkpoint has them", checkpoint)
+        with self._suggest_older(round_num, checkpoint):
+            arrays = _read_verified_arrays(checkpoint, entries, digests)
+        stored = {entry["path"]: (entry, arrays.get(_number(index))) for index, entry in enumerate(entries)}
+        leaves = [from_host(*stored.pop(name), leaf) for name, leaf in wanted]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), record
 
     def parts(
-        self,
-        round: int,  # noqa: A002
-        wanted: Callable[[Mapping[str, np.ndarray]], Collection[str]] | None = None,
+        self, round_num: int, wanted: Callable[[Mapping[str, np.ndarray]], Collection[str]] | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """The parts of a checkpoint, in the order in which they were saved; none if it was saved without.
+        """Yields the parts of a checkpoint in the order of saving; none if it was saved without.
 
         Args:
-          round: one of `rounds()`.
-          wanted: of a part, the names of the arrays that will be looked at: they alone are read; None: all.
+          round_num: one of `rounds()`.
+          wanted: returns the names of the arrays of a part that will be used; only these are read.
+            None: all.
 
         Raises:
           ValueError, OSError: as `restore`.
         """
-        place = self._place(round)
-        with self._older_named(round, place):
-            yield from of_parts.read(place, (_digests(place) or {}).get("parts", ()), True if wanted is None else wanted)
+        checkpoint = self._path(round_num)
+        with self._suggest_older(round_num, checkpoint):
+            names = (_read_digests(checkpoint) or {}).get("parts", ())
+            yield from client_state_files.read_parts(checkpoint, names, True if wanted is None else wanted)
 
-    def numbers_of_parts(self, round: int) -> list[int] | None:  # noqa: A002
-        """The number of each of `parts`; None if there is no such checkpoint, or it was saved without.
+    def part_numbers(self, round_num: int) -> list[int] | None:
+        """Returns the number of each of `parts`; None if there is no such checkpoint or it has no
+        parts.
 
         Raises:
           ValueError, OSError: as `restore`.
         """
-        place = self._complete().get(round)
-        if place is None:
+        checkpoint = self._list_complete().get(round_num)
+        if checkpoint is None:
             return None
-        with self._older_named(round, place):
-            found = (_digests(place) or {}).get("parts")
-        return None if found is None else list(map(of_parts.number, found))
+        with self._suggest_older(round_num, checkpoint):
+            names = (_read_digests(checkpoint) or {}).get("parts")
+        return None if names is None else list(map(client_state_files.part_number, names))
 
-    def record(self, round: int) -> dict[str, Any]:  # noqa: A002
-        """The record beside a checkpoint, alone.
+    def record(self, round_num: int) -> dict[str, Any]:
+        """Returns the record of a checkpoint.
 
         Raises:
-          ValueError: if there is no such checkpoint, or the record is damaged, as in `restore`.
-          OSError: if it cannot be read.
+          ValueError, OSError: as `restore`.
         """
-        place = self._place(round)
-        with self._older_named(round, place):
-            return _read_text(place, _RECORD, _digests(place), dict)
+        checkpoint = self._path(round_num)
+        with self._suggest_older(round_num, checkpoint):
+            return _read_verified_json(checkpoint, _RECORD, _read_digests(checkpoint), dict)
 
     @contextlib.contextmanager
-    def _older_named(self, round: int, place: Path) -> Iterator[None]:  # noqa: A002
-        """Adds to an error in reading a checkpoint which older ones there are, and how to go back to one."""
+    def _suggest_older(self, round_num: int, checkpoint: Path) -> Iterator[None]:
+        """Adds the older checkpoints, and how to go back to one, to an error in reading a
+        checkpoint.
+        """
         try:
             yield
         except (ValueError, OSError) as error:
-            remedy = self._remedy(round, place, error.name if isinstance(error, of_parts.Damaged) else None)
+            damaged = error.name if isinstance(error, DamagedPart) else None
             reason = error.strerror if isinstance(error, OSError) else error
-            text = f"the checkpoint of round {round} cannot be used ({reason}); {remedy}"
+            text = self._describe_unusable(round_num, checkpoint, reason, damaged)
             raise (OSError(error.errno, text) if isinstance(error, OSError) else ValueError(text)) from error
 
-    def unusable(self, round: int, reason: str) -> ValueError:  # noqa: A002
-        """The error of a checkpoint that is not what it should be, for a reason: which others there are, and how to go back."""
-        return ValueError(
-            f"the checkpoint of round {round} cannot be used ({reason}); {self._remedy(round, self._place(round), None)}"
+    def unusable(self, round_num: int, reason: str) -> ValueError:
+        """Returns the error of a checkpoint with wrong content; it names the others and how to go
+        back to one.
+        """
+        return ValueError(self._describe_unusable(round_num, self._path(round_num), reason, None))
+
+    def _describe_unusable(self, round_num: int, checkpoint: Path, reason: Any, damaged: str | None) -> str:
+        """Returns the text of an error; `damaged`: name of the part that is damaged."""
+        remedy = self._describe_older(round_num, checkpoint, damaged) + self._describe_beside(checkpoint, damaged)
+        return f"the checkpoint of round {round_num} cannot be used ({reason}); {remedy}"
+
+    def _describe_beside(self, checkpoint: Path, damaged: str | None) -> str:
+        """Describes the rounds of the directory beside this one, by whether they share the damaged
+        part.
+        """
+        others = {} if self._beside is None else Checkpoints(self._beside)._list_complete()
+        is_damaged = {
+            other: bool(damaged) and client_state_files.shares(checkpoint, path, damaged) for other, path in others.items()
+        }
+        affected = ", ".join(str(other) for other in sorted(others) if is_damaged[other])
+        intact = ", ".join(str(other) for other in sorted(others) if not is_damaged[other])
+        text = f"; in {self._beside} round {affected} has the same file" if affected else ""
+        return text + (f"; {self._beside} has round {intact}{' without it' if affected else ''}" if intact else "")
+
+    def _describe_older(self, round_num: int, checkpoint: Path, damaged: str | None) -> str:
+        """Describes how to go back to an older checkpoint."""
+        complete = self._list_complete()
+        others = sorted(other for other in complete if other != round_num)
+        affected = [other for other in others if damaged and client_state_files.shares(checkpoint, complete[other], damaged)]
+        text = f"round {', '.join(map(str, affected))} has the same file; " if affected else ""
+        without = " without it" if affected else ""
+        older = [other for other in others if other < round_num and other not in affected]
+        if not older:
+            return f"{text}there is no older one{without}; start anew in another directory"
+        renamed = [
+            complete[other] for other in [*others, round_num] if other == round_num or (other in affected and other > older[-1])
+        ]
+        names = " and ".join(f"{path} to {path.name}.damaged" for path in sorted(renamed))
+        return (
+            f"{text}older{without}: round {', '.join(map(str, older))}; "
+            f"to go back to round {older[-1]} rename {names} and call again"
         )
 
-    def _remedy(self, round: int, place: Path, damaged: str | None) -> str:  # noqa: A002
-        """What to do where a checkpoint cannot be used; `damaged`: the part that is not what was written."""
-        return self._back(round, place, damaged) + self._others(place, damaged)
+    def _path(self, round_num: int) -> Path:
+        path = self._list_complete().get(round_num)
+        if path is None:
+            available = ", ".join(map(str, self.rounds())) or "none"
+            raise ValueError(f"{self.directory} has no checkpoint of round {round_num}; it has: {available}")
+        return path
 
-    def _others(self, place: Path, damaged: str | None) -> str:
-        """Which rounds the directory beside this one has."""
-        other = {} if self._beside is None else Checkpoints(self._beside)._complete()
-        spoilt = [at for at, path in sorted(other.items()) if damaged and of_parts.shares(place, path, damaged)]
-        whole = [at for at in sorted(other) if at not in spoilt]
-        said = f"; in {self._beside} round {', '.join(map(str, spoilt))} has the same file" if spoilt else ""
-        return said + (f"; {self._beside} has round {', '.join(map(str, whole))}{' without it' if spoilt else ''}" if whole else "")
-
-    def _back(self, round: int, place: Path, damaged: str | None) -> str:  # noqa: A002
-        """How to go back to an older one."""
-        complete, said = self._complete(), ""
-        others = sorted(other for other in complete if other != round)
-        spoilt = [other for other in others if damaged and of_parts.shares(place, complete[other], damaged)]
-        if spoilt:
-            said = f"round {', '.join(map(str, spoilt))} has the same file; "
-        older = [other for other in others if other < round and other not in spoilt]
-        if not older:
-            return f"{said}there is no older one{' without it' if spoilt else ''}; start anew in another directory"
-        away = [complete[other] for other in [*others, round] if other == round or (other in spoilt and other > older[-1])]
-        names = " and ".join(f"{path} to {path.name}.damaged" for path in sorted(away))
-        which = f"older{' without it' if spoilt else ''}: round {', '.join(map(str, older))}"
-        return f"{said}{which}; to go back to round {older[-1]} rename {names} and call again"
-
-    def _place(self, round: int) -> Path:  # noqa: A002
-        place = self._complete().get(round)
-        if place is None:
-            have = ", ".join(map(str, self.rounds())) or "none"
-            raise ValueError(f"{self.directory} has no checkpoint of round {round}; it has: {have}")
-        return place
-
-    def _complete(self) -> dict[int, Path]:
-        """Directories of the complete checkpoints; of a round that was replaced, the newest."""
+    def _list_complete(self) -> dict[int, Path]:
+        """Returns the directories of complete checkpoints by round; of a replaced round, the
+        newest.
+        """
         if not self.directory.exists():
             return {}
-        found: dict[int, tuple[int, Path]] = {}
+        newest: dict[int, tuple[int, Path]] = {}
         with explained("read", self.directory):
             for path in self.directory.iterdir():
                 if match := _COMPLETE.fullmatch(path.name):
-                    found[int(match[1])] = max(found.get(int(match[1]), (-1, path)), (_replaced(path), path))
-        return {key: path for key, (_, path) in found.items()}
+                    round_num, version = int(match[1]), (_replacements(path), path)
+                    newest[round_num] = max(newest.get(round_num, version), version)
+        return {round_num: path for round_num, (_, path) in newest.items()}
 
     def _delete(self, path: Path) -> None:
-        """Takes the name away first: a checkpoint half deleted must not look complete."""
-        doomed = self.directory / f"{_UNFINISHED}{path.name}"
+        """Deletes a checkpoint; renames it first, so that a partly deleted one does not look
+        complete.
+        """
+        renamed = self.directory / f"{_UNFINISHED}{path.name}"
         try:
-            path.rename(doomed)
-            shutil.rmtree(doomed)
-        except OSError as error:  # the new checkpoint is safe, which is what matters
+            path.rename(renamed)
+            shutil.rmtree(renamed)
+        except OSError as error:  # the new checkpoint is safe
             _log.warning("cannot delete the old checkpoint %s: %s", path, error.strerror)
 
     def _sweep(self) -> None:
-        """Removes what killed processes left behind."""
-        newest = set(self._complete().values())
+        """Deletes leftovers of killed processes."""
+        newest = set(self._list_complete().values())
         for path in self.directory.iterdir():
             if path.name.startswith(_UNFINISHED):
                 shutil.rmtree(path)
@@ -379,43 +428,36 @@ class Checkpoints:
                 self._delete(path)
 
 
-class _Begun(NamedTuple):
-    """A checkpoint on its way.
+class _Pending(NamedTuple):
+    """A checkpoint that is being written.
 
     Attributes:
-      temporary: its directory by now.
-      final: its place when it is complete.
-      replaces: the directory of the checkpoint of that round that there is already.
-      known: what digests.json says of files and arrays.
-      parts: names of its parts, in their order; None if it has none.
-      first: the number of the first that it writes itself.
+      temporary: its directory until it is complete.
+      final: its directory afterwards.
+      replaces: the directory of an earlier checkpoint of this round.
+      digests: of its files and arrays, for digests.json.
+      parts: file names of its parts, in order; None: it has none.
+      first: number of the first new part.
     """
 
     temporary: Path
     final: Path
     replaces: Path | None
-    known: dict[str, Any]
+    digests: dict[str, Any]
     parts: list[str] | None = None
     first: int = 0
 
 
-def _alone(what: str, step: Callable[[], Any]) -> Any:
-    """`distributed.all_or_none` of one process."""
-    del what
-    return step()
-
-
-def _replaced(path: Path) -> int:
-    """How often a complete checkpoint had been replaced by the one in this directory."""
+def _replacements(path: Path) -> int:
+    """Returns how often the checkpoint of this round had been replaced."""
     return int(path.name.partition("-")[2] or 0)
 
 
-def _number(position: int) -> str:
-    return f"{position:05d}"
+def _number(index: int) -> str:
+    return f"{index:05d}"
 
 
-def _sync(directory: Path) -> None:
-    """Makes a tree of files last through a power cut."""
+def _sync_tree(directory: Path) -> None:
     for folder, _, files in os.walk(directory):
         for file in files:
             with open(os.path.join(folder, file), "r+b") as handle:
@@ -423,43 +465,41 @@ def _sync(directory: Path) -> None:
         sync_directory(folder)
 
 
-def _digests(place: Path) -> dict[str, Any] | None:
-    """What digests.json of a checkpoint says; None if an earlier version wrote it, without one."""
-    path = place / _DIGESTS
+def _read_digests(checkpoint: Path) -> dict[str, Any] | None:
+    """Returns digests.json of a checkpoint; None if an earlier version wrote it without one."""
+    path = checkpoint / _DIGESTS
     return read_json(path, {"files": {str: str}, "arrays": {str: str}, "parts?": [str]}) if path.exists() else None
 
 
-def _read_text(place: Path, file: str, known: Mapping[str, Mapping[str, str]] | None, form: Any) -> Any:
-    """The value of a JSON file of a checkpoint, as it was written.
+def _read_verified_json(checkpoint: Path, file: str, digests: Mapping[str, Mapping[str, str]] | None, schema: Any) -> Any:
+    """Reads a JSON file of a checkpoint.
 
     Raises:
-      ValueError: it is not what was written.
+      ValueError: its digest or its schema differs.
       OSError: it cannot be read.
     """
-    path = place / file
-    if known is not None:
-        found = digests.of_bytes(read_bytes(path))
-        if found != known["files"].get(file):
-            raise ValueError(f"{path} is damaged: it is not what was written (its digest differs)")
-    return read_json(path, form)
+    path = checkpoint / file
+    if digests is not None and digest_bytes(read_bytes(path)) != digests["files"].get(file):
+        raise ValueError(f"{path} is damaged: it is not what was written (its digest differs)")
+    return read_json(path, schema)
 
 
-def _read_verified(
-    place: Path, entries: list[dict[str, Any]], known: Mapping[str, Mapping[str, str]] | None
+def _read_verified_arrays(
+    checkpoint: Path, entries: list[dict[str, Any]], digests: Mapping[str, Mapping[str, str]] | None
 ) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint by number, as they were written.
+    """Reads the arrays of a checkpoint by number.
 
     Raises:
-      ValueError: one is not what was written; the message names its leaf.
+      ValueError: the digest of an array differs; the message names its leaf.
       OSError: they cannot be read.
     """
-    paths = {_number(position): entry["path"] for position, entry in enumerate(entries) if entry["stored"]}
-    with explained("read", place):
-        for file in (place / _ARRAYS).rglob("*"):
+    paths = {_number(index): entry["path"] for index, entry in enumerate(entries) if entry["stored"]}
+    with explained("read", checkpoint):
+        for file in (checkpoint / _ARRAYS).rglob("*"):
             if not file.is_dir():
                 check_regular(file)
-        arrays = read_arrays(place / _ARRAYS, list(paths)) if paths else {}
+        arrays = read_arrays(checkpoint / _ARRAYS, list(paths)) if paths else {}
     for number, path in paths.items():
-        if known is not None and digests.of_array(arrays[number]) != known["arrays"].get(number):
-            raise ValueError(f"{place} is damaged: leaf {path} is not what was written (its digest differs)")
+        if digests is not None and digest_array(arrays[number]) != digests["arrays"].get(number):
+            raise ValueError(f"{checkpoint} is damaged: leaf {path} is not what was written (its digest differs)")
     return arrays

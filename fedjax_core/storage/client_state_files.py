@@ -1,11 +1,34 @@
-"""Parts of a checkpoint: files that are written once, and belong to all later checkpoints that go on from them.
+"""Parts of checkpoints: files of client states, written once and shared by later checkpoints; and
+their compaction.
 
-A checkpoint's folder `parts/` has files 00000.safetensors, 00001.safetensors ... (`safetensors_files.py`, with digests). The
-checkpoint that goes on from it has the same files, by hard links where the file system has such, without those that it has no use
-for, and its own after them: it writes what changed, is whole by itself, and may be copied, moved or deleted like any other.
-Damage to a file is damage to all checkpoints that share it.
+The folder `parts/` of a checkpoint has files 00000.safetensors, 00001.safetensors ...
+(`safetensors_files.py`, with digests). The next checkpoint hard-links the parts that it still needs
+(copies, where the file system has no links) and adds its own. So a checkpoint writes only what
+changed, is complete by itself, and may be copied, moved or deleted. Damage to a file affects every
+checkpoint that shares it. With several processes each writes its own files, 00002-0000.safetensors,
+00002-0001.safetensors ...
 
-Where several processes write, each has files of its own, 00002-0000.safetensors, 00002-0001.safetensors ...
+Compaction (`choose_parts_to_rewrite`) rewrites some live states with each checkpoint, never all at
+once. Two rules keep parts few and drop old ones:
+
+  Age: changed bytes pay for the oldest parts. Once a part's live bytes, those that no later part
+    has, are paid for, they are rewritten and the part is dropped. When as much has changed as there
+    is in all, every earlier part is gone.
+  Size: a last part that is not full and smaller than twice the bytes being written is rewritten
+    with them, and so on: each part that is not full is at least twice the next. A checkpoint takes
+    in at most two full parts' worth of these.
+
+With `full` bytes per part, T bytes of live states and w bytes changed since the last checkpoint:
+
+  written at once: at most 2 w and three parts' worth, however large T is
+  written in all: each changed byte once for itself, once for the oldest parts, and both again when
+    their part is merged into one at least half as large again: about log2(full / w) times at most
+  read on restore: at most 3 T and three parts' worth, from at most
+    6 T / full + log2(full / smallest state) + 3 parts (per group of clients)
+
+This is the circular log of Rosenblum and Ousterhout (The Design and Implementation of a
+Log-Structured File System, 1992), whose tail is cleaned, with the binary merging of Bentley and
+Saxe (Decomposable Searching Problems I, 1980) at its head.
 """
 
 import os
@@ -19,15 +42,15 @@ import numpy as np
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 
 PARTS = "parts"
-_CALLED = re.compile(r"\d{5,}(-\d{4,})?\.safetensors")
+_NAME = re.compile(r"\d{5,}(-\d{4,})?\.safetensors")
 Arrays = Mapping[str, np.ndarray]
 
 
-class Damaged(ValueError):
-    """A part is not what was written.
+class DamagedPart(ValueError):
+    """A part is missing or differs from what was written.
 
     Attributes:
-      name: of the part.
+      name: of the part's file.
     """
 
     def __init__(self, name: str, text: str):
@@ -35,108 +58,145 @@ class Damaged(ValueError):
         self.name = name
 
 
-def begin(
-    place: Path, after: Path | None, without: Collection[int] = (), names: Iterable[str] | None = None
+def link_parts(
+    checkpoint: Path, earlier: Path | None, dropped: Collection[int] = (), names: Iterable[str] | None = None
 ) -> tuple[list[str], int]:
-    """Makes the folder of a checkpoint's parts, with those of an earlier one.
+    """Creates the folder of a checkpoint's parts, with the parts of an earlier checkpoint.
 
     Args:
-      place: of the checkpoint that is being written.
-      after: the earlier checkpoint; None: there are no parts before these.
-      without: numbers of the earlier checkpoint's parts that this one goes without.
-      names: of the earlier checkpoint's parts, as it recorded them; None: those that are there.
+      checkpoint: the checkpoint that is being written.
+      earlier: the earlier checkpoint; None: start without parts.
+      dropped: numbers of the earlier parts to leave out.
+      names: of the earlier checkpoint's parts, as it recorded them; None: those in its folder.
 
     Returns:
-      (names of the earlier parts, in their order; the number of the first part behind all that the earlier checkpoint had).
+      (names of the linked parts, in order; the first free number).
 
     Raises:
-      Damaged: one that was recorded is not there.
-      OSError: they cannot be written.
+      DamagedPart: a recorded part is missing.
+      OSError: the folder cannot be written.
     """
-    folder = place / PARTS
+    folder = checkpoint / PARTS
     folder.mkdir()
-    there = [] if after is None else sorted(_names(after) if names is None else names, key=_of_name)
-    names = [name for name in there if number(name) not in without]
-    for name in names:
-        assert after is not None
-        if not (after / PARTS / name).is_file():
-            raise Damaged(name, f"{after} lacks {PARTS}/{name}, which the next checkpoint goes on from")
+    available = [] if earlier is None else sorted(_list_parts(earlier) if names is None else names, key=_sort_key)
+    linked = [name for name in available if part_number(name) not in dropped]
+    for name in linked:
+        assert earlier is not None
+        source = earlier / PARTS / name
+        if not source.is_file():
+            raise DamagedPart(name, f"{earlier} lacks {PARTS}/{name}, which the next checkpoint goes on from")
         try:
-            os.link(after / PARTS / name, folder / name)
-        except OSError:  # a file system without hard links, or too many of this file
-            shutil.copyfile(after / PARTS / name, folder / name)
-    return names, max((number(name) + 1 for name in there), default=0)
+            os.link(source, folder / name)
+        except OSError:  # no hard links here, or too many of this file
+            shutil.copyfile(source, folder / name)
+    return linked, max((part_number(name) + 1 for name in available), default=0)
 
 
-def write(place: Path, parts: Iterable[Arrays], first: int, process: int | None = None) -> int:
-    """Writes the parts of a checkpoint behind those of an earlier one.
+def write_parts(checkpoint: Path, parts: Iterable[Arrays], first: int, process: int | None = None) -> int:
+    """Writes a checkpoint's own parts.
 
     Args:
-      place: of the checkpoint that is being written.
-      parts: named arrays, a file for each.
-      first: the number of the first one.
-      process: which process this is, where several write parts that belong to different clients; None: there is one.
+      checkpoint: the checkpoint that is being written.
+      parts: named arrays, one file for each.
+      first: number of the first part.
+      process: index of this process, where several write parts of different clients; None: there is
+        one.
 
     Returns:
-      How many they were.
+      The number of parts.
 
     Raises:
       OSError: they cannot be written.
     """
-    done = 0
-    for done, arrays in enumerate(parts, 1):
-        write_tensors(place / PARTS / called(first + done - 1, process), arrays, {})
-    return done
+    count = 0
+    for count, arrays in enumerate(parts, 1):
+        write_tensors(checkpoint / PARTS / part_name(first + count - 1, process), arrays, {})
+    return count
 
 
-def called(number: int, process: int | None) -> str:
-    """The name of a part."""
+def part_name(number: int, process: int | None) -> str:
+    """Returns the file name of a part."""
     return f"{number:05d}{'' if process is None else f'-{process:04d}'}.safetensors"
 
 
-def number(name: str) -> int:
-    """Of a part; several processes' files of one number were written together."""
-    return _of_name(name)[0]
+def part_number(name: str) -> int:
+    """Returns the number of a part; files of several processes that were written together have one
+    number.
+    """
+    return _sort_key(name)[0]
 
 
-def _of_name(name: str) -> tuple[int, int]:
-    """(number, process) of a part."""
-    of, _, process = name.partition(".")[0].partition("-")
-    return int(of), int(process or 0)
+def _sort_key(name: str) -> tuple[int, int]:
+    """Returns (number, process) of a part."""
+    number, _, process = name.partition(".")[0].partition("-")
+    return int(number), int(process or 0)
 
 
-def read(
-    place: Path, names: Iterable[str], checked: bool | Callable[[Arrays], Collection[str]] = True
+def read_parts(
+    checkpoint: Path, names: Iterable[str], checked: bool | Callable[[Arrays], Collection[str]] = True
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The parts of a checkpoint, in their order, compared with their digests; `checked`: as `read_tensors` has it.
+    """Yields the arrays of parts in order, compared with their digests; `checked` as in
+    `read_tensors`.
 
     Raises:
-      Damaged: one is not what was written, or is not there.
-      OSError: one cannot be read.
+      DamagedPart: a part is missing or differs from what was written.
+      OSError: a part cannot be read.
     """
     for name in names:
-        if not (place / PARTS / name).is_file():
-            raise Damaged(name, f"{place} is damaged: it lacks {PARTS}/{name}")
+        file = checkpoint / PARTS / name
+        if not file.is_file():
+            raise DamagedPart(name, f"{checkpoint} is damaged: it lacks {PARTS}/{name}")
         try:
-            arrays = read_tensors(place / PARTS / name, checked=checked)[0]
+            arrays = read_tensors(file, checked=checked)[0]
         except ValueError as error:
-            raise Damaged(name, str(error)) from error
+            raise DamagedPart(name, str(error)) from error
         yield arrays
 
 
 def shares(one: Path, other: Path, name: str | None = None) -> bool:
-    """Whether two checkpoints have a part in common, or this part: one file, of two names."""
-    return any(_same(one / PARTS / part, other / PARTS / part) for part in ([name] if name else _names(one)))
+    """Returns whether two checkpoints share a part, or the part `name`, as one file on the disk."""
+    return any(_is_same_file(one / PARTS / part, other / PARTS / part) for part in ([name] if name else _list_parts(one)))
 
 
-def _names(place: Path) -> list[str]:
-    """Of the parts that are there; other files may lie beside them."""
-    there = (place / PARTS).iterdir() if (place / PARTS).is_dir() else ()
-    return sorted(path.name for path in there if _CALLED.fullmatch(path.name))
+def _list_parts(checkpoint: Path) -> list[str]:
+    folder = checkpoint / PARTS
+    return sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
 
 
-def _same(one: Path, other: Path) -> bool:
+def _is_same_file(one: Path, other: Path) -> bool:
     try:
         return os.path.samestat(one.stat(), other.stat())
     except FileNotFoundError:
         return False
+
+
+def choose_parts_to_rewrite(live: Mapping[int, int], changed: int, paid: int, full: int) -> tuple[list[int], int]:
+    """Chooses the parts whose live states the next checkpoint rewrites.
+
+    Args:
+      live: {part number: bytes that no later part has and that have not changed}; larger numbers
+        are later.
+      changed: w, changed bytes, which are written anyway.
+      paid: bytes of the oldest parts that earlier changes have paid for.
+      full: bytes of the largest part.
+
+    Returns:
+      (their numbers, ascending; the payment that is left).
+
+    Example:
+      >>> choose_parts_to_rewrite({0: 100, 1: 40, 2: 10}, changed=8, paid=50, full=1000)  # 10 < 2 * 8, 40 >= 2 * 18
+      ([2], 58)
+      >>> choose_parts_to_rewrite({0: 100, 1: 40}, changed=8, paid=95, full=1000)  # 0 is paid for; 40 < 2 * 108
+      ([0, 1], 0)
+    """
+    numbers, paid, written = sorted(live), paid + changed, changed
+    first = 0
+    while first < len(numbers) and live[numbers[first]] <= paid:
+        size = live[numbers[first]]
+        paid, written, first = paid - size, written + size, first + 1
+    merged, last = 0, len(numbers)
+    while last > first and live[numbers[last - 1]] < min(full / 2, 2 * written) and merged < full:
+        last -= 1
+        size = live[numbers[last]]
+        merged, written = merged + size, written + size
+    return [*numbers[:first], *numbers[last:]], paid if first < last else 0

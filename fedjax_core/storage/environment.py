@@ -1,4 +1,4 @@
-"""What a run ran on, for environment.json."""
+"""Software and hardware of a run, for environment.json."""
 
 import contextlib
 import os
@@ -15,8 +15,10 @@ import jax
 from fedjax_core import __version__
 
 
-def environment() -> dict[str, Any]:
-    """What the run ran on: versions, devices, commit, command line, time. Neither the user's name nor the machine's."""
+def describe_environment() -> dict[str, Any]:
+    """Returns versions, devices, commit, command line and time, without the names of user and
+    machine.
+    """
     versions = {}
     for package in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -42,7 +44,9 @@ def _without_home(argument: str) -> str:
 
 
 def _commit() -> dict[str, Any] | None:
-    """Commit of the project and whether its files differ from it; None for an installed copy or without git."""
+    """Returns the project's commit and whether its files differ; None for an installed copy or
+    without git.
+    """
     here = Path(__file__).resolve()
 
     def git(*arguments: str) -> str:
@@ -50,7 +54,7 @@ def _commit() -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", here.name)  # another repository may lie around an installed copy
+        git("ls-files", "--error-unmatch", here.name)  # an installed copy may be inside another repository
         return {"hash": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,7 +1,8 @@
-"""JSON files: values as JSON has them, files that are replaced as a whole, and files that grow by a line.
+"""JSON files: conversion of values, schemas, files that are replaced as a whole, and files that
+grow by lines.
 
-JSON is strict: floats that are not finite are the strings "NaN", "Infinity" and "-Infinity", which `float` understands and
-`read_json` and `read_jsonl` turn back.
+JSON is strict. Floats that are not finite are stored as the strings "NaN", "Infinity" and
+"-Infinity", which `read_json` and `read_jsonl` turn back into floats.
 """
 
 import json
@@ -15,13 +16,29 @@ import jax
 import numpy as np
 
 from fedjax_core.atomic_files import check_regular, explained, read_bytes, write_text
-from fedjax_core.storage.forms import NOT_FINITE, check
 
-_DEEPEST = 100  # levels of lists and objects that are read
+_MAX_DEPTH = 100  # nested lists and objects
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class Positive:
+    """The schema of an int of at least 1."""
+
+
+_TYPE_NAMES: dict[Any, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "an int",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+    Positive: "an int of at least 1",
+}
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Writes a value as strict JSON for human eyes: keys sorted, one row of a table a line.
+    """Writes a value as strict, readable JSON: keys sorted, one table row per line.
 
     Args:
       path: the file; its directory must exist.
@@ -31,72 +48,132 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """What `write_json` writes."""
+    """Returns the text that `write_json` writes."""
     return _layout(plain(value), "") + "\n"
 
 
-def read_json(path: str | os.PathLike, form: Any = None) -> Any:
-    """Reads what `write_json` wrote.
+def read_json(path: str | os.PathLike, schema: Any = None) -> Any:
+    """Reads a file of `write_json`.
 
     Args:
       path: the file.
-      form: what the value must be, as `check` takes it; None: anything.
+      schema: of the value, see `check`; None accepts anything.
 
     Raises:
-      OSError: if the file cannot be read.
-      ValueError: if it is not JSON, or of another form; the message names the file and the field.
+      OSError: the file cannot be read.
+      ValueError: the content is not JSON or does not match the schema; the message names the file
+        and the field.
     """
-    return _value(read_bytes(path), os.fspath(path), form, "restore it, or take another directory")
+    return _parse(read_bytes(path), os.fspath(path), schema, "restore it, or take another directory")
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Reads a file of JSON lines. A last line that was never finished (the writer was killed) is left out.
+    """Reads a file of JSON lines, without an unfinished last line (its writer was killed).
 
     Raises:
-      OSError: if the file cannot be read.
-      ValueError: if a line before the last is not JSON, or no object.
+      OSError: the file cannot be read.
+      ValueError: a line is not a JSON object.
     """
-    *lines, _ = read_bytes(path).split(b"\n")  # behind the last newline: nothing, or a torn line
+    *lines, _ = read_bytes(path).split(b"\n")  # after the last newline: nothing, or a torn line
     name = os.fspath(path)
-    return [_value(line, f"line {number} of {name}", dict, "remove that line") for number, line in enumerate(lines, 1)]
+    return [_parse(line, f"line {number} of {name}", dict, "remove that line") for number, line in enumerate(lines, 1)]
 
 
-def _value(data: bytes, what: str, form: Any, remedy: str) -> Any:
-    """The value that JSON text stands for.
+def _parse(data: bytes, name: str, schema: Any, remedy: str) -> Any:
+    """Parses JSON and checks its schema.
 
     Raises:
-      ValueError: it is not JSON, or of another form: one line that says `what` it is, and the `remedy`.
+      ValueError: it is not JSON or does not match; one line with the value's `name` and the
+        `remedy`.
     """
     try:
-        value = json.loads(data)
-        found = _finite_or_not(value)
+        raw = json.loads(data)
+        value = _restore_floats(raw)
     except RecursionError:
-        raise ValueError(f"{what} is nested more than {_DEEPEST} levels deep, expected fewer; {remedy}") from None
+        raise ValueError(f"{name} is nested more than {_MAX_DEPTH} levels deep, expected fewer; {remedy}") from None
     except ValueError as error:
-        raise ValueError(f"{what} is not JSON ({error}); {remedy}") from None
-    if form is not None:
-        check(value, form, what, f"; {remedy}")
-    return found
+        raise ValueError(f"{name} is not JSON ({error}); {remedy}") from None
+    if schema is not None:
+        check(raw, schema, name, f"; {remedy}")
+    return value
+
+
+def check(value: Any, schema: Any, name: str, end: str = "", field: str = "") -> None:
+    """Checks a JSON value against a schema.
+
+    Args:
+      value: from `json.loads`.
+      schema: `dict`, `list`, `str`, `int`, `Positive`, `float` (finite or not), `bool` or
+        `type(None)`; `[schema]` for lists; `{str: schema}` for objects with any keys; `{"field":
+        schema, "optional?": schema}` for objects with at least the fields without a "?"; `(schema,
+        schema)` for either.
+      name: of the value, such as its file; begins the message.
+      end: ends the message.
+      field: path of the value within the file.
+
+    Raises:
+      ValueError: it does not match; one line with the field, the value and the expected type.
+    """
+    if isinstance(schema, tuple):
+        if not any(_is_instance(value, _type_of(option)) for option in schema):
+            raise ValueError(_mismatch(value, " or ".join(_TYPE_NAMES[_type_of(option)] for option in schema), name, end, field))
+        schema = next(option for option in schema if _is_instance(value, _type_of(option)))
+    if not _is_instance(value, _type_of(schema)):
+        raise ValueError(_mismatch(value, _TYPE_NAMES[_type_of(schema)], name, end, field))
+    if isinstance(schema, list):
+        for index, item in enumerate(value):
+            check(item, schema[0], name, end, f"{field}[{index}]")
+    if isinstance(schema, dict):
+        for key, inner in schema.items():
+            required = key is not str and not key.endswith("?")
+            keys = value if key is str else [key.removesuffix("?")]
+            for child in keys:
+                if child in value:
+                    check(value[child], inner, name, end, f"{field}.{child}" if field else child)
+                elif required:
+                    parent = f"{field} of {name}" if field else name
+                    raise ValueError(f"{parent} has no {child}, expected {_TYPE_NAMES[_type_of(inner)]}{end}")
+
+
+def _type_of(schema: Any) -> type:
+    """Returns the type of a schema's values; of alternatives, the first one's."""
+    if isinstance(schema, tuple):
+        return _type_of(schema[0])
+    return type(schema) if isinstance(schema, (dict, list)) else schema
+
+
+def _is_instance(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, (int, float)) or (isinstance(value, str) and value in _NOT_FINITE)
+    if kind is Positive:
+        return isinstance(value, int) and value >= 1
+    return isinstance(value, kind)
+
+
+def _mismatch(value: Any, expected: str, name: str, end: str, field: str) -> str:
+    actual = _TYPE_NAMES.get(type(value), type(value).__name__)
+    if isinstance(value, (str, int, float)):
+        text = repr(value)
+        actual += f" ({text if len(text) <= 40 else text[:40] + '...'})"
+    return f"{field} of {name} is {actual}, expected {expected}{end}" if field else f"{name} is {actual}, expected {expected}{end}"
 
 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
-    """Records as JSON, a line each, every line ended."""
+    """Returns records as JSON, one per line, each line terminated."""
     return "".join(compact(plain(record)) + "\n" for record in records)
 
 
 class JsonLines:
-    """An append-only file of JSON lines: what `append` returned from is on the disk.
+    """An append-only file of JSON lines. Lines are on the disk when `append` returns.
 
-    A line that an earlier process left unfinished is cut when the file is opened, one that does not fit on the disk when
-    the error is raised.
+    Opening the file cuts a line that an earlier process left unfinished. An append that fails, such
+    as on a full disk, leaves the earlier lines alone.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
-        """Opens the file, or makes it.
-
-        Args:
-          path: the file; its directory must exist.
-        """
+        """Opens or creates the file; its directory must exist."""
         self.path = Path(path)
         with explained("write", path):
             check_regular(path)
@@ -106,17 +183,18 @@ class JsonLines:
             self._file.truncate(data.rfind(b"\n") + 1)
 
     def append(self, *records: Mapping[str, Any]) -> None:
-        """Adds a line per record and syncs once.
+        """Adds one line per record, and syncs once.
 
         Raises:
-          OSError: one line that names the file; the lines before these are intact.
+          OSError: the lines cannot be written; earlier lines are intact. One line that names the
+            file.
         """
         data = json_lines(records).encode()
         with explained("write", self.path):
             end = os.fstat(self._file.fileno()).st_size
             try:
                 rest = memoryview(data)
-                while rest:  # a nearly full disk takes a part and fails at the next write
+                while rest:  # a nearly full disk accepts a part, then fails at the next write
                     rest = rest[self._file.write(rest) :]
                 os.fsync(self._file.fileno())
             except BaseException:
@@ -128,18 +206,20 @@ class JsonLines:
         self._file.close()
 
 
-def plain(value: Any, where: str = "") -> Any:
-    """A copy made of what JSON has: dicts with string keys, lists, strings, numbers, booleans, None.
+def plain(value: Any, name: str = "") -> Any:
+    """Returns a copy of a value made of JSON types: dicts with string keys, lists, strings,
+    numbers, booleans, None.
 
-    Tuples become lists, arrays nested lists, numpy and jax scalars Python numbers, paths strings; anything with a `to_dict`
-    (a ConfigDict) the dict that it returns; floats that are not finite the strings "NaN", "Infinity", "-Infinity".
+    Tuples become lists, arrays nested lists, numpy and jax scalars Python numbers, paths strings,
+    and objects with a `to_dict` (a ConfigDict) dicts. Floats that are not finite become the strings
+    "NaN", "Infinity" and "-Infinity".
 
     Args:
-      value: what to copy.
-      where: its name, for the error.
+      value: the value.
+      name: of the value, for the error.
 
     Raises:
-      TypeError: if JSON has no place for a value; the message names its field.
+      TypeError: JSON cannot represent a value; the message names its field.
     """
     if hasattr(value, "to_dict"):
         value = value.to_dict()
@@ -150,40 +230,40 @@ def plain(value: Any, where: str = "") -> Any:
             return value
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {str(key): plain(item, f"{where}.{key}" if where else str(key)) for key, item in value.items()}
+        return {str(key): plain(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item, f"{where}[{place}]") for place, item in enumerate(value)]
+        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-        return plain(np.asarray(value).tolist(), where)
+        return plain(np.asarray(value).tolist(), name)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"{where or 'the value'} is a {type(value).__name__}, which JSON cannot hold: {value!r:.80}")
+    raise TypeError(f"{name or 'the value'} is a {type(value).__name__}, which JSON cannot hold: {value!r:.80}")
 
 
-def _finite_or_not(value: Any, levels: int = _DEEPEST) -> Any:
-    """`plain` undone for the floats that are not finite.
+def _restore_floats(value: Any, levels: int = _MAX_DEPTH) -> Any:
+    """Returns a parsed value with the strings of `_NOT_FINITE` as floats.
 
     Raises:
-      RecursionError: the value has more levels.
+      RecursionError: it is nested deeper than `levels`.
     """
     if levels < 0:
         raise RecursionError
     if isinstance(value, str):
-        return NOT_FINITE.get(value, value)
+        return _NOT_FINITE.get(value, value)
     if isinstance(value, dict):
-        return {key: _finite_or_not(item, levels - 1) for key, item in value.items()}
+        return {key: _restore_floats(item, levels - 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite_or_not(item, levels - 1) for item in value]
+        return [_restore_floats(item, levels - 1) for item in value]
     return value
 
 
 def compact(value: Any) -> str:
-    """JSON on one line."""
+    """Returns JSON on one line."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
 def _layout(value: Any, indent: str) -> str:
-    """JSON with sorted keys, a field a line and a list of scalars on one line."""
+    """Returns JSON with sorted keys, one field per line, and lists of scalars on one line."""
     deeper = indent + "  "
     if isinstance(value, dict) and value:
         lines = (f"{deeper}{compact(key)}: {_layout(value[key], deeper)}" for key in sorted(value))

@@ -1,8 +1,10 @@
-"""Whether a directory was begun here: by this user, on a machine with this home.
+"""Signatures of configs: whether this user, with this home directory, started the run of a
+directory.
 
-A run whose config names code that is not the library's is signed when it begins: run.json has an HMAC (SHA-256) of the config
-under a key that is stored in the user's home. Nobody else has the key, so nobody else can make a directory that passes for the
-user's own, or change the config of one. A directory may be moved or copied. Without a home to write to nothing is signed.
+A run whose config names code outside of the library is signed at its start: run.json has an HMAC
+(SHA-256) of the config under a key in the user's home. Nobody else has the key, so nobody else can
+forge such a directory or change its config. A directory may be moved or copied. Without a writable
+home nothing is signed.
 """
 
 import contextlib
@@ -23,18 +25,22 @@ _LENGTH = 32  # bytes of a key
 
 
 def key_file() -> Path:
-    """Returns where the user's key is: $XDG_DATA_HOME/fedjax_core/key, by default in ~/.local/share."""
+    """Returns the path of the user's key: $XDG_DATA_HOME/fedjax_core/key, by default in
+    ~/.local/share.
+    """
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "fedjax_core" / "key"
 
 
 def sign_config(config: Mapping[str, Any]) -> str | None:
-    """Returns the signature of a config, of JSON values; None if there is no key and none can be made."""
+    """Returns the signature of a config of JSON values; None if there is no key and none can be
+    created.
+    """
     key = _read_key() or _make_key()
     return None if key is None else _sign(config, key)
 
 
 def is_signed_here(config: Mapping[str, Any], signature: str) -> bool:
-    """Returns whether a signature is what `sign_config` gives of this config here."""
+    """Returns whether `sign_config` gives this signature here."""
     key = _read_key()
     return key is not None and hmac.compare_digest(_sign(config, key).encode(), signature.encode())
 
@@ -53,15 +59,15 @@ def _read_key() -> bytes | None:
 
 
 def _make_key() -> bytes | None:
-    """Writes a key that only the user may read, unless there is one by now."""
-    place = key_file()
+    """Creates a key that only the user may read, unless one exists by now; returns the key."""
+    path = key_file()
     with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=place.parent)  # readable by its owner alone
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)  # readable by its owner only
         try:
             with open(handle, "wb") as file:
                 file.write(secrets.token_bytes(_LENGTH))
-            os.link(name, place)  # which replaces no key that another process has made meanwhile
+            os.link(name, path)  # does not replace the key of another process
         finally:
             os.unlink(name)
     return _read_key()

@@ -1,4 +1,4 @@
-"""Numbers in a file of weights that a network can compute with, in float32."""
+"""Checks that a network can compute with the numbers of a file of weights, in float32."""
 
 import os
 from collections.abc import Mapping
@@ -7,14 +7,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-_VARIANCES = ("var", "running_var")  # how the names of batch norm's end
+_VARIANCES = ("var", "running_var")  # last parts of names
 
 
 def check_weights(arrays: Mapping[str, np.ndarray], where: str | os.PathLike) -> None:
     """Checks a file's arrays, by name.
 
     Raises:
-      ValueError: one has a value that float32 does not hold, or is a variance below 0; the message begins with `where`.
+      ValueError: a value is not finite in float32, or a variance is negative; the message begins
+        with `where`.
     """
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -28,14 +29,15 @@ def check_weights(arrays: Mapping[str, np.ndarray], where: str | os.PathLike) ->
 
 
 def check_scaling(description: Mapping[str, Any], where: str | os.PathLike) -> None:
-    """Checks the numbers that a file says inputs are normalised by.
+    """Checks the input normalisation of a file.
 
     Args:
-      description: has "mean" and "std"; "offset" and "limit" may be absent or None.
+      description: "mean" and "std", and optionally "offset" and "limit".
       where: begins the message.
 
     Raises:
-      ValueError: one of them is not finite as float32 ("offset": as float64), or a deviation or the limit is not positive.
+      ValueError: a number is not finite in float32 ("offset": float64), or "std" or "limit" is not
+        positive.
     """
     tiny = np.finfo(np.float32).tiny
     for field, type_, is_positive in (
@@ -50,5 +52,5 @@ def check_scaling(description: Mapping[str, Any], where: str | os.PathLike) -> N
             values = np.asarray(description[field], np.float64).astype(type_)
         if not np.isfinite(values).all() or (is_positive and not (values >= tiny).all()):
             wanted = "finite and positive" if is_positive else "finite"
-            said = f"{field}={description[field]} must be {wanted}: inputs are normalised by it"
-            raise ValueError(f"{os.fspath(where)}: {said} (as {type_.__name__})")
+            message = f"{field}={description[field]} must be {wanted}: inputs are normalised by it"
+            raise ValueError(f"{os.fspath(where)}: {message} (as {type_.__name__})")

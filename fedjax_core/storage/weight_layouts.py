@@ -1,6 +1,7 @@
-"""How others lay out the weights of the networks that we have too: which tensor of a file belongs where in ours.
+"""Layouts of published weights of ViTs and ResNets: which tensor of a file belongs to which of our
+leaves.
 
-ViTs and ResNets, in the layouts that `pretrained_weights.py` lists. Nothing here reads a file.
+`pretrained_weights.py` lists the layouts, and reads and writes the files.
 """
 
 import math
@@ -12,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.algorithm import Net
-from fedjax_core.storage.export_model import named
+from fedjax_core.storage.export_model import named_arrays
 
 LAYOUTS = ("own", "timm", "transformers", "npz")
 
 _INNER, _OUTER = "encoder.layer.{i}.", "Transformer/encoderblock_{i}/"
-# Modules by layout: {i} is a block's number, {p} one of query, key, value; {0} {1} {2} are our numbers, {a} {b} {c} one less.
+# Modules by layout: {i} is the number of a block, {p} query, key or value; {0} {1} {2} are our numbers, {a} {b} {c} one less.
 _VIT = {
     "patches": ("patch_embed.proj", "embeddings.patch_embeddings.projection", "embedding"),
     "blocks.norm1": ("blocks.{i}.norm1", _INNER + "layernorm_before", _OUTER + "LayerNorm_0"),
@@ -61,7 +62,7 @@ MARKS = {  # tensors that only this layout has
     "npz": ("embedding/kernel",),
 }
 _PARTS = ("query", "key", "value")
-_NEWER: dict[str, Any] = {  # transformers since version 5 names some modules otherwise while they are in memory
+_NEWER: dict[str, Any] = {  # names of modules in memory since version 5 of transformers
     r"^(vit|resnet)\.": "",
     r"^layers\.(\d+)\.attention\.([qkv])_proj": lambda m: f"encoder.layer.{m[1]}.attention.attention.{_PARTS['qkv'.index(m[2])]}",
     r"^layers\.(\d+)\.attention\.o_proj": r"encoder.layer.\1.attention.output.dense",
@@ -69,18 +70,18 @@ _NEWER: dict[str, Any] = {  # transformers since version 5 names some modules ot
     r"^layers\.(\d+)\.mlp\.fc2": r"encoder.layer.\1.output.dense",
     r"^layers\.": "encoder.layer.",
 }
-# What the names of a classifier's tensors start with.
+# Prefixes of a classifier's tensors.
 HEADS = {"own": ("params.head.",), "timm": ("head.", "fc."), "transformers": ("classifier.",), "npz": ("head/",)}
 
 
-class Place(NamedTuple):
-    """Where a tensor of a file belongs.
+class LeafSlice(NamedTuple):
+    """The slice of a leaf that a tensor of a file is.
 
     Attributes:
-      leaf: which of our leaves, by its dotted name.
-      at: which part of it, an index.
-      shape: in the file.
-      order: of the file's axes, so that what comes out only needs a reshape.
+      leaf: dotted name of our leaf.
+      at: index of the slice.
+      shape: of the tensor in the file.
+      order: of the file's axes, after which a reshape gives the slice.
     """
 
     leaf: str
@@ -89,11 +90,11 @@ class Place(NamedTuple):
     order: tuple[int, ...]
 
 
-def layout_of(names: Iterable[str], path: str | os.PathLike) -> str:
-    """Which of `LAYOUTS` a file with these tensors has.
+def detect_layout(names: Iterable[str], path: str | os.PathLike) -> str:
+    """Returns the layout of a file, one of `LAYOUTS`, from the names of its tensors.
 
     Raises:
-      ValueError: none.
+      ValueError: none matches.
     """
     names = list(names)
     if any(name.startswith("params.") for name in names):
@@ -105,58 +106,59 @@ def layout_of(names: Iterable[str], path: str | os.PathLike) -> str:
     raise ValueError(f"{path} has none of the layouts {', '.join(LAYOUTS)}; its first tensors are {', '.join(sorted(names)[:3])}")
 
 
-def places(like: Net, layout: str, where: str) -> dict[str, Place]:
-    """The tensors of a file of some layout that has these arrays, in the network's order.
+def map_tensors(like: Net, layout: str, where: str) -> dict[str, LeafSlice]:
+    """Maps the tensors of a file of a layout to slices of a network's leaves, in the network's
+    order.
 
     Raises:
-      ValueError: the layout has no place for one of them.
+      ValueError: the layout has no tensor for a leaf.
     """
-    found = {}
-    for leaf, value in named(like).items():
+    tensors = {}
+    for leaf, value in named_arrays(like).items():
         if layout == "own":
-            found[leaf] = Place(leaf, (), value.shape, tuple(range(value.ndim)))
+            tensors[leaf] = LeafSlice(leaf, (), value.shape, tuple(range(value.ndim)))
             continue
         if leaf.startswith("params.prompts"):
             continue
-        parts = _vit(leaf, value.shape, layout) if "blocks" in like.params else _resnet(leaf, value.shape, layout)
+        parts = _map_vit_leaf(leaf, value.shape, layout) if "blocks" in like.params else _map_resnet_leaf(leaf, value.shape, layout)
         if not parts:
             raise ValueError(f"{where} has no place for {leaf}; such files hold ViTs, or ResNets with batch normalisation")
-        found |= parts
-    return found
+        tensors |= parts
+    return tensors
 
 
-def written(net: Net, layout: str) -> dict[str, Place]:
-    """The tensors of a file that is to hold these arrays, all of them."""
+def map_written_tensors(net: Net, layout: str) -> dict[str, LeafSlice]:
+    """Maps the tensors of a file to be written, which must hold all leaves of a network."""
     where = f"a file of layout {layout}"
-    if prompts := [leaf for leaf in named(net) if leaf.startswith("params.prompts")]:
+    if prompts := [leaf for leaf in named_arrays(net) if leaf.startswith("params.prompts")]:
         raise ValueError(f"{where} has no place for {prompts[0]}; layout own has")
-    return places(net, layout, where)
+    return map_tensors(net, layout, where)
 
 
-def _vit(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, Place]:
+def _map_vit_leaf(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, LeafSlice]:
     column = LAYOUTS.index(layout) - 1
     if leaf in _TOKENS:
         full = (1,) * (3 - len(shape)) + shape
-        return {_TOKENS[leaf][column]: Place(leaf, (), full, (0, 1, 2))}
+        return {_TOKENS[leaf][column]: LeafSlice(leaf, (), full, (0, 1, 2))}
     module, last = leaf.removeprefix("params.").rsplit(".", 1)
     if module not in _VIT:
         return {}
-    slash, found = "/" if layout == "npz" else ".", {}
+    separator, tensors = "/" if layout == "npz" else ".", {}
     split = module == "blocks.qkv" and layout != "timm"
     for i in range(shape[0]) if module.startswith("blocks.") else (None,):
         for p, part in enumerate(_PARTS) if split else ((None, ""),):
             axes = () if p is None else (p,) if last == "bias" else (slice(None), p)
             at = axes if i is None else (i, *axes)
             own = np.broadcast_to(0, shape)[at].shape
-            key = _VIT[module][column].format(i=i, p=part) + slash + (last if layout == "npz" else _TORCH[last])
+            key = _VIT[module][column].format(i=i, p=part) + separator + (last if layout == "npz" else _TORCH[last])
             if layout == "npz":
-                found[key] = Place(leaf, at, own, tuple(range(len(own))))
+                tensors[key] = LeafSlice(leaf, at, own, tuple(range(len(own))))
             else:
-                found[key] = _torch(leaf, at, own, 2 if module == "blocks.out" else 3 if module == "patches" else 1)
-    return found
+                tensors[key] = _torch_slice(leaf, at, own, 2 if module == "blocks.out" else 3 if module == "patches" else 1)
+    return tensors
 
 
-def _resnet(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, Place]:
+def _map_resnet_leaf(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, LeafSlice]:
     module, last = leaf.partition(".")[2].rsplit(".", 1)
     names = _RESNET.get(re.sub(r"\d+", "{}", module))
     if names is None or layout == "npz" or (layout == "transformers" and module == "stem" and shape[0] != 7):
@@ -164,28 +166,30 @@ def _resnet(leaf: str, shape: tuple[int, ...], layout: str) -> dict[str, Place]:
     numbers = [int(n) for n in re.findall(r"\d+", module)]
     less = {letter: n - 1 for letter, n in zip("abc", numbers, strict=False)}
     key = names[LAYOUTS.index(layout) - 1].format(*numbers, **less)
-    return {f"{key}.{_TORCH[last]}": _torch(leaf, (), shape, 1 if module == "head" else 3)}
+    return {f"{key}.{_TORCH[last]}": _torch_slice(leaf, (), shape, 1 if module == "head" else 3)}
 
 
-def _torch(leaf: str, at: tuple, own: tuple[int, ...], inputs: int) -> Place:
-    """PyTorch's form of a leaf: outputs first. `inputs`: how many of a kernel's axes are inputs; 3: a convolution's."""
+def _torch_slice(leaf: str, at: tuple, own: tuple[int, ...], inputs: int) -> LeafSlice:
+    """Returns the slice of a PyTorch tensor, outputs first; `inputs`: number of a kernel's input
+    axes, 3 for a convolution.
+    """
     if leaf.endswith(".kernel") and inputs == 3:
         height, width, channels, features = own
-        return Place(leaf, at, (features, channels, height, width), (2, 3, 1, 0))
+        return LeafSlice(leaf, at, (features, channels, height, width), (2, 3, 1, 0))
     if leaf.endswith(".kernel"):
-        return Place(leaf, at, (math.prod(own[inputs:]), math.prod(own[:inputs])), (1, 0))
-    return Place(leaf, at, (math.prod(own),), (0,))
+        return LeafSlice(leaf, at, (math.prod(own[inputs:]), math.prod(own[:inputs])), (1, 0))
+    return LeafSlice(leaf, at, (math.prod(own),), (0,))
 
 
-def published(key: str) -> str:
-    """A tensor of transformers by the name it has in published files, without the model's prefix."""
+def published_name(key: str) -> str:
+    """Returns the name of a transformers tensor in published files, without the model's prefix."""
     for pattern, name in _NEWER.items():
         key = re.sub(pattern, name, key)
     return key
 
 
-def prefix(key: str, net: Net, layout: str) -> str:
-    """What stands before a tensor's name in a published file: transformers' name of the model around it, else nothing."""
+def published_prefix(key: str, net: Net, layout: str) -> str:
+    """Returns the prefix of a tensor in a published file: transformers' name of the model, else ""."""
     if layout != "transformers" or key.startswith(HEADS[layout]):
         return ""
     return "vit." if "blocks" in net.params else "resnet."

@@ -1,18 +1,20 @@
-"""The directory of a run: what lies there, and who may write to it.
+"""The directory of a run: its files, and the lock that admits one process at a time.
 
-config.json        the resolved config; what a resumed run is compared with
+config.json        the resolved config; a resumed run must match it
 environment.json   versions, devices, commit and command line of the first start and of every resumption
-run.json           what the run chose once and keeps: plan, partition hash, label table, digest of the data (`WorkDir.record`)
-label_table.csv    the whole label table of more than 50 clients (`label_tables.py`)
-metrics.jsonl      one line a round or evaluation (`reporter.py`), beside it metrics.csv, summary.json, tensorboard/
-clients.csv        scores of single clients (`client_scores.py`), of the last evaluation; clients_selected.csv of the selected one
+run.json           choices that later starts reuse: plan, partition hash, label table, digest of the data (`WorkDir.record`)
+label_table.csv    the label table of more than 50 clients (`label_tables.py`)
+metrics.jsonl      one line per round or evaluation (`reporter.py`); also metrics.csv, summary.json, tensorboard/
+clients.csv        scores per client (`client_scores.py`), of the last evaluation; clients_selected.csv of the selected one
 checkpoints/       `checkpoints.py`
 """
 
+import contextlib
 import errno
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -20,33 +22,22 @@ from typing import Any, Self
 import jax
 
 from fedjax_core.atomic_files import TEMPORARY, explained
-from fedjax_core.storage.environment import environment
-from fedjax_core.storage.forms import Positive
-from fedjax_core.storage.json_files import compact, plain, read_json, write_json
-from fedjax_core.storage.lock import Lock
+from fedjax_core.storage.environment import describe_environment
+from fedjax_core.storage.json_files import Positive, compact, plain, read_json, write_json
 
 _log = logging.getLogger("fedjax_core")
 
 CONFIG, ENVIRONMENT, RUN = "config.json", "environment.json", "run.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
-DATA, BEGUN_HERE = "data", "begun_here"  # in run.json: the digest of inputs and targets; who began it (`origin.py`)
+DATA, BEGUN_HERE = "data", "begun_here"  # keys of run.json: digest of inputs and targets; signature of the config
 _LOCK = ".lock"
-WRITTEN = (  # what else there may be of a run in its directory; nothing but this is ever deleted there
-    *(
-        "summary.json",
-        CHECKPOINTS,
-        "selected",
-        RUN,
-        METRICS,
-        "label_table.csv",
-        "metrics.csv",
-        "clients.csv",
-        "clients_selected.csv",
-    ),
-    *("tensorboard", "profile", "analysis.json", "answers.json", "wandb.id", "mlflow.id", "diverged.txt", "error.txt"),
+WRITTEN = (  # the other files of a run; a restart deletes these and nothing else
+    *("summary.json", CHECKPOINTS, "selected", RUN, METRICS, "label_table.csv", "metrics.csv"),
+    *("clients.csv", "clients_selected.csv", "tensorboard", "profile", "analysis.json", "answers.json"),
+    *("wandb.id", "mlflow.id", "diverged.txt", "error.txt"),
     *("accuracy.png", "accuracy.csv", "partition.png", "partition.csv"),
 )
-RECORDED = {  # the form of run.json, for `read_json`
+RECORDED = {  # the schema of run.json
     "partition?": {
         "hash": str,
         "class_names?": [str],
@@ -57,76 +48,132 @@ RECORDED = {  # the form of run.json, for `read_json`
         "whole?": str,
     },
     f"{DATA}?": {"digest": str, "sampled?": {str: str}, "public?": str},
-    "unseen?": {"clients?": [int], "client_names?": [str], "label_table?": [[int]], "test_label_table?": [[int]], "number?": int},
+    "unseen?": {
+        **{"clients?": [int], "client_names?": [str], "number?": int},
+        **{"label_table?": [[int]], "test_label_table?": [[int]]},
+    },
     "plan?": {"chunk": Positive, "devices": Positive, "model?": Positive},
     f"{BEGUN_HERE}?": {"signature": str},
     "placement?": {"data?": str, "hold?": (str, type(None))},
 }
 
 
-def _fields(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves of a nested dict under dotted names."""
-    fields = {}
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the leaves of nested mappings by dotted name; an empty mapping is a leaf."""
+    fields: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            fields |= _fields(value, f"{prefix}{key}.")
-        else:
-            fields[f"{prefix}{key}"] = value
+        is_branch = isinstance(value, Mapping) and value
+        fields |= flatten_config(value, f"{prefix}{key}.") if is_branch else {f"{prefix}{key}": value}
     return fields
 
 
-def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, str]:
-    """What differs between two configs: dotted name -> "<value> in the directory, <value> asked"."""
-    there, asked = _fields(plain(there)), _fields(plain(asked))
+def diff_configs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the fields in which two configs differ: {dotted name: "<value> in the directory,
+    <value> asked"}.
+    """
+    recorded, requested = flatten_config(plain(recorded)), flatten_config(plain(requested))
 
     def show(fields: Mapping[str, Any], name: str) -> str:
         return compact(fields[name]) if fields.get(name) is not None else "absent"  # as a field newer than the directory
 
-    return {
-        name: f"{show(there, name)} in the directory, {show(asked, name)} asked"
-        for name in sorted(there.keys() | asked.keys())
-        if show(there, name) != show(asked, name)
-    }
+    pairs = {name: (show(recorded, name), show(requested, name)) for name in sorted(recorded.keys() | requested.keys())}
+    return {name: f"{old} in the directory, {new} asked" for name, (old, new) in pairs.items() if old != new}
 
 
 def compare_configs(
-    there: Mapping[str, Any], asked: Mapping[str, Any], may_differ: Sequence[str]
+    recorded: Mapping[str, Any], requested: Mapping[str, Any], may_differ: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the `differences` that are allowed, and the others; `may_differ` as `WorkDir.open` takes it."""
-    found = differences(there, asked)
-    allowed = {name for name in found if any(name == field or name.startswith(f"{field}.") for field in may_differ)}
-    return {name: found[name] for name in found if name in allowed}, {name: found[name] for name in found if name not in allowed}
+    """Returns the allowed differences of two configs, and the others, as `diff_configs`;
+    `may_differ` as in `WorkDir.open`.
+    """
+    differences = diff_configs(recorded, requested)
+    allowed = {name for name in differences if any(name == field or name.startswith(f"{field}.") for field in may_differ)}
+    return (
+        {name: text for name, text in differences.items() if name in allowed},
+        {name: text for name, text in differences.items() if name not in allowed},
+    )
 
 
-def _delete(place: Path) -> None:
-    """Deletes a file, a link or a folder, if it is there; no pipe and no device."""
-    if place.is_dir() and not place.is_symlink():
-        doomed = place.with_name(f"{TEMPORARY}{place.name.removeprefix(TEMPORARY)}")
-        place.rename(doomed)  # a checkpoint half deleted must not look complete
-        shutil.rmtree(doomed)
-    elif place.is_file() or place.is_symlink():
-        place.unlink()
+def _delete(path: Path) -> None:
+    """Deletes a file, link or folder, if it exists; pipes and devices stay."""
+    if path.is_dir() and not path.is_symlink():
+        renamed = path.with_name(f"{TEMPORARY}{path.name.removeprefix(TEMPORARY)}")
+        path.rename(renamed)  # a partly deleted checkpoint must not look complete
+        shutil.rmtree(renamed)
+    elif path.is_file() or path.is_symlink():
+        path.unlink()
+
+
+class Lock:
+    """A file lock that the operating system releases when its process ends, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Acquires the lock, and writes this process's id into the file.
+
+        Raises:
+          BlockingIOError: another process has it.
+          OSError: this process has it, or the file cannot be opened.
+        """
+        self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (open until close)
+        try:
+            self._acquire(path.parent)
+            self._file.truncate(0)
+            self._file.write(str(os.getpid()))
+            self._file.flush()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _acquire(self, directory: Path) -> None:
+        try:
+            if sys.platform == "win32":
+                import msvcrt
+
+                self._file.seek(0)
+                msvcrt.locking(self._file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL):
+                _log.warning("the file system of %s has no locks; start no second run there", directory)
+                return
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
+                raise
+            holder = ""
+            with contextlib.suppress(OSError):
+                self._file.seek(0)
+                holder = self._file.read().strip()
+            if holder == str(os.getpid()):  # waiting would never end
+                raise OSError(errno.EDEADLK, "this process already runs there; close that run first") from None
+            reason = f"another process runs there (pid {holder or 'unknown'}); wait for it, or take another directory"
+            raise BlockingIOError(errno.EWOULDBLOCK, reason) from None
+
+    def close(self) -> None:
+        """Releases the lock; a second call does nothing."""
+        self._file.close()
 
 
 def lock_directory(path: Path) -> Lock:
-    """Returns the lock of a run's directory, taken: no run begins there before it is closed.
+    """Acquires the lock of a run's directory: no run starts there until it is closed.
 
     Raises:
       BlockingIOError: another process runs there.
-      OSError: this process does, or the lock cannot be made.
+      OSError: this process runs there, or the lock file cannot be opened.
     """
     return Lock(path / _LOCK)
 
 
 class WorkDir:
-    """The directory of one run, held by one process at a time. Made by `WorkDir.open`; closes as a context manager.
+    """The directory of one run, locked by one process. Made by `WorkDir.open`; a context manager.
 
     Attributes:
       path: the directory.
-      config: the resolved config, as plain JSON values.
-      resumed: whether it holds a run that goes on.
-      begun_anew: whether what it held of a run was deleted.
-      writer: whether this process writes to it.
+      config: the resolved config, as JSON values.
+      resumed: whether the directory holds a run that is continued.
+      begun_anew: whether an earlier run was deleted.
+      writer: whether this process writes here.
     """
 
     def __init__(self, path: Path, config: dict[str, Any], *, resumed: bool, writer: bool, lock: Lock | None) -> None:
@@ -136,9 +183,9 @@ class WorkDir:
         self.begun_anew = False
         self.writer = writer
         self._lock = lock
-        self._kept: dict[str, Any] | None = None  # what run.json holds, on the only process that writes it
-        self._news: dict[Path, Any] = {}  # files of a resumed run that `take_over` is to write
-        self._changed: dict[str, str] = {}  # fields in which its config differs
+        self._cached_records: dict[str, Any] | None = None  # run.json, cached by the process that writes it
+        self._pending_files: dict[Path, Any] = {}  # written by `take_over`
+        self._pending_changes: dict[str, str] = {}  # config fields that a resumed run changes
 
     @classmethod
     def open(
@@ -148,33 +195,35 @@ class WorkDir:
         *,
         may_differ: Sequence[str] = (),
         writer: bool | None = None,
-        should_begin_anew: Callable[[], bool] = lambda: False,
+        should_restart: Callable[[], bool] = lambda: False,
     ) -> Self:
-        """Makes the directory of a new run, or takes up the run that it holds.
+        """Creates the directory of a new run, or opens that of an earlier one.
 
         Args:
-          path: the directory; it and its parents are made if they do not exist.
+          path: the directory; created with its parents.
           config: the resolved config, of JSON values.
-          may_differ: dotted names of fields (`"rounds"`), or of whole branches (`"report"`), in which a resumed run may
-            differ from the directory's config. The directory has the new values after `take_over`; until then a run that is
-            resumed is as it was.
-          writer: whether this process writes and locks. By default process 0 does. Another process changes nothing; it
-            sees the same directory only once process 0 has opened it, so put a barrier between the two.
-          should_begin_anew: whether a run that the directory holds is given up; called when no other process can run there.
+          may_differ: dotted names of fields (`"rounds"`) or branches (`"report"`) that a resumed
+            run may change. The directory gets the new values from `take_over`; until then it is
+            unchanged.
+          writer: whether this process writes and locks; default: process 0 does. The other
+            processes see the same directory only after process 0 has opened it, so put a barrier
+            between the two.
+          should_restart: whether to delete an earlier run and start again; called while the lock is
+            held.
 
         Raises:
-          ValueError: if the directory holds a run with another config (every differing field is listed), or something
-            that is not a run.
-          OSError: if another process runs there, or if the directory cannot be made, read or written.
+          ValueError: the directory holds a run with another config (all differences are listed) or
+            something else.
+          OSError: another process runs there, or the directory cannot be created, read or written.
         """
         path = Path(path)
-        asked = plain(config)
+        requested = plain(config)
         writer = jax.process_index() == 0 if writer is None else writer
         if not writer:
             resumed = (path / CONFIG).exists()
             if resumed:
-                cls._compare(path, asked, may_differ)
-            return cls(path, asked, resumed=resumed, writer=False, lock=None)
+                cls._check_config(path, requested, may_differ)
+            return cls(path, requested, resumed=resumed, writer=False, lock=None)
 
         with explained("make the run directory", path):
             if path.exists() and not path.is_dir():
@@ -182,86 +231,92 @@ class WorkDir:
             path.mkdir(parents=True, exist_ok=True)
         cls._refuse_foreign(path)
         with explained("run in", path):
-            lock = Lock(path / _LOCK)
+            lock = lock_directory(path)
         try:
             for leftover in path.glob(f"{TEMPORARY}*"):
                 _delete(leftover)
-            there = (path / CONFIG).exists()
-            resumed = there and not should_begin_anew()
-            run = cls(path, asked, resumed=resumed, writer=True, lock=lock)
-            if there and not resumed:
-                run.begin_anew()
-            elif resumed:
-                run._changed = cls._compare(path, asked, may_differ)
-                started = read_json(path / ENVIRONMENT, {"resumed?": [dict]})
-                now = environment()
-                news = {key: value for key, value in now.items() if value != started.get(key) or key == "time"}
-                run._news[path / ENVIRONMENT] = started | {"resumed": [*started.get("resumed", ()), news]}
-                if run._changed:
-                    run._news[path / CONFIG] = asked
+            exists = (path / CONFIG).exists()
+            resumed = exists and not should_restart()
+            workdir = cls(path, requested, resumed=resumed, writer=True, lock=lock)
+            if resumed:
+                workdir._prepare_resume(may_differ)
+            elif exists:
+                workdir.begin_anew()
             else:
-                run._write_beginning()
+                workdir._write_initial_files()
         except BaseException:
             lock.close()
             raise
-        return run
+        return workdir
 
-    def _write_beginning(self) -> None:
-        write_json(self.path / ENVIRONMENT, environment())
-        write_json(self.path / CONFIG, self.config)  # last: with it the directory holds a run
+    def _prepare_resume(self, may_differ: Sequence[str]) -> None:
+        """Collects what `take_over` will write."""
+        self._pending_changes = self._check_config(self.path, self.config, may_differ)
+        first = read_json(self.path / ENVIRONMENT, {"resumed?": [dict]})
+        changes = {key: value for key, value in describe_environment().items() if value != first.get(key) or key == "time"}
+        self._pending_files[self.path / ENVIRONMENT] = first | {"resumed": [*first.get("resumed", ()), changes]}
+        if self._pending_changes:
+            self._pending_files[self.path / CONFIG] = self.config
+
+    def _write_initial_files(self) -> None:
+        write_json(self.path / ENVIRONMENT, describe_environment())
+        write_json(self.path / CONFIG, self.config)  # last: a directory with a config holds a run
 
     def begin_anew(self) -> None:
-        """Deletes what the directory holds of a run (`WRITTEN`), and makes it that of a new one. Other files stay, and so do links:
-        what they lead to is deleted.
+        """Deletes the files of the earlier run (`WRITTEN`) and initialises a new one.
+
+        Other files stay. Links stay too; what they point to is deleted.
 
         Raises:
-          OSError: if something cannot be deleted or written.
+          OSError: a file cannot be deleted or written.
         """
         self.resumed, self.begun_anew = False, True
-        self._kept, self._news, self._changed = None, {}, {}
+        self._cached_records, self._pending_files, self._pending_changes = None, {}, {}
         if not self.writer:
             return
-        for name in WRITTEN:
-            place = self.path / name
-            with explained("delete", place):
-                if place.is_symlink() and place.is_dir():
-                    for each in list(place.iterdir()):
-                        _delete(each)
+        for path in (self.path / name for name in WRITTEN):
+            with explained("delete", path):
+                if path.is_symlink() and path.is_dir():
+                    for child in list(path.iterdir()):
+                        _delete(child)
                 else:
-                    _delete(Path(os.path.realpath(place)))
-        self._write_beginning()
+                    _delete(Path(os.path.realpath(path)))
+        self._write_initial_files()
 
     def take_over(self) -> None:
-        """Writes down that a run is resumed, and the fields of its config that differ; call it when nothing can refuse the run.
-
-        A second call, or one for a new run, does nothing.
+        """Records the resumption and the changed config fields. Call it once all checks have
+        passed; later calls do nothing.
 
         Raises:
-          OSError: if a file cannot be written.
+          OSError: a file cannot be written.
         """
-        for file, value in self._news.items():
+        for file, value in self._pending_files.items():
             write_json(file, value)
-        if self._changed:
-            _log.info("%s goes on with %s", self.path, "; ".join(f"{key}: {text}" for key, text in self._changed.items()))
-        self._news, self._changed = {}, {}
+        if self._pending_changes:
+            changes = "; ".join(f"{key}: {text}" for key, text in self._pending_changes.items())
+            _log.info("%s goes on with %s", self.path, changes)
+        self._pending_files, self._pending_changes = {}, {}
 
     @staticmethod
     def _refuse_foreign(path: Path) -> None:
+        """Raises ValueError for a directory that is neither empty nor a run."""
         with explained("read", path):
             names = {name for name in os.listdir(path) if not name.startswith(TEMPORARY)}
-        run = {CONFIG, ENVIRONMENT} <= names
-        stillborn = _LOCK in names and names <= {_LOCK, ENVIRONMENT}  # killed before it could write its config
-        if names and not run and not stillborn:
-            some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
-            raise ValueError(f"{path} is not empty and holds no run (found {some}); give a new or an empty directory")
+        is_run = {CONFIG, ENVIRONMENT} <= names
+        is_unfinished = _LOCK in names and names <= {_LOCK, ENVIRONMENT}  # killed before its config was written
+        if names and not is_run and not is_unfinished:
+            listed = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+            raise ValueError(f"{path} is not empty and holds no run (found {listed}); give a new or an empty directory")
 
     @staticmethod
-    def _compare(path: Path, asked: Mapping[str, Any], may_differ: Sequence[str]) -> dict[str, str]:
-        """Returns the differences that are allowed, raises for the others."""
-        allowed, others = compare_configs(read_json(path / CONFIG, dict), asked, may_differ)
-        if refused := [f"{name}: {text}" for name, text in others.items()]:
+    def _check_config(path: Path, requested: Mapping[str, Any], may_differ: Sequence[str]) -> dict[str, str]:
+        """Returns the allowed differences from the directory's config; raises ValueError for
+        others.
+        """
+        allowed, refused = compare_configs(read_json(path / CONFIG, dict), requested, may_differ)
+        if refused:
             raise ValueError(
-                f"{path} holds a run with another config ({'; '.join(refused)}); "
+                f"{path} holds a run with another config ({'; '.join(f'{name}: {text}' for name, text in refused.items())}); "
                 "take another directory, ask for the same values to resume, or begin it anew (--fresh)"
             )
         return allowed
@@ -277,32 +332,32 @@ class WorkDir:
         return self.path / CHECKPOINTS
 
     def record(self, name: str, value: Mapping[str, Any]) -> None:
-        """Keeps something that the run chose, in run.json, for the runs that resume it; replaces an earlier record.
+        """Stores a choice of this run in run.json for later starts; replaces an earlier record of
+        that name.
 
         Args:
-          name: e.g. "plan", "partition".
-          value: what `plain` can copy. On a process that does not write nothing happens.
+          name: such as "plan" or "partition".
+          value: JSON values (`plain`). A process that does not write ignores it.
         """
         if self.writer:
-            records = self._records() | {name: plain(value, name)}
-            write_json(self.path / RUN, records)
-            self._kept = records
+            self._cached_records = self._read_records() | {name: plain(value, name)}
+            write_json(self.path / RUN, self._cached_records)
 
     def recorded(self, name: str) -> dict[str, Any] | None:
-        """What was recorded under a name, by this process or by one before it; None if nothing was."""
-        return self._records().get(name)
+        """Returns the record of a name, from this start or an earlier one; None if there is none."""
+        return self._read_records().get(name)
 
-    def _records(self) -> dict[str, Any]:
-        if self._kept is not None:
-            return self._kept
+    def _read_records(self) -> dict[str, Any]:
+        if self._cached_records is not None:
+            return self._cached_records
         file = self.path / RUN
         records = read_json(file, RECORDED) if file.exists() else {}
         if self.writer:
-            self._kept = records
+            self._cached_records = records
         return records
 
     def close(self) -> None:
-        """Lets another process run here; a second call does nothing."""
+        """Releases the lock; a second call does nothing."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None

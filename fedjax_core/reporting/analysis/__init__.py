@@ -1,11 +1,12 @@
-"""What trained models are like, as numbers; `plots` draws them. All of it works on a `Simulation` and one of its states.
+"""Analyses of trained models, given a `Simulation` and one of its states; `plots` draws the
+results.
 
-Where a function takes `model`, that is a predictor of the method ("global", "personal"); None: the personal one if there is one.
-Clients are looked at one after another, outside of rounds.
+`model` is a predictor of the method ("global", "personal"); None: the personal one if there is one.
+Clients are processed one after another, outside of rounds. `simulation` and `state` are those of a
+run.
 """
 
-from fedjax_core.reporting.analysis.accuracies import class_accuracies, client_accuracies
-from fedjax_core.reporting.analysis.client_models import model_of, outputs
+from fedjax_core.reporting.analysis.client_models import class_accuracies, client_accuracies, model_of, outputs
 from fedjax_core.reporting.analysis.feature_embedding import Points, attention, class_knowledge, features, tsne, with_centroids
 from fedjax_core.reporting.analysis.linear_probe import match, probe
 from fedjax_core.reporting.analysis.loss_landscape import Landscape, Plane, landscape, plane, surroundings

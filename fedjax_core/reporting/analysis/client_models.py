@@ -1,4 +1,4 @@
-"""A client's models: which there are, and what they make of examples."""
+"""A client's models: their names, their outputs on examples, and accuracies by client and class."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,19 +9,20 @@ import numpy as np
 from fedjax_core.algorithm import TARGETS, Net, PyTree
 from fedjax_core.engine.simulator import Simulation, State, View
 
-BATCH = 256  # examples that a network is run on at once, unless the config says
+BATCH = 256  # default batch size
 
 
 def model_of(simulation: Simulation, state: State, model: str | None = None) -> str:
-    """The name of a predictor that the method has: `model` itself, or what None stands for.
+    """Returns the name of a predictor of the method; None selects the default.
 
     Raises:
       ValueError: the method has no such predictor.
     """
-    return chosen(simulation.view(state, 0), model)
+    return choose_model(simulation.view(state, 0), model)
 
 
-def chosen(view: View, model: str | None) -> str:
+def choose_model(view: View, model: str | None) -> str:
+    """Returns the name of a client's predictor, as `model_of`."""
     names = list(view.holds)
     if model is None:
         return "personal" if "personal" in names else names[0]
@@ -30,56 +31,101 @@ def chosen(view: View, model: str | None) -> str:
     return model
 
 
-def rows_at_once(simulation: Simulation) -> int:
-    """Returns how many examples analyses run a network on at once: `evaluation.batch`, or `BATCH` where it is None."""
+def eval_batch_size(simulation: Simulation) -> int:
+    """Returns the batch size of analyses: `evaluation.batch`, or `BATCH` if it is None."""
     return simulation.evaluation.batch or BATCH
 
 
 def outputs(view: View, model: str, x: PyTree, batch: int = BATCH, most: int | None = None) -> dict[str, np.ndarray]:
-    """What a client's model makes of examples: {"logits": [n, K], "features": [n, D], ...}.
+    """Computes the outputs of a client's model on examples: {"logits": [n, K], "features": [n, D],
+    ...}.
 
     Args:
       view: of the client.
       model: a predictor.
       x: leaves [n, ...].
-      batch: rows at once.
-      most: rows of the longest call of several; then all of them run one compiled program, whatever their n. None: n.
+      batch: batch size.
+      most: largest n of several calls, which then share one compiled program; None: n.
     """
     n = len(jax.tree.leaves(x)[0])
     b = min(batch, n if most is None else max(most, 1))
     parts = []
     for start in range(0, n, b):
         rows = np.minimum(np.arange(start, start + b), n - 1)  # one shape, one program
-        found = view.predict(model, view.holds[model], jax.tree.map(lambda a, rows=rows: np.asarray(a)[rows], x))
-        parts.append(jax.device_get({name: a for name, a in found.items() if isinstance(a, jax.Array)}))
+        predicted = view.predict(model, view.holds[model], take_examples(x, rows))
+        parts.append(jax.device_get({name: a for name, a in predicted.items() if isinstance(a, jax.Array)}))
     return {name: np.concatenate([part[name] for part in parts])[:n] for name in parts[0]}
 
 
-def longest(index: Sequence[np.ndarray]) -> int:
-    """Rows of the client that has most."""
+def max_examples(index: Sequence[np.ndarray]) -> int:
+    """Returns the number of examples of the largest client."""
     return max(map(len, index), default=0)
 
 
-def nets_in(tree: PyTree) -> list[Net]:
+def find_nets(tree: PyTree) -> list[Net]:
     return [leaf for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Net)) if isinstance(leaf, Net)]
 
 
-def spaced(rows: np.ndarray, most: int) -> np.ndarray:
-    """At most so many of some rows, evenly spaced."""
+def evenly_spaced(rows: np.ndarray, most: int) -> np.ndarray:
+    """Returns at most `most` of some indices, evenly spaced."""
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))]
 
 
-def take(x: PyTree, rows: np.ndarray) -> PyTree:
+def take_examples(x: PyTree, rows: np.ndarray) -> PyTree:
     return jax.tree.map(lambda a: np.asarray(a)[rows], x)
 
 
-def output(made: Mapping[str, Any], key: str) -> Any:
-    if key not in made:
-        raise ValueError(f"the model has no output {key!r}; it has {', '.join(made)}")
-    return made[key]
+def get_output(outputs: Mapping[str, Any], key: str) -> Any:
+    """Returns an output of a model; raises ValueError if there is none of this name."""
+    if key not in outputs:
+        raise ValueError(f"the model has no output {key!r}; it has {', '.join(outputs)}")
+    return outputs[key]
 
 
-def need_classes(simulation: Simulation, what: str) -> None:
-    """Raises ValueError where an analysis reads one class of each row, and the data have other targets."""
+def require_classes(simulation: Simulation, what: str) -> None:
+    """Raises ValueError if an analysis needs one class per example and the data have other targets."""
     if (kind := simulation.targets) != "classes":
         raise ValueError(f"{what} needs classes, the data have {kind}: {TARGETS[kind]}")
+
+
+def class_accuracies(
+    simulation: Simulation, state: State, model: str | None = None, scope: str = "own"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Counts correct predictions and test examples by client and class.
+
+    Args:
+      model: a predictor.
+      scope: "own": each client's test examples; "all": the whole test set.
+
+    Returns:
+      (correct, total), each [N, K]; sums over classes give accuracies per client, sums over clients
+      those per class.
+    """
+    require_classes(simulation, "the analysis of accuracies by class")
+    model = model_of(simulation, state, model)
+    data, batch = simulation.data, eval_batch_size(simulation)
+    x, y = data.test
+    everything = np.arange(len(y))
+    most = max_examples(data.test_index) if scope == "own" and model != "global" else len(y)
+    correct, total = np.zeros((2, data.clients, data.classes), np.int64)
+
+    def is_correct(client: int, rows: np.ndarray) -> np.ndarray:
+        predicted = outputs(simulation.view(state, client), model, take_examples(x, rows), batch, most)
+        return get_output(predicted, "logits").argmax(-1) == y[rows]
+
+    shared = is_correct(0, everything) if model == "global" and len(y) else None  # one model for all clients
+    for i in range(data.clients):
+        rows = data.test_index[i] if scope == "own" else everything
+        if len(rows):
+            total[i] = np.bincount(y[rows], minlength=data.classes)
+            mask = is_correct(i, rows) if shared is None else shared[rows]
+            correct[i] = np.bincount(y[rows][mask], minlength=data.classes)
+    return correct, total
+
+
+def client_accuracies(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Returns accuracies [N] from the counts of `class_accuracies`; NaN for a client without test
+    examples.
+    """
+    n = total.sum(1)
+    return np.where(n > 0, correct.sum(1) / np.maximum(n, 1), np.nan)

@@ -1,4 +1,4 @@
-"""Features of examples as points: of several clients, with their centroids, in the plane; and what they attend to."""
+"""Features of examples of several clients, their centroids and embeddings, and attention weights."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,15 +7,15 @@ import numpy as np
 
 from fedjax_core.engine.simulator import Simulation, State, View
 from fedjax_core.reporting.analysis.client_models import (
-    chosen,
-    longest,
+    choose_model,
+    eval_batch_size,
+    evenly_spaced,
+    get_output,
+    max_examples,
     model_of,
-    need_classes,
-    output,
     outputs,
-    rows_at_once,
-    spaced,
-    take,
+    require_classes,
+    take_examples,
 )
 
 
@@ -25,7 +25,7 @@ class Points(NamedTuple):
     Attributes:
       features: [n, D].
       classes: [n] labels.
-      clients: [n] whose model made them.
+      clients: [n] ids of the clients whose model computed them.
     """
 
     features: np.ndarray
@@ -42,102 +42,103 @@ def features(
     clients: Sequence[int] | None = None,
     most: int = 50,
 ) -> Points:
-    """Features that clients' models make of their own examples.
+    """Computes features of clients' own examples with their models.
 
     Args:
-      simulation: of the run.
-      state: to look at.
       model: a predictor.
       key: which of its outputs.
-      part: "test" or "train": which of a client's rows.
-      clients: whose; None: all.
-      most: rows of each client, evenly spaced over its own.
+      part: "test" or "train" examples.
+      clients: ids; None: all.
+      most: number of examples per client, evenly spaced.
 
     Raises:
-      ValueError: none of the clients has such rows, the models' features have different lengths, or there is no such output.
+      ValueError: no client has such examples, the features have different lengths, or there is no
+        such output.
     """
-    need_classes(simulation, "the plane of features")
+    require_classes(simulation, "the plane of features")
     model = model_of(simulation, state, model)
-    found, data = [], simulation.data
+    parts, data = [], simulation.data
     (x, y), index = (data.test, data.test_index) if part == "test" else (data.train, data.train_index)
     for i in range(data.clients) if clients is None else clients:
-        rows = spaced(index[i], most)
+        rows = evenly_spaced(index[i], most)
         if len(rows):
-            made = outputs(simulation.view(state, i), model, take(x, rows), rows_at_once(simulation), min(most, longest(index)))
-            found.append(Points(output(made, key), y[rows], np.full(len(rows), i)))
-    if not found:
+            largest = min(most, max_examples(index))
+            predicted = outputs(simulation.view(state, i), model, take_examples(x, rows), eval_batch_size(simulation), largest)
+            parts.append(Points(get_output(predicted, key), y[rows], np.full(len(rows), i)))
+    if not parts:
         whose = "no client" if clients is None else f"none of clients {', '.join(map(str, clients))}"
         raise ValueError(f"{whose} has {part} examples of its own, so there are no features to show; choose other clients or data")
-    widths = {points.features.shape[1] for points in found}
+    widths = {points.features.shape[1] for points in parts}
     if len(widths) != 1:
         raise ValueError(f"features of lengths {sorted(widths)} cannot be drawn together; choose clients of one architecture")
-    return Points(*map(np.concatenate, zip(*found, strict=True)))
+    return Points(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def with_centroids(points: Points) -> Points:
-    """The points, and after them the mean of each client's of each class that it has."""
-    pairs, of = np.unique(np.stack([points.clients, points.classes], 1), axis=0, return_inverse=True)
-    means = np.stack([points.features[of.reshape(-1) == i].mean(0) for i in range(len(pairs))])
+    """Appends the mean of the points of each client and class."""
+    pairs, inverse = np.unique(np.stack([points.clients, points.classes], 1), axis=0, return_inverse=True)
+    means = np.stack([points.features[inverse.reshape(-1) == i].mean(0) for i in range(len(pairs))])
     added = (means, pairs[:, 1], pairs[:, 0])
     return Points(*(np.concatenate([old, new]) for old, new in zip(points, added, strict=True)))
 
 
 def tsne(points: np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
-    """[n, D] -> [n, 2] by t-SNE from a start by principal components; the perplexity is lowered where there are few points."""
+    """Embeds points [n, D] in the plane [n, 2] by t-SNE from principal components; few points lower
+    the perplexity.
+    """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
     lowered = min(perplexity, max(1.0, (len(points) - 1) / 3))
-    with threadpool_limits(1):  # on a busy machine threads that wait for each other take thirty times as long
+    with threadpool_limits(1):  # threads that wait for each other take thirty times as long on a busy machine
         return TSNE(perplexity=lowered, init="pca", random_state=seed).fit_transform(np.asarray(points, np.float32))
 
 
 def attention(
     simulation: Simulation, state: State, model: str | None = None, client: int = 0, most: int = 20
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Weights with which a client's model attends to the feature of an example and to its prompts.
+    """Computes the attention weights of a client's model to an example's feature and to its
+    prompts.
 
     Args:
-      simulation: of the run.
-      state: to look at.
       model: a predictor with outputs named "attention" or "..._attention", such as FedPFT's.
-      client: whose model and test examples.
-      most: examples, evenly spaced over its own.
+      client: id.
+      most: number of its test examples, evenly spaced.
 
     Returns:
-      ({output's name: [n, 1 + prompts]}, [n] labels); rows add up to 1.
+      ({output's name: [n, 1 + prompts]}, [n] labels); rows sum to 1.
 
     Raises:
-      ValueError: the model attends to nothing, or the client has no test examples.
+      ValueError: the model has no attention output, or the client has no test examples.
     """
     model, view = model_of(simulation, state, model), simulation.view(state, client)
-    rows, (x, y) = spaced(simulation.data.test_index[client], most), simulation.data.test
+    rows, (x, y) = evenly_spaced(simulation.data.test_index[client], most), simulation.data.test
     if not len(rows):
         raise ValueError(f"client {client} has no test examples")
-    made = outputs(view, model, take(x, rows), rows_at_once(simulation))
-    found = {name: weights for name, weights in made.items() if name.split("_")[-1] == "attention"}
-    return found or {"attention": output(made, "attention")}, y[rows]
+    predicted = outputs(view, model, take_examples(x, rows), eval_batch_size(simulation))
+    weights = {name: value for name, value in predicted.items() if name.split("_")[-1] == "attention"}
+    return weights or {"attention": get_output(predicted, "attention")}, y[rows]
 
 
 def class_knowledge(
     simulation: Simulation, view: View, model: str | None = None, key: str = "logits", silu: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A client's local structural knowledge, as FedSKC defines it: class means of its training rows, c * sigmoid(c).
+    """Computes a client's local structural knowledge (FedSKC): class means c of its training
+    examples, c * sigmoid(c).
 
     Args:
-      simulation: of the run.
-      view: of the client, with the model that it trained.
+      view: of the client with its trained model.
       model: a predictor; None: the personal one if there is one.
       key: which of the model's outputs.
-      silu: whether c * sigmoid(c) is taken.
+      silu: False: c itself.
 
     Returns:
-      ([k, D], [k]): of the k classes that the client has, and which they are.
+      (knowledge [k, D], classes [k]) of the k classes that the client has.
     """
-    model = chosen(view, model)
+    model = choose_model(view, model)
     rows = simulation.data.train_index[view.client]
     x, y = simulation.data.train
-    made = output(outputs(view, model, take(x, rows), rows_at_once(simulation)), key)
+    values = get_output(outputs(view, model, take_examples(x, rows), eval_batch_size(simulation)), key)
     classes = np.unique(y[rows])
-    c = np.stack([made[y[rows] == j].mean(0) for j in classes])
+    c = np.stack([values[y[rows] == j].mean(0) for j in classes])
     return c / (1 + np.exp(-c)) if silu else c, classes

@@ -1,4 +1,4 @@
-"""A part of each client's model trained again on what stays as it is: linear probe and linear match."""
+"""Linear probe and linear match: a linear layer per client, trained on frozen features."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,15 @@ import optax
 
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import Simulation, State, View
-from fedjax_core.reporting.analysis.client_models import longest, model_of, need_classes, output, outputs, rows_at_once, take
+from fedjax_core.reporting.analysis.client_models import (
+    eval_batch_size,
+    get_output,
+    max_examples,
+    model_of,
+    outputs,
+    require_classes,
+    take_examples,
+)
 from fedjax_core.task import Model
 from fedjax_core.training import losses
 
@@ -21,13 +29,14 @@ STEPS = 100  # of L-BFGS, for a convex problem
 def probe(
     simulation: Simulation, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0
 ) -> np.ndarray:
-    """Linear probe: each client trains a new linear head on its frozen features, and is scored on its own test rows.
+    """Trains a new linear head on each client's frozen features (linear probe), and scores it on
+    the client's test examples.
 
-    The head is the optimum of cross-entropy, summed over the client's training rows, plus penalty / 2 times its squared norm; the
-    features are standardised by those rows.
+    The head minimises cross-entropy summed over the client's training examples plus penalty / 2
+    times its squared norm; these examples also standardise the features.
 
     Returns:
-      [N] accuracies; NaN for a client without training or test rows.
+      Accuracies [N]; NaN for a client without training or test examples.
     """
     return _refit(simulation, state, model, key, penalty, matching=False)
 
@@ -35,66 +44,70 @@ def probe(
 def match(
     simulation: Simulation, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0
 ) -> np.ndarray:
-    """Linear match: each client trains a linear layer between its frozen features f and its frozen head.
+    """Trains a linear layer between each client's frozen features f and its frozen head (linear
+    match).
 
-    The layer is f -> f + D z + d, with z the standardised features; D starts at 0 and is penalised, otherwise as `probe`.
+    The layer is f -> f + D z + d, with standardised features z; D starts at 0 and is penalised.
+    Otherwise as `probe`.
 
     Returns:
-      [N] accuracies; NaN for a client without training or test rows.
+      Accuracies [N]; NaN for a client without training or test examples.
 
     Raises:
-      ValueError: among the nets that a client holds there is none whose head makes the features the logits.
+      ValueError: no net of a client has a head that maps the features to the logits.
     """
     return _refit(simulation, state, model, key, penalty, matching=True)
 
 
 def _refit(simulation: Simulation, state: State, model: str | None, key: str, penalty: float, matching: bool) -> np.ndarray:
-    need_classes(simulation, "match" if matching else "probe")
+    require_classes(simulation, "match" if matching else "probe")
     model = model_of(simulation, state, model)
-    data, batch = simulation.data, rows_at_once(simulation)
-    most = longest(data.train_index)
-    found = np.full(data.clients, np.nan)
+    data, batch = simulation.data, eval_batch_size(simulation)
+    most = max_examples(data.train_index)
+    accuracies = np.full(data.clients, np.nan)
     for i in range(data.clients):
         train, test = data.train_index[i], data.test_index[i]
         if not len(train) or not len(test):
             continue
         view = simulation.view(state, i)
-        made = outputs(view, model, take(data.train.x, train), batch, most)
-        f = output(made, key)
+        predicted = outputs(view, model, take_examples(data.train.x, train), batch, most)
+        f = get_output(predicted, key)
         scale = f.mean(0), np.maximum(f.std(0), 1e-6)
         if matching:
-            frozen = view.task.frozen, _head(view, model, f, output(made, "logits"))
-            logits, out, head = _matched(view.task.network), f.shape[1], frozen
+            frozen = view.task.frozen, _find_head(view, model, f, get_output(predicted, "logits"))
+            logits, out, head = _match_logits(view.task.network), f.shape[1], frozen
         else:
-            logits, out, head = _linear, data.classes, ()
+            logits, out, head = _linear_logits, data.classes, ()
         theta = {"kernel": jnp.zeros((f.shape[1], out)), "bias": jnp.zeros(out)}
         fill = most - len(train)
         rows = np.pad(f, ((0, fill), (0, 0))), np.pad(data.train.y[train], (0, fill)), np.arange(most) < len(train)
-        theta = _optimum(logits, theta, (scale, head), *rows, penalty)
-        f = output(outputs(view, model, take(data.test.x, test), batch, longest(data.test_index)), key)
-        found[i] = np.mean(np.argmax(logits(theta, (scale, head), f), -1) == data.test.y[test])
-    return found
+        theta = _minimize(logits, theta, (scale, head), *rows, penalty)
+        f = get_output(outputs(view, model, take_examples(data.test.x, test), batch, max_examples(data.test_index)), key)
+        accuracies[i] = np.mean(np.argmax(logits(theta, (scale, head), f), -1) == data.test.y[test])
+    return accuracies
 
 
-def _linear(theta: PyTree, frozen: PyTree, f: Any) -> Array:
+def _linear_logits(theta: PyTree, frozen: PyTree, f: Any) -> Array:
     (mean, std), _ = frozen
     return (f - mean[None]) / std[None] @ theta["kernel"] + theta["bias"][None]
 
 
 @functools.cache
-def _matched(network: Callable[[PyTree], Model]) -> Callable:
-    """One function per network, so that clients of one architecture share a program; its `frozen` is (scale, (network's, head))."""
+def _match_logits(network: Callable[[PyTree], Model]) -> Callable:
+    """Returns one function per network, so that its clients share a program; `frozen` is (scale,
+    (network's, head)).
+    """
 
     def logits(theta, frozen, f):
         own, head = frozen[1]
-        return network(own).head(Net({"head": head}), f + _linear(theta, frozen, f))
+        return network(own).head(Net({"head": head}), f + _linear_logits(theta, frozen, f))
 
     return logits
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _optimum(logits: Callable, theta: PyTree, frozen: PyTree, f: Array, y: Array, mask: Array, penalty: Array | float) -> PyTree:
-    """The minimiser of a convex loss over `theta`, by L-BFGS."""
+def _minimize(logits: Callable, theta: PyTree, frozen: PyTree, f: Array, y: Array, mask: Array, penalty: Array | float) -> PyTree:
+    """Minimises a convex loss over `theta` by L-BFGS."""
 
     def loss(theta):
         rows = losses.cross_entropy_rows(logits(theta, frozen, f), y)
@@ -108,24 +121,24 @@ def _optimum(logits: Callable, theta: PyTree, frozen: PyTree, f: Array, y: Array
         value, gradient = at(theta, state=state)
         updates, state = optimizer.update(gradient, state, theta, value=value, grad=gradient, value_fn=loss)
         moved = optax.apply_updates(theta, updates)
-        better = loss(moved) < value  # at the optimum the line search may find nothing, or what is not finite
+        better = loss(moved) < value  # at the optimum the line search may fail
         return jax.tree.map(lambda new, old: jnp.where(better, new, old), moved, theta), state
 
     return jax.lax.fori_loop(0, STEPS, step, (theta, optimizer.init(theta)))[0]
 
 
-def _head(view: View, model: str, f: np.ndarray, logits: np.ndarray) -> PyTree:
-    """Parameters of the head that makes a client's features its logits."""
+def _find_head(view: View, model: str, f: np.ndarray, logits: np.ndarray) -> PyTree:
+    """Returns the parameters of the head that maps a client's features to its logits."""
     width, heads = f.shape[1], []
 
-    def look(x):
+    def collect(x):
         heads.append(x.get("head") if isinstance(x, dict) else getattr(x, "head", None))
         return False
 
-    jax.tree.leaves(view.holds[model], is_leaf=look)  # wherever an entry or a field has this name
+    jax.tree.leaves(view.holds[model], is_leaf=collect)  # any entry or field of this name
     for head in heads:
         if any(a.ndim == 2 and a.shape[0] == width for a in jax.tree.leaves(head)):
-            made = view.task.model.head(Net({"head": head}), jnp.asarray(f))
-            if made.shape == logits.shape and np.allclose(made, logits, rtol=1e-3, atol=1e-3):
+            predicted = view.task.model.head(Net({"head": head}), jnp.asarray(f))
+            if predicted.shape == logits.shape and np.allclose(predicted, logits, rtol=1e-3, atol=1e-3):
                 return head
-    raise ValueError(f"none of the nets that client {view.client} holds has a head that makes these features its logits")
+    raise ValueError(f"none of the nets that client {view.client} holds has a head that maps these features to its logits")

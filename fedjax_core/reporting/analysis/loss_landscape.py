@@ -1,4 +1,4 @@
-"""The test loss in a plane of parameters."""
+"""The test loss over planes of parameters."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,15 +9,24 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.engine.simulator import Simulation, State
-from fedjax_core.reporting.analysis.client_models import chosen, model_of, need_classes, nets_in, output, rows_at_once, take
+from fedjax_core.reporting.analysis.client_models import (
+    choose_model,
+    eval_batch_size,
+    find_nets,
+    get_output,
+    model_of,
+    require_classes,
+    take_examples,
+)
 from fedjax_core.storage.export_model import trained_network
 from fedjax_core.training import losses, metrics
 
 
 class Landscape(NamedTuple):
-    """Loss and accuracy [n, n] over `steps` [n] along two directions from a model, in units of the directions (its filters' norms).
+    """Loss and accuracy [n, n] over `steps` [n] along two directions from a model, in units of its
+    filters' norms.
 
-    `loss[i, j]` stands at `steps[j]` along the first direction and `steps[i]` along the second.
+    `loss[i, j]` is at `steps[j]` along the first direction and `steps[i]` along the second.
     """
 
     steps: np.ndarray
@@ -37,30 +46,29 @@ def landscape(
     seed: int = 0,
     directions: tuple[PyTree, PyTree] | None = None,
 ) -> Landscape:
-    """Loss on test data in a plane through a client's model.
+    """Computes the loss on test data in a plane through a client's model.
 
-    The directions are normal draws, each filter (a kernel's slice along its last axis) scaled to the norm of the model's; biases
-    and normalisation stay where they are (Li, Xu, Taylor, Studer, Goldstein. Visualizing the Loss Landscape of Neural Nets. 2018).
+    The directions are normal draws, each filter (a kernel's slice along its last axis) scaled to
+    the norm of the model's; biases and normalisation are fixed (Li, Xu, Taylor, Studer, Goldstein.
+    Visualizing the Loss Landscape of Neural Nets. 2018).
 
     Args:
-      simulation: of the run.
-      state: to look at.
-      model: a predictor; all nets that it predicts with are moved.
-      client: whose.
-      span: the plane goes from -span to span.
+      model: a predictor; all its nets are moved.
+      client: id.
+      span: the plane extends from -span to span.
       points: along each direction; odd, so that the model itself is one of them.
       rows: of the test set, evenly spaced.
       seed: of the directions.
-      directions: in place of the drawn ones, two trees like those of `nets_in`: a list of params, one per net.
+      directions: two lists of params, one per net of `find_nets`; None: drawn.
 
     Raises:
       ValueError: the method's model has no net.
     """
     model = model_of(simulation, state, model)
-    need_classes(simulation, "the landscape")
+    require_classes(simulation, "the landscape")
     view = simulation.view(state, client)
     is_net = lambda x: isinstance(x, Net)
-    centre = [net.params for net in nets_in(view.holds[model])]
+    centre = [net.params for net in find_nets(view.holds[model])]
     if not centre:
         raise ValueError(f"model {model!r} predicts with no net of its own, so there is nothing to move")
     if directions is None:
@@ -68,7 +76,7 @@ def landscape(
         directions = _direction(first, centre), _direction(second, centre)
     x, y = simulation.data.test
     chosen = np.unique(np.linspace(0, len(y) - 1, min(rows, len(y))).round().astype(int))
-    batch = min(rows_at_once(simulation), len(chosen))
+    batch = min(eval_batch_size(simulation), len(chosen))
     index = np.pad(chosen, (0, -len(chosen) % batch)).reshape(-1, batch)
     mask = np.arange(index.size).reshape(index.shape) < len(chosen)
     batches = jax.tree.map(lambda a: np.asarray(a)[index], (x, y)), mask
@@ -76,14 +84,14 @@ def landscape(
     @jax.jit
     def at(held, holds, directions, place, batches):
         moved = iter(
-            jax.tree.map(lambda w, a, b: w + place[0] * a + place[1] * b, [net.params for net in nets_in(holds)], *directions)
+            jax.tree.map(lambda w, a, b: w + place[0] * a + place[1] * b, [net.params for net in find_nets(holds)], *directions)
         )
         there = jax.tree.map(lambda leaf: leaf._replace(params=next(moved)) if is_net(leaf) else leaf, holds, is_leaf=is_net)
 
         def score(entry):
             (x, y), mask = entry
             made = view.predict(model, there, x, held)
-            logits, y = output(made, "logits").astype(jnp.float32), ({"targets": y} | made)["targets"]
+            logits, y = get_output(made, "logits").astype(jnp.float32), ({"targets": y} | made)["targets"]
             rows = losses.cross_entropy_rows(logits, jnp.maximum(y, 0))
             return metrics.mean_of(rows, losses.counted(y, mask)), metrics.accuracy(logits, y, mask)
 
@@ -99,12 +107,12 @@ def landscape(
 
 
 class Plane(NamedTuple):
-    """A plane through a model, and others seen from it.
+    """A plane through a model, and the positions of others in it.
 
     Attributes:
       directions: two, of length 1: params like the model's.
-      places: [n, 2] where the others stand, projected onto it.
-      share: [2] of the sum of their squared distances, what lies along each direction.
+      places: [n, 2] projections of the others.
+      share: [2] fractions of their summed squared distances along each direction.
     """
 
     directions: tuple[PyTree, PyTree]
@@ -113,10 +121,11 @@ class Plane(NamedTuple):
 
 
 def plane(centre: Net, others: Sequence[Net]) -> Plane:
-    """The plane through `centre` that the others are nearest to: principal components of their params minus its own.
+    """Fits the plane through `centre` that is nearest to the others: principal components of the
+    differences in params.
 
     Raises:
-      ValueError: an other has another form, or there are not two directions.
+      ValueError: architectures differ, or there are not two directions.
     """
     like = jax.tree.map(jnp.shape, centre.params)
     for net in others:
@@ -142,13 +151,13 @@ def plane(centre: Net, others: Sequence[Net]) -> Plane:
 def surroundings(
     simulation: Simulation, state: State, others: Sequence[Net], *, span: float = 1.0, points: int = 21, rows: int = 1000
 ) -> tuple[Landscape, Plane]:
-    """Loss on test data in the plane through the global model and near others, such as clients' (FedOA, Figure 3).
+    """Computes the loss on test data in the plane through the global model nearest to others, such
+    as clients' (FedOA, Figure 3).
 
     Args:
-      simulation: of the run that has the global model.
-      state: of it.
+      simulation: of the run with the global model.
       others: models with the same parameters.
-      span: the surface goes 1.25 times as far as the farthest of them, times this.
+      span: the surface extends 1.25 span times as far as the farthest of them.
       points, rows: as in `landscape`.
 
     Returns:
@@ -158,10 +167,10 @@ def surroundings(
       ValueError: the method has no global model, or as `plane`.
     """
     view = simulation.view(state, 0)
-    x = take(simulation.data.test.x, np.arange(min(8, len(simulation.data.test.y))))
-    centre = trained_network(view, chosen(view, "global"), x)
+    x = take_examples(simulation.data.test.x, np.arange(min(8, len(simulation.data.test.y))))
+    centre = trained_network(view, choose_model(view, "global"), x)
     found = plane(centre, others)
-    nets, zero = nets_in(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
+    nets, zero = find_nets(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
     if not any(net is centre for net in nets):
         raise ValueError("the global model is put together of several nets, so there is not one to move")
     moved = tuple([d if net is centre else zero(net) for net in nets] for d in found.directions)

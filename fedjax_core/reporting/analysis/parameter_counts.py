@@ -1,4 +1,4 @@
-"""Numbers of parameters and of what is sent, from shapes alone."""
+"""Numbers of parameters and sizes of messages, from shapes."""
 
 import functools
 from collections.abc import Sequence
@@ -14,11 +14,12 @@ from fedjax_core.training.trained import watched
 
 
 def communication(simulation: Simulation) -> list[dict[str, Any]]:
-    """What one client receives and sends in a round, array by array, from shapes alone.
+    """Lists the arrays that one client receives and sends in a round, from shapes.
 
     Returns:
-      Rows with "group" (an architecture), "way" ("down", "up"), "part" (a network's "body" and "head", else the path's first name),
-      "layer" (the path's beginning), "array" (the whole path), "shape", "dtype", "numbers", "bytes".
+      Rows with "group" (an architecture), "way" ("down", "up"), "part" (a network's "body" and
+      "head", else the path's first name), "layer" (the path's beginning), "array" (the whole path),
+      "shape", "dtype", "numbers", "bytes".
     """
     rows = []
     for group, shape in zip(simulation.groups, simulation.shapes.groups, strict=True):
@@ -42,44 +43,46 @@ def communication(simulation: Simulation) -> list[dict[str, Any]]:
 
 
 def sizes(simulation: Simulation) -> list[dict[str, Any]]:
-    """What one client's network has, what the client trains, and what its messages hold, in numbers, from shapes alone.
+    """Counts the parameters of one client's network, those that it trains, and those in its
+    messages, from shapes.
 
-    The running statistics of batch normalisation count in none of these but "statistics": they are carried along, not trained, so
-    that of FedAvg "whole", "trained", "down" and "up" are one number. `communication` has all that travels.
+    Running statistics of batch normalisation count only in "statistics", so "whole", "trained",
+    "down" and "up" are equal for FedAvg. `communication` lists everything that is sent.
 
     Returns:
       A row per architecture with
 
-      - "group", "clients": its name, and how many clients have it.
-      - "whole", "body": parameters of the network; those without its prompts and head.
-      - "trained": what gradient steps of a client's round change, whichever part of the network or whatever beside it that is. A
-        second copy of the network counts again; fine-tuning before a score does not count, nor does what the server trains.
-      - "down", "up": numbers that a client receives and sends in a round.
+      - "group", "clients": its name, and its number of clients.
+      - "whole", "body": parameters of the network; without prompts and head.
+      - "trained": parameters that gradient steps of a client's round change, inside or outside of
+        the network. A second copy of the network counts again; fine-tuning before evaluation and
+        the server's training do not count.
+      - "down", "up": parameters that a client receives and sends in a round.
       - "statistics": of batch normalisation, in the network.
     """
     rows = []
     for g, (group, shape) in enumerate(zip(simulation.groups, simulation.shapes.groups, strict=True)):
-        whole = jax.eval_shape(functools.partial(_whole, group), group.task.held, jax.random.key(0))
+        whole = jax.eval_shape(functools.partial(_init_whole, group), group.task.held, jax.random.key(0))
         body = {name: entry for name, entry in whole.params.items() if name not in ("prompts", "head")}
         numbers = {
-            "whole": _numbers(whole.params),
-            "body": _numbers(body),
-            "trained": _trained(simulation, g),
-            "down": _numbers(_parameters(shape.travels[0])),
-            "up": _numbers(_parameters(shape.travels[1])),
-            "statistics": _numbers(whole.stats),
+            "whole": _count(whole.params),
+            "body": _count(body),
+            "trained": _count_trained(simulation, g),
+            "down": _count(_parameters(shape.travels[0])),
+            "up": _count(_parameters(shape.travels[1])),
+            "statistics": _count(whole.stats),
         }
         rows.append({"group": group.name, "clients": len(group.clients), **numbers})
     return rows
 
 
-def _whole(group: Group, held: PyTree, key: Array) -> Net:
+def _init_whole(group: Group, held: PyTree, key: Array) -> Net:
     model = group.task.bind(held, 0).model
     return model.whole(model.init(key))
 
 
-def _trained(simulation: Simulation, g: int) -> int:
-    """What a client of a group trains in a round, found by tracing its update."""
+def _count_trained(simulation: Simulation, g: int) -> int:
+    """Counts what a client of a group trains in a round, by tracing its update."""
     group, shape, data = simulation.groups[g], simulation.shapes.groups[g], simulation.data
 
     def update(held, train, index, number, sent, client, key):
@@ -92,17 +95,19 @@ def _trained(simulation: Simulation, g: int) -> int:
     return watch.numbers
 
 
-def _numbers(tree: PyTree) -> int:
+def _count(tree: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _parameters(tree: PyTree) -> PyTree:
-    """A tree whose networks have no statistics."""
+    """Returns a tree whose networks have no statistics."""
     is_net = lambda x: isinstance(x, Net)
     return jax.tree.map(lambda x: x.params if is_net(x) else x, tree, is_leaf=is_net)
 
 
 def _part(names: Sequence[str]) -> str:
-    """Of "net/params/conv1/kernel" "net/body", of "net/params/head/bias" "net/head", of "transform/key" "transform"."""
+    """Returns "net/body" for "net/params/conv1/kernel", "net/head" for "net/params/head/bias",
+    "transform" for "transform/key".
+    """
     at = next((i for i, name in enumerate(names[:-1]) if name in Net._fields), None)
     return names[0] if at is None else "/".join([*names[:at], "head" if names[at + 1] == "head" else "body"])

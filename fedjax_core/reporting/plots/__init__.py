@@ -1,15 +1,15 @@
-"""Figures of runs, from what lies in their directories: metrics.jsonl, and the label table in run.json. Nothing else is read.
+"""Figures of runs, from metrics.jsonl and the label table in run.json.
 
-Every figure of numbers has them beside it, in a CSV file of the same name. The figures are matplotlib's objects and touch none of
-pyplot's global state, so they are drawn in any thread; in a notebook show the file, or the returned Figure.
+Each function returns the figure and writes it to `path`; each figure of numbers has a CSV file of
+the same name beside it. OSError: a file cannot be written. Figures are matplotlib objects
+without pyplot's global state, so any thread can draw them; in a notebook show the file or the
+returned Figure.
 """
 
 from fedjax_core.reporting.plots.cost_curves import spending
 from fedjax_core.reporting.plots.embedding_plot import contours, embedding, landmarks
-from fedjax_core.reporting.plots.forest_plot import Difference, Panel, differences
-from fedjax_core.reporting.plots.heatmaps import attention, heatmap
-from fedjax_core.reporting.plots.images import contact_sheet
-from fedjax_core.reporting.plots.interval_dots import dots
+from fedjax_core.reporting.plots.forest_plot import Difference, Panel, differences, dots
+from fedjax_core.reporting.plots.heatmaps import attention, contact_sheet, heatmap
 from fedjax_core.reporting.plots.label_distribution import partition_bubbles
 from fedjax_core.reporting.plots.run_overview import run_plots
 from fedjax_core.reporting.plots.score_curves import curves, labels_of

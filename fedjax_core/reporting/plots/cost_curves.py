@@ -1,4 +1,4 @@
-"""A score over what it has cost so far: bytes that clients have sent, or epsilon."""
+"""Curves of a score over its cost so far: bytes that clients have sent, or epsilon."""
 
 import math
 import os
@@ -28,33 +28,30 @@ def spending(
     cost: str = "bytes",
     labels: Sequence[str] | None = None,
 ) -> Figure:
-    """Draws a score of several runs over what they have cost, by the round in which it was taken; the cost is on a scale of powers.
+    """Draws a score of several runs over their cost up to its round, on a logarithmic axis.
 
-    Runs that differ in the seed alone are drawn as their mean, with a band, as `score_curves.curves` does.
+    Runs that differ only in seeds are drawn as their mean with a band, as in `score_curves.curves`.
 
     Args:
       run_dirs: their directories.
-      metric: as `score_curves.curves` has it.
-      path: where the figure goes; the suffix says the format. Its CSV has columns run, round, the cost, the score, and of several
-        seeds standard_deviation, seeds.
-      cost: "bytes": of a client's uplinks, packed, in all rounds so far; "epsilon": what privacy has cost so far. Runs without
-        privacy beside those with it have no cost: the score of their last round is a dashed line across.
-      labels: of the lines, or of the runs; by default the directories' names, of a table's runs those of row and column.
-
-    Returns:
-      The figure.
+      metric: as in `score_curves.curves`.
+      path: of the figure, whose suffix is the format. Its CSV has columns run, round, the cost, the
+        score, and for several seeds standard_deviation, seeds.
+      cost: "bytes": size of a client's packed uplinks so far; "epsilon": the privacy spent so far.
+        The last score of a run without privacy is a horizontal dashed line.
+      labels: as in `score_curves.curves`.
 
     Raises:
       OSError: a run has no metrics.jsonl or summary.json, or the files cannot be written.
-      ValueError: a run has no such score, or none has an epsilon; or the labels are not one for each.
+      ValueError: a run lacks the score, none has an epsilon, or the number of labels is wrong.
     """
     folders, metrics = [Path(folder) for folder in run_dirs], [metric] if isinstance(metric, str) else list(metric)
-    groups = score_curves.seeds_apart(folders)
-    costs = [_spent(group, cost) for group in groups]
-    found, rows, scores = [], [], []
-    for label, group, spent in zip(score_curves.labels_for(folders, groups, labels), groups, costs, strict=True):
-        score, line = score_curves.line_of(label, group, metrics)
-        found.append(line)
+    groups = score_curves.group_by_seed(folders)
+    costs = [_read_costs(group, cost) for group in groups]
+    lines, rows, scores = [], [], []
+    for label, group, spent in zip(score_curves.make_line_labels(folders, groups, labels), groups, costs, strict=True):
+        score, line = score_curves.mean_line(label, group, metrics)
+        lines.append(line)
         scores.append(score)
         for i, (r, value) in enumerate(zip(line.rounds, line.values, strict=True)):
             more = {} if line.band is None else {"standard_deviation": line.band[i], "seeds": len(group)}
@@ -64,47 +61,47 @@ def spending(
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
-        for i, (line, spent) in enumerate(zip(found, costs, strict=True)):
+        for i, (line, spent) in enumerate(zip(lines, costs, strict=True)):
             _draw(axes, line, spent, i)
         axes.set(xscale="log", xlabel=COSTS[cost], ylabel=axis(scores[0]))
-        axes.set_title(score_curves.BAND if any(line.band is not None for line in found) else "")
+        axes.set_title(score_curves.BAND if any(line.band is not None for line in lines) else "")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=5))
         axes.xaxis.set_major_formatter(EngFormatter(sep="") if cost == "bytes" else FuncFormatter(lambda at, _: f"{at:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         if is_accuracy(scores[0]):
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
-        if len(found) > 1:
+        if len(lines) > 1:
             style.legend_above(figure, axes)
-        style.save(figure, path, rows)
+        style.save_figure(figure, path, rows)
     return figure
 
 
 def _draw(axes: Axes, line: score_curves.Line, spent: Mapping[int, float], i: int) -> None:
-    """The i-th line over its costs by round; across, where it has none."""
+    """Draws line i over its costs by round, or horizontally without costs."""
     colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
     if not spent:
         last = line.values[-1]
-        axes.axhline(last, color=colour, linestyle="--", linewidth=1, label=style.entry(line.label))
+        axes.axhline(last, color=colour, linestyle="--", linewidth=1, label=style.legend_entry(line.label))
         if line.band is not None:
             axes.axhspan(last - line.band[-1], last + line.band[-1], color=colour, alpha=0.1, linewidth=0)
         return
     at = [spent[int(r)] for r in line.rounds]
-    axes.plot(at, line.values, color=colour, marker=marker, markersize=2.5, label=style.entry(line.label))
+    axes.plot(at, line.values, color=colour, marker=marker, markersize=2.5, label=style.legend_entry(line.label))
     score_curves.draw_band(axes, at, line, colour)
 
 
-def _spent(group: Sequence[Path], cost: str) -> dict[int, float]:
-    """By round, what was spent, the mean over seeds; empty for runs that have no such cost."""
-    of: dict[int, list[float]] = {}
+def _read_costs(group: Sequence[Path], cost: str) -> dict[int, float]:
+    """Returns costs by round, averaged over seeds; {} for runs without such a cost."""
+    by_round: dict[int, list[float]] = {}
     for folder in group:
         records = read(folder / METRICS)
         if cost == "bytes":
             each = read_json(folder / SUMMARY, {"facts": {"bytes_up": float}})["facts"]["bytes_up"]
-            found = {record["round"]: each * record["round"] for record in records}
+            costs = {record["round"]: each * record["round"] for record in records}
         elif any(EPSILON in record for record in records):
-            found = {record["round"]: record.get(EPSILON, math.nan) for record in records}
+            costs = {record["round"]: record.get(EPSILON, math.nan) for record in records}
         else:
             return {}
-        for r, value in found.items():
-            of.setdefault(r, []).append(value)
-    return {r: math.fsum(values) / len(values) for r, values in of.items()}
+        for r, value in costs.items():
+            by_round.setdefault(r, []).append(value)
+    return {r: math.fsum(values) / len(values) for r, values in by_round.items()}

@@ -1,4 +1,4 @@
-"""Points in the plane, such as an embedding's, and the loss over a plane of parameters."""
+"""Scatter plots of embeddings, and the loss over a plane of parameters."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,25 +20,20 @@ def embedding(
     class_names: Sequence[str] | None = None,
     centres: Any = None,
 ) -> Figure:
-    """Draws points in the plane twice: coloured by class, and by client (each with a marker of its own as well).
+    """Draws points in two panels: coloured by class, and by client (each with its own marker).
 
     Args:
       places: [n, 2].
       classes: [n] labels.
       clients: [n] ids.
-      path: where the figure goes; the suffix says the format. Its CSV has a line per point.
-      class_names: by default their numbers.
-      centres: [n] bool, which of the points stand for many: they are larger, and have their client's marker on both sides.
-
-    Returns:
-      The figure.
-
-    Raises:
-      OSError: if the files cannot be written.
+      path: of the figure, whose suffix is the format. Its CSV has a line per point.
+      class_names: default: their numbers.
+      centres: [n] mask of centroids, which are larger and have their client's marker in both
+        panels.
     """
     places, classes, clients = np.asarray(places), np.asarray(classes), np.asarray(clients)
     large = np.zeros(len(places), bool) if centres is None else np.asarray(centres, bool)
-    names = style.class_names_of(int(classes.max()) + 1, class_names) if class_names is None else list(map(str, class_names))
+    names = style.resolve_class_names(int(classes.max()) + 1, class_names) if class_names is None else list(map(str, class_names))
     rows = [
         {"x": x, "y": y, "class": names[k], "client": i, "what": "centroid" if c else "example"}
         for (x, y), k, i, c in zip(places.tolist(), classes.tolist(), clients.tolist(), large.tolist(), strict=True)
@@ -49,17 +44,17 @@ def embedding(
         for place, (what, values) in enumerate((("class", classes), ("client", clients)), 1):
             axes = figure.add_subplot(1, 2, place)
             found = np.unique(values)
-            for value, colour in zip(found.tolist(), style.colours(len(found)), strict=True):
+            for value, colour in zip(found.tolist(), style.make_palette(len(found)), strict=True):
                 mine = values == value
                 marker = markers[value] if what == "client" else "o"
-                label = style.entry(style.short(names)[value]) if what == "class" else str(value)
+                label = style.legend_entry(style.shorten(names)[value]) if what == "class" else str(value)
                 axes.scatter(*places[mine & ~large].T, s=7, color=colour, marker=marker, linewidths=0, label=label)
                 for client in np.unique(clients[mine & large]).tolist():
                     at = places[mine & large & (clients == client)].T
                     axes.scatter(*at, s=60, color=colour, marker=markers[client], edgecolors="black", linewidths=0.8, zorder=3)
             axes.set_title(f"by {what}")
-            style.bare(axes, len(found), 1.6)
-        style.save(figure, path, rows)
+            style.hide_axes(axes, len(found), 1.6)
+        style.save_figure(figure, path, rows)
     return figure
 
 
@@ -71,25 +66,19 @@ def landmarks(
     path: str | os.PathLike,
     class_names: Sequence[str] | None = None,
 ) -> Figure:
-    """Draws points in the plane, coloured by class, and large dots among them, one for a class.
+    """Draws points in the plane, coloured by class, and one large dot per class.
 
     Args:
       places: [n, 2].
       classes: [n] labels.
       marks: [k, 2].
       mark_classes: [k] labels.
-      path: where the figure goes; the suffix says the format. Its CSV has a line per point and mark.
-      class_names: by default their numbers.
-
-    Returns:
-      The figure.
-
-    Raises:
-      OSError: if the files cannot be written.
+      path: of the figure, whose suffix is the format. Its CSV has a line per point and mark.
+      class_names: default: their numbers.
     """
     places, classes, marks, mark_classes = map(np.asarray, (places, classes, marks, mark_classes))
     most = int(max(classes.max(), mark_classes.max(initial=0))) + 1
-    names = style.class_names_of(most, class_names) if class_names is None else list(map(str, class_names))
+    names = style.resolve_class_names(most, class_names) if class_names is None else list(map(str, class_names))
     rows = [
         {"x": x, "y": y, "class": names[k], "what": what}
         for what, at, labels in (("example", places, classes), ("knowledge", marks, mark_classes))
@@ -99,12 +88,12 @@ def landmarks(
         figure = Figure(figsize=(style.COLUMN, 3.4), layout="constrained")
         axes = figure.add_subplot()
         found = np.unique(np.concatenate([classes, mark_classes])).tolist()
-        for value, colour in zip(found, style.colours(len(found)), strict=True):
-            label = style.entry(style.short(names)[value])
+        for value, colour in zip(found, style.make_palette(len(found)), strict=True):
+            label = style.legend_entry(style.shorten(names)[value])
             axes.scatter(*places[classes == value].T, s=5, color=colour, linewidths=0, label=label)
             axes.scatter(*marks[mark_classes == value].T, s=90, color=colour, edgecolors="black", linewidths=1.2, zorder=3)
-        style.bare(axes, len(found), 1.8)
-        style.save(figure, path, rows)
+        style.hide_axes(axes, len(found), 1.8)
+        style.save_figure(figure, path, rows)
     return figure
 
 
@@ -116,21 +105,17 @@ def contours(
     marks: Mapping[str, Any] | None = None,
     share: Sequence[float] | None = None,
 ) -> Figure:
-    """Draws a loss over a plane, with lines of equal loss, a cross where the model is, and others.
+    """Draws contours of a loss over a plane, with crosses at the model and at others.
 
     Args:
-      steps: [n] places along both directions.
+      steps: [n] positions along both directions.
       loss: [n, n]: at `steps[j]` along the first and `steps[i]` along the second direction.
-      path: where the figure goes; the suffix says the format. Its CSV has a line per point.
+      path: of the figure, whose suffix is the format. Its CSV has a line per point.
       accuracy: [n, n] for the CSV.
-      marks: other models' places [m, 2], by label; in the CSV they have no loss.
-      share: what of the others' distances lies along each direction, in [0, 1].
-
-    Returns:
-      The figure.
+      marks: positions [m, 2] of other models by label; they have no loss in the CSV.
+      share: fraction of the others' squared distances along each direction, in [0, 1].
 
     Raises:
-      OSError: if the files cannot be written.
       ValueError: if no loss is finite.
     """
     steps, loss = np.asarray(steps, float), np.asarray(loss, float)
@@ -157,12 +142,12 @@ def contours(
         axes.plot([0], [0], "+", color=style.COLOURS[1], markersize=9, markeredgewidth=1.5)
         for i, (label, at) in enumerate(places.items()):
             shape = {"color": style.COLOURS[1 + i % (len(style.COLOURS) - 1)], "marker": style.MARKERS[i % len(style.MARKERS)]}
-            axes.scatter(*at.T, s=22, edgecolors="white", linewidths=0.6, label=style.entry(label), zorder=3, **shape)
+            axes.scatter(*at.T, s=22, edgecolors="white", linewidths=0.6, label=style.legend_entry(label), zorder=3, **shape)
         if places:
             style.legend_above(figure, axes)
         first, second = [""] * 2 if share is None else [f" ({100 * part:.0f} %)" for part in share]
         axes.set(xlabel=f"first direction{first}", ylabel=f"second direction{second}", aspect="equal")
         axes.grid(visible=False)
         figure.colorbar(shades, ax=axes, label="test loss", format="%.2g", pad=0.02, shrink=0.85)
-        style.save(figure, path, rows)
+        style.save_figure(figure, path, rows)
     return figure

@@ -1,37 +1,41 @@
-"""What sets methods apart: differences to one of them with their intervals, a marker per method."""
+"""Forest plots of differences between methods with their intervals, and dot plots of accuracies by
+category.
+"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
 
 from fedjax_core.reporting.bootstrap import LEVEL
 from fedjax_core.reporting.plots import style
 
-LINE = 0.135  # inches of height for a method
-KEY = (  # beside the marks of `_explain_marks`
+LINE = 0.135  # height of a method, in inches
+KEY = (  # labels of the marks of `_make_legend_marks`
     f"{100 * LEVEL:g} % interval",
     "0 is not in it",
     "0 is in it",
     "bold: not told apart from the best",
 )
-REFERENCE = "#777777"  # the colour of the line at 0 and of its row
+REFERENCE = "#777777"  # colour of the line at 0 and of its row
 
 
 class Difference(NamedTuple):
-    """A method's difference to the one that all are compared with.
+    """The difference of a method to the reference.
 
     Attributes:
       label: the method.
       value: the difference.
       low, high: the ends of its interval.
-      kind: what it is drawn by, such as "global" or "personal"; each kind has a colour and a marker of its own.
-      like_best: whether it is the best of its panel, or cannot be told apart from it; its name is bold then.
-      is_reference: whether it is the method at 0 itself, which has no interval.
+      kind: such as "global" or "personal"; each kind has its own colour and marker.
+      like_best: whether it is the best of its panel or indistinguishable from it; its name is then
+        bold.
+      is_reference: whether it is the reference itself, which has no interval.
     """
 
     label: str
@@ -47,9 +51,9 @@ class Panel(NamedTuple):
     """The differences of one data set and measure.
 
     Attributes:
-      row: what the panels beside it share, such as the data set.
-      title: what its numbers are.
-      methods: from the top to the bottom.
+      row: shared by the panels side by side, such as the data set.
+      title: of its numbers.
+      methods: from top to bottom.
     """
 
     row: str
@@ -58,23 +62,17 @@ class Panel(NamedTuple):
 
 
 def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, unit: str) -> Figure:
-    """Draws a panel per data set and measure: methods from the top to the bottom, intervals of differences across.
+    """Draws a panel per data set and measure, with methods from top to bottom and intervals of
+    differences across.
 
-    A marker is full if its interval does not hold 0, else hollow. The method at 0 has a row among the others. Panels of one `row`
-    stand side by side; the first one's names stand at the left if all have the same methods in the same order, else each panel has
-    names.
+    A marker is filled if its interval excludes 0, else hollow. Panels of one `row` are side by
+    side. Only the first has names if all have the same methods in the same order, else each has.
 
     Args:
-      panels: in the order in which they are drawn.
-      path: where the figure goes; the suffix says the format. Its CSV has a line per method and panel.
-      against: the method at 0.
+      panels: in drawing order.
+      path: of the figure, whose suffix is the format. Its CSV has a line per method and panel.
+      against: the name of the reference.
       unit: of the differences, such as "points".
-
-    Returns:
-      The figure.
-
-    Raises:
-      OSError: if the files cannot be written.
     """
     rows = list(dict.fromkeys(panel.row for panel in panels))
     grid = [[panel for panel in panels if panel.row == row] for row in rows]
@@ -95,7 +93,7 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
                 axes.set_title(f"{panel.row}: {panel.title}" if i == 0 else panel.title)
                 if beside is grid[-1]:
                     axes.set_xlabel(f"minus {against} [{unit}]")
-        figure.legend(_explain_marks(), KEY, loc="outside lower center", ncols=columns, columnspacing=1.0, handlelength=1.5)
+        figure.legend(_make_legend_marks(), KEY, loc="outside lower center", ncols=columns, columnspacing=1.0, handlelength=1.5)
         if len(kinds) > 1:
             handles, labels = {}, []
             for axes in figure.axes:
@@ -103,18 +101,18 @@ def differences(panels: Sequence[Panel], path: str | os.PathLike, against: str, 
                 handles |= dict(zip(names, found, strict=True))
             labels = [kind for kind in kinds if kind in handles]
             figure.legend([handles[kind] for kind in labels], labels, loc="outside upper center", ncols=len(labels))
-        style.save(figure, path, [_record(panel, one) for panel in panels for one in panel.methods if not one.is_reference])
+        style.save_figure(figure, path, [_record(panel, one) for panel in panels for one in panel.methods if not one.is_reference])
     return figure
 
 
 def _record(panel: Panel, one: Difference) -> dict[str, Any]:
-    """Returns a line of the CSV."""
+    """Returns a row of the CSV."""
     numbers = {name: value for name, value in one._asdict().items() if name != "is_reference"}
     return {"row": panel.row, "title": panel.title, **numbers}
 
 
-def _explain_marks() -> list[Line2D]:
-    """Returns what stands beside the entries of `KEY`."""
+def _make_legend_marks() -> list[Line2D]:
+    """Returns the marks of the entries of `KEY`."""
     marker = {"color": "black", "linestyle": "none", "marker": "o", "markersize": 3.5}
     return [
         Line2D([], [], color="black", linewidth=1.0),
@@ -145,3 +143,37 @@ def _panel(axes: Axes, panel: Panel, kinds: Sequence[str], named: bool) -> None:
     if named:
         for text, one in zip(axes.get_yticklabels(), panel.methods, strict=True):
             text.set_fontweight("bold" if one.like_best else "normal")
+
+
+def dots(series: Mapping[str, Mapping[str, float]], path: str | os.PathLike, across: str, up: str) -> Figure:
+    """Draws accuracies by category, a marker per run.
+
+    Args:
+      series: by run, {category: accuracy in [0, 1]}; NaN is not drawn.
+      path: of the figure, whose suffix is the format. Its CSV has a line per category, a column per
+        run.
+      across: label of the categories: "class", "client".
+      up: label of the numbers.
+    """
+    names = list(dict.fromkeys(name for values in series.values() for name in values))
+    of = dict(zip(style.csv_columns(across, series, "run"), series.values(), strict=True))
+    rows = [{across: name, **{run: values[name] for run, values in of.items() if name in values}} for name in names]
+    with matplotlib.rc_context(style.STYLE):
+        figure = Figure(figsize=(style.COLUMN if len(names) <= 25 else style.PAGE, 2.4), layout="constrained")
+        axes = figure.add_subplot()
+        for i, (run, values) in enumerate(series.items()):
+            shift = 0.12 * (i - (len(series) - 1) / 2) if len(series) > 1 else 0.0
+            at = [names.index(name) + shift for name in values]
+            colour, marker = style.COLOURS[i % len(style.COLOURS)], style.MARKERS[i % len(style.MARKERS)]
+            look = {"color": colour, "marker": marker, "linestyle": "none", "markersize": 3.5}
+            axes.plot(at, list(values.values()), label=style.legend_entry(run), **look)
+        longest = max(map(len, names), default=0)
+        long = longest > 4
+        step = style.tick_step((0.12 if long else 0.06 * (longest + 1)) * len(names) / (figure.get_figwidth() - 0.7))
+        axes.set_xticks(range(0, len(names), step), style.shorten(names[::step]), rotation=90 if long else 0)
+        axes.set(xlabel=across, ylabel=up)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+        if len(series) > 1:
+            figure.legend(loc="outside upper center", ncols=min(len(series), 3), handletextpad=0.1, columnspacing=1.0)
+        style.save_figure(figure, path, rows)
+    return figure

@@ -1,7 +1,7 @@
-"""Matrices as shades of blue: numbers by client and class, and weights of attention."""
+"""Heatmaps of numbers by client and class and of attention weights, and contact sheets of images."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -21,30 +21,28 @@ def heatmap(
     of: str = "examples",
     percent: bool = False,
 ) -> Figure:
-    """Draws a number per client and class as shades of blue; the numbers stand in the cells where there is room.
+    """Draws a number per client and class as shades of blue, with numbers in the cells if there is
+    room.
 
     Args:
-      values: [clients, classes]; NaN where there is nothing. Of more than `style.MOST_CLIENTS` so many are drawn, evenly spaced.
-      path: where the figure goes; the suffix says the format. Its CSV has all clients, a column per class.
+      values: [clients, classes]; NaN for missing numbers. Of more than `style.MOST_CLIENTS` clients
+        so many are drawn, evenly spaced.
+      path: of the figure, whose suffix is the format. Its CSV has all clients, a column per class.
       class_names: one per class; by default their numbers.
       clients: their ids; by default 0, 1, ...
       client_names: one per client, for the CSV; by default none.
-      of: what the numbers are, beside the colour bar.
-      percent: whether they are shown times 100.
-
-    Returns:
-      The figure.
+      of: label of the colour bar.
+      percent: whether to show numbers times 100.
 
     Raises:
-      OSError: if the files cannot be written.
       ValueError: if the values are not a matrix, or the names are not one per class.
     """
     table = np.asarray(values, float)
     if table.ndim != 2 or not table.size:
         raise ValueError(f"the values must be a matrix [clients, classes], found shape {table.shape}")
-    names = style.class_names_of(table.shape[1], class_names)
+    names = style.resolve_class_names(table.shape[1], class_names)
     ids = list(range(len(table))) if clients is None else list(clients)
-    rows = style.client_rows(ids, client_names, names, np.asarray(values))
+    rows = style.make_client_rows(ids, client_names, names, np.asarray(values))
     shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), style.MOST_CLIENTS)).round().astype(int))
     part = table[shown].T * (100 if percent else 1)
     columns = len(shown)
@@ -60,29 +58,27 @@ def heatmap(
                 if np.isfinite(value) and (value or percent):
                     colour = "white" if value > 0.6 * most else "black"
                     axes.text(i, k, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
-        across, down = style.step(0.2 * columns / (size[0] - 1.3)), style.step(len(names) / 40)
+        across, down = style.tick_step(0.2 * columns / (size[0] - 1.3)), style.tick_step(len(names) / 40)
         axes.set_xticks(range(0, columns, across), [str(ids[i]) for i in shown[::across]])
-        axes.set_yticks(range(0, len(names), down), style.short(names[::down]))
+        axes.set_yticks(range(0, len(names), down), style.shorten(names[::down]))
         axes.set(xlabel="client" if len(table) == columns else f"client ({columns} of {len(table):,} shown)", ylabel="class")
         axes.grid(visible=False)
         figure.colorbar(image, ax=axes, label=of + (" (%)" if percent else ""), pad=0.02).outline.set_linewidth(0.6)
-        style.save(figure, path, rows)
+        style.save_figure(figure, path, rows)
     return figure
 
 
 def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | None = None) -> Figure:
-    """Draws with which weights examples attend to their feature f and to each prompt, as shades of blue, a row per example.
+    """Draws the attention weights of examples to their feature f and to each prompt, one row per
+    example.
 
     Args:
       weights: [n, 1 + prompts].
-      path: where the figure goes; the suffix says the format. Its CSV has a line per example: its label, f, p1, p2, ...
+      path: of the figure, whose suffix is the format. Its CSV has a line per example: its label, f,
+        p1, p2, ...
       labels: of the examples, such as their classes; by default their numbers.
 
-    Returns:
-      The figure.
-
     Raises:
-      OSError: if the files cannot be written.
       ValueError: if the weights are not a matrix, or the labels are not one per example.
     """
     table = np.asarray(weights, float)
@@ -98,11 +94,42 @@ def attention(weights: Any, path: str | os.PathLike, labels: Sequence[str] | Non
         figure = Figure(figsize=(wide, min(0.9 + 0.13 * len(table), 8.0)), layout="constrained")
         axes = figure.add_subplot()
         image = axes.imshow(table, cmap="Blues", vmin=0, aspect="auto")
-        across, down = style.step(0.22 * len(tokens) / (wide - 1.2)), style.step(len(table) / 60)
+        across, down = style.tick_step(0.22 * len(tokens) / (wide - 1.2)), style.tick_step(len(table) / 60)
         axes.set_xticks(range(0, len(tokens), across), tokens[::across])
         axes.set_yticks(range(0, len(table), down), labels[::down])
         axes.set(xlabel="feature, then prompts", ylabel="test example")
         axes.grid(visible=False)
         figure.colorbar(image, ax=axes, label="attention", pad=0.02).outline.set_linewidth(0.6)
-        style.save(figure, path, rows)
+        style.save_figure(figure, path, rows)
+    return figure
+
+
+def contact_sheet(rows: Mapping[str, Any], path: str | os.PathLike) -> Figure:
+    """Draws rows of images side by side, such as augmented ones. It has no CSV.
+
+    Args:
+      rows: label -> images [n, H, W, C] with 1 or 3 channels, uint8 or floats, clipped to [0, 1].
+      path: of the figure, whose suffix is the format (.png, .pdf, .svg).
+
+    Raises:
+      ValueError: if there are no rows, or a row is not images.
+    """
+    if not rows:
+        raise ValueError("a contact sheet needs at least one row of images")
+    sheets = {label: np.asarray(images) for label, images in rows.items()}
+    for label, images in sheets.items():
+        if images.ndim != 4 or images.shape[3] not in (1, 3) or not len(images):
+            raise ValueError(f"row {label!r} of a contact sheet has shape {images.shape}, which is not [n, H, W, 1 or 3]")
+    most = max(map(len, sheets.values()))
+    with matplotlib.rc_context(style.STYLE):
+        figure = Figure(figsize=(style.PAGE, (style.PAGE - 1) / most * len(sheets)), layout="constrained")
+        axes = figure.subplots(len(sheets), most, squeeze=False)
+        for row, (label, images) in zip(axes, sheets.items(), strict=True):
+            shown = images if images.dtype == np.uint8 else np.clip(images.astype(np.float32), 0, 1)
+            for place, image in zip(row, shown, strict=False):
+                place.imshow(image, cmap="gray", vmin=0, vmax=255 if shown.dtype == np.uint8 else 1, interpolation="nearest")
+            for place in row:
+                place.axis("off")
+            row[0].text(-0.08, 0.5, label, transform=row[0].transAxes, ha="right", va="center", fontsize=7)
+        style.write(figure, path)
     return figure

@@ -1,4 +1,4 @@
-"""Circles whose areas are counts: who has how much of what."""
+"""Bubble charts of label counts by client and class."""
 
 import os
 from collections.abc import Sequence
@@ -21,37 +21,34 @@ def partition_bubbles(
     clients: Sequence[int] | None = None,
     client_names: Sequence[str] | None = None,
 ) -> Figure:
-    """Draws who has how much of what: a circle per client and class, its area proportional to the number of examples.
+    """Draws a circle per client and class, its area proportional to the number of examples.
 
     Args:
-      label_table: [clients, classes] counts. Of more than `style.MOST_CLIENTS` clients so many are drawn, evenly spaced.
-      path: where the figure goes; the suffix says the format. Its CSV has all clients, a column per class.
+      label_table: [clients, classes] counts. Of more than `style.MOST_CLIENTS` clients so many are
+        drawn, evenly spaced.
+      path: of the figure, whose suffix is the format. Its CSV has all clients, a column per class.
       class_names: one per class; by default their numbers.
       clients: their ids; by default 0, 1, ...
       client_names: one per client, for the CSV; by default none.
 
-    Returns:
-      The figure.
-
     Raises:
-      OSError: if the files cannot be written.
       ValueError: if the table is not a matrix of counts, or the names are not one per class.
     """
     counts = np.asarray(label_table)
     if counts.ndim != 2 or not counts.size or counts.dtype.kind not in "iuf" or not (counts >= 0).all():
         raise ValueError(f"the label table must be counts [clients, classes], found {counts.dtype} of shape {counts.shape}")
     ids = np.arange(len(counts)) if clients is None else np.asarray(clients)
-    names = style.class_names_of(counts.shape[1], class_names)
-    rows = style.client_rows(ids.tolist(), client_names, names, counts)
+    names = style.resolve_class_names(counts.shape[1], class_names)
+    rows = style.make_client_rows(ids.tolist(), client_names, names, counts)
     shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), style.MOST_CLIENTS)).round().astype(int))
     with matplotlib.rc_context(style.STYLE):
-        figure = _bubbles(counts[shown], ids[shown], style.short(names), int(ids[-1]) + 1)
-        style.save(figure, path, rows)
+        figure = _bubbles(counts[shown], ids[shown], style.shorten(names), int(ids[-1]) + 1)
+        style.save_figure(figure, path, rows)
     return figure
 
 
 def _bubbles(counts: np.ndarray, shown: np.ndarray, names: Sequence[str], clients: int) -> Figure:
-    """A figure whose size follows from the table's: cells as large as fit, the largest circle nearly filling one."""
+    """Draws a figure as large as its table needs; the largest circle nearly fills its cell."""
     columns, rows = counts.shape
     left, right, below, above = 0.35 + 0.06 * max(map(len, names)), 0.1, 0.42, 0.35
     page = style.COLUMN if columns <= 30 else style.PAGE
@@ -67,7 +64,7 @@ def _bubbles(counts: np.ndarray, shown: np.ndarray, names: Sequence[str], client
     _circles(axes, x, y, largest * np.sqrt(counts[x, y] / most))
     axes.set_xlabel("client" if clients == columns else f"client ({columns} of {clients:,} shown)")
     axes.set_ylabel("class")
-    across, down = style.step(0.055 * (len(str(shown[-1])) + 1) / wide), style.step(0.11 / high)
+    across, down = style.tick_step(0.055 * (len(str(shown[-1])) + 1) / wide), style.tick_step(0.11 / high)
     axes.set_xticks(range(0, columns, across), [str(i) for i in shown[::across]])
     axes.set_yticks(range(0, rows, down), names[::down])
     axes.tick_params(length=2)

@@ -1,4 +1,4 @@
-"""What one run has to show when it is over: accuracies, training loss, and who had how much of what."""
+"""Figures of one finished run: accuracies, training loss and label distribution."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,22 +12,23 @@ from fedjax_core.reporting.label_tables import partition_of
 from fedjax_core.reporting.metrics_log import read
 from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.plots.label_distribution import partition_bubbles
-from fedjax_core.reporting.plots.score_curves import Line, draw
+from fedjax_core.reporting.plots.score_curves import Line, draw_lines
 from fedjax_core.reporting.score_labels import axis, is_headline, spoken
 from fedjax_core.storage.workdir import METRICS
 
 
 def run_plots(run_dir: str | os.PathLike) -> list[Path]:
-    """Draws what a run has to show, into its own directory.
+    """Draws the figures of a run into its directory.
 
-    accuracy.png has the accuracies, or R2, on test data (of scores per client the means) over the training loss; partition.png the
-    label table that the run recorded: `record("partition", {"label_table": [[...]], "class_names": [...]})`, names optional.
+    accuracy.png has accuracies or R2 on test data (means of scores per client) above the training
+    loss, partition.png the recorded label table: `record("partition", {"label_table": [[...]],
+    "class_names": [...]})`, names optional.
 
     Args:
       run_dir: a run's directory.
 
     Returns:
-      Paths of the figures and their CSV files. A run without scores, or without a label table, has fewer.
+      Paths of the figures and their CSV files; fewer for a run without scores or label table.
 
     Raises:
       OSError: if there is no metrics.jsonl, or the files cannot be written.
@@ -42,7 +43,7 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
         path = folder / "accuracy.png"
         with matplotlib.rc_context(style.STYLE):
             figure = _progress(records, scores, losses)
-            style.save(figure, path, [{key: r[key] for key in ["round", *scores, *losses] if key in r} for r in records])
+            style.save_figure(figure, path, [{key: r[key] for key in ["round", *scores, *losses] if key in r} for r in records])
         written += [path, path.with_suffix(".csv")]
     partition = partition_of(folder)
     if partition.get("label_table"):
@@ -54,12 +55,12 @@ def run_plots(run_dir: str | os.PathLike) -> list[Path]:
 
 
 def _is_mean(name: str) -> bool:
-    """Whether a score is one number of the whole run: a global one, or the mean over clients."""
+    """Returns whether a score is of the whole run: a global one, or the mean over clients."""
     return name.count("/") == 2 or name.endswith("/mean")
 
 
 def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losses: Sequence[str]) -> Figure:
-    """Accuracies above, the training loss below, over the same rounds."""
+    """Draws accuracies above the training loss, over the same rounds."""
     panels = [names for names in (scores, losses) if names]
     figure = Figure(figsize=(style.COLUMN, 0.5 + 1.7 * len(panels)), layout="constrained")
     shared = None
@@ -70,7 +71,7 @@ def _progress(records: Sequence[Mapping[str, Any]], scores: Sequence[str], losse
             found = [(record["round"], record[name]) for record in records if name in record]
             label = f"{axis(name)}: {spoken(name)}" if several else spoken(name)
             lines.append(Line(label, [r for r, _ in found], [v for _, v in found]))
-        draw(axes, lines, names[0])
+        draw_lines(axes, lines, names[0])
         if several:
             axes.set_ylabel("test score")
         if len(names) > 1:

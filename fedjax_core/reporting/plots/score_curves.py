@@ -1,4 +1,4 @@
-"""A score of several runs over the rounds; runs that differ in their seed alone are one line, with a band."""
+"""Curves of a score over rounds; runs that differ only in the seed are one line with a band."""
 
 import os
 import re
@@ -19,13 +19,15 @@ from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
 BAND = "mean and standard deviation over seeds"
-_NOT_THE_RUNS = {"seed", "plan", "checkpoint", "profile"}  # fields of a config that seeds of one experiment may differ in
-_CONFIG = {"data?": dict}  # what is read of one
-_OF_TABLE = re.compile(r"(.+)--(.+)--seed\d+--[0-9a-f]{8}")  # a directory of commands/tables: row, column, seed, hash
+_IGNORED = {"seed", "plan", "checkpoint", "profile"}  # config fields that may differ between seeds of one experiment
+_CONFIG = {"data?": dict}  # schema of a config
+_TABLE_RUN = re.compile(r"(.+)--(.+)--seed\d+--[0-9a-f]{8}")  # directory of a table's run: row, column, seed, hash
 
 
 class Line(NamedTuple):
-    """Values [n] over rounds [n]; `band`: [n], how far they spread to either side, None of one run alone."""
+    """Values [n] over rounds [n]; `band` [n] is their standard deviation over seeds, None for a
+    single run.
+    """
 
     label: str
     rounds: Sequence[float]
@@ -39,33 +41,31 @@ def curves(
     path: str | os.PathLike,
     labels: Sequence[str] | None = None,
 ) -> Figure:
-    """Draws one score of one run or several over the rounds.
+    """Draws one score of one or several runs over rounds.
 
-    Runs whose configs differ in the seed alone (the seed of the data included) are drawn as their mean, with a band of one standard
-    deviation to either side (that of a sample, with n - 1), over the rounds that all of them have.
+    Runs whose configs differ only in seeds (also that of the data) are drawn as their mean over
+    common rounds, with a band of one sample standard deviation to either side.
 
     Args:
       run_dirs: their directories.
-      metric: a name in metrics.jsonl, e.g. "test/global/accuracy"; of several the first that a run has, for methods that have
-        different models.
-      path: where the figure goes; the suffix says the format (.png, .pdf, .svg). Its CSV has columns run, round, `metric`, and of
-        several seeds standard_deviation, seeds.
-      labels: of the lines, or of the runs; by default the directories' names, or for a table's runs those of row and column.
-
-    Returns:
-      The figure.
+      metric: a name in metrics.jsonl, e.g. "test/global/accuracy"; of several names, the first that
+        a run has.
+      path: of the figure, whose suffix is the format (.png, .pdf, .svg). Its CSV has columns run,
+        round, `metric`, and for several seeds standard_deviation, seeds.
+      labels: of the lines or of the runs; default: the directories' names, or row and column for a
+        table's runs.
 
     Raises:
       OSError: if a run has no metrics.jsonl, or the files cannot be written.
-      ValueError: if a run has no such score (the message lists those it has), runs that differ in the seed alone have no round in
-        common, or the labels are not one for each.
+      ValueError: if a run lacks the score (the message lists its scores), seeds have no common
+        round, or the number of labels is wrong.
     """
     folders = [Path(run_dirs)] if isinstance(run_dirs, (str, os.PathLike)) else [Path(folder) for folder in run_dirs]
     metrics = [metric] if isinstance(metric, str) else list(metric)
-    groups = seeds_apart(folders)
+    groups = group_by_seed(folders)
     lines, names, rows = [], [], []
-    for label, group in zip(labels_for(folders, groups, labels), groups, strict=True):
-        name, line = line_of(label, group, metrics)
+    for label, group in zip(make_line_labels(folders, groups, labels), groups, strict=True):
+        name, line = mean_line(label, group, metrics)
         lines.append(line)
         names.append(name)
         for i, (r, v) in enumerate(zip(line.rounds, line.values, strict=True)):
@@ -76,75 +76,77 @@ def curves(
     with matplotlib.rc_context(style.STYLE):
         figure = Figure(figsize=(style.COLUMN, 2.4), layout="constrained")
         axes = figure.add_subplot()
-        draw(axes, lines, names[0])
+        draw_lines(axes, lines, names[0])
         titles = [spoken(names[0])] if len(set(names)) == 1 and spoken(names[0]) != axis(names[0]) else []
         titles += [BAND] if any(line.band is not None for line in lines) else []
         axes.set_title("\n".join(titles))
         if len(lines) > 1:
             style.legend_above(figure, axes)
-        style.save(figure, path, rows)
+        style.save_figure(figure, path, rows)
     return figure
 
 
-def seeds_apart(folders: Sequence[Path]) -> list[list[Path]]:
-    """Runs in groups whose configs differ in the seed alone, in the order of their first ones."""
+def group_by_seed(folders: Sequence[Path]) -> list[list[Path]]:
+    """Groups runs whose configs differ only in seeds, ordered by their first runs."""
     groups: dict[Any, list[Path]] = {}
     for folder in folders:
-        groups.setdefault(_without_seed(folder), []).append(folder)
+        groups.setdefault(_seedless_key(folder), []).append(folder)
     return list(groups.values())
 
 
-def _without_seed(folder: Path) -> Any:
-    """What a run and its repetitions with other seeds have in common; the folder itself if there is no config."""
+def _seedless_key(folder: Path) -> Any:
+    """Returns a key shared by a run and its repetitions with other seeds; the folder itself without
+    a config.
+    """
     file = folder / CONFIG
     if not file.exists():
         return folder
-    kept = {name: value for name, value in read_json(file, _CONFIG).items() if name not in _NOT_THE_RUNS}
+    kept = {name: value for name, value in read_json(file, _CONFIG).items() if name not in _IGNORED}
     if "data" in kept:
         kept["data"] = {name: value for name, value in kept["data"].items() if name != "seed"}
     return repr(sorted(kept.items()))
 
 
-def labels_for(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:
-    """What each group's line is called: as given, or by the directories' names, of a table's runs by those of row and column."""
+def make_line_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:
+    """Returns a label for each group: as given, or from the directories' names, or row and column
+    for a table's runs.
+    """
     if given is None:
         return _default_labels(folders, groups)
     if len(given) == len(groups):
-        found = list(given)
+        labels = list(given)
     elif len(given) == len(folders):
-        of = dict(zip(folders, given, strict=True))
-        if mixed := [group for group in groups if len({of[folder] for folder in group}) > 1]:
-            wrong = ", ".join(repr(of[folder]) for folder in mixed[0])
+        by_folder = dict(zip(folders, given, strict=True))
+        if mixed := [group for group in groups if len({by_folder[folder] for folder in group}) > 1]:
+            wrong = ", ".join(repr(by_folder[folder]) for folder in mixed[0])
             raise ValueError(f"labels {wrong} are of runs that differ in the seed alone; give them one")
-        found = [of[group[0]] for group in groups]
+        labels = [by_folder[group[0]] for group in groups]
     else:
         raise ValueError(f"{len(given)} labels for {len(folders)} runs in {len(groups)} lines; give one for each line or run")
-    if len(set(found)) < len(found):
-        raise ValueError(f"labels {', '.join(map(repr, found))} must each be of one line")
-    return found
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"labels {', '.join(map(repr, labels))} must each be of one line")
+    return labels
 
 
 def _default_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]]) -> list[str]:
-    of = dict(zip(folders, labels_of(folders), strict=True))
-    matches = [_OF_TABLE.fullmatch(group[0].name) for group in groups]
+    by_folder = dict(zip(folders, labels_of(folders), strict=True))
+    matches = [_TABLE_RUN.fullmatch(group[0].name) for group in groups]
     if all(matches):
         columns = {match[2] for match in matches if match}
         labels = [match[1] if len(columns) == 1 else f"{match[1]}, {match[2]}" for match in matches if match]
         if len(set(labels)) == len(labels):
             return labels
-    shared = [_beginning([of[folder] for folder in group]).removesuffix("seed").rstrip("-_./ ") for group in groups]
-    labels = [of[group[0]] if len(group) == 1 else name or of[group[0]] for group, name in zip(groups, shared, strict=True)]
-    return labels if len(set(labels)) == len(labels) else [of[group[0]] for group in groups]
-
-
-def _beginning(names: Sequence[str]) -> str:
-    """What all names begin with."""
-    differ = (place for place, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1)
-    return names[0][: next(differ, min(map(len, names)))]
+    first = [by_folder[group[0]] for group in groups]
+    labels = []
+    for group, label in zip(groups, first, strict=True):
+        shared = os.path.commonprefix([by_folder[folder] for folder in group])  # noqa: RUF071 (letters)
+        shared = shared.removesuffix("seed").rstrip("-_./ ")
+        labels.append(label if len(group) == 1 else shared or label)
+    return labels if len(set(labels)) == len(labels) else first
 
 
 def labels_of(folders: Sequence[Path]) -> list[str]:
-    """The directories' names, with as many of their parents' as it takes to tell them apart."""
+    """Returns the directories' names, with as many parents as it takes to make them unique."""
     parts = [folder.absolute().parts for folder in folders]
     for depth in range(1, max(map(len, parts), default=1)):
         labels = ["/".join(part[-depth:]) for part in parts]
@@ -153,54 +155,56 @@ def labels_of(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def line_of(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[str, Line]:
-    """(the score, its line) of runs that differ in the seed alone: the mean, and how far they spread."""
-    found = [series_of(folder, metrics) for folder in group]
-    name, first = found[0]
+def mean_line(label: str, group: Sequence[Path], metrics: Sequence[str]) -> tuple[str, Line]:
+    """Returns (score, line) of runs that differ only in seeds: their mean and standard deviation."""
+    runs = [read_series(folder, metrics) for folder in group]
+    name, first = runs[0]
     if len(group) == 1:
         return name, Line(label, list(first), list(first.values()))
-    if len({other for other, _ in found}) > 1:
+    if len({other for other, _ in runs}) > 1:
         raise ValueError(f"{group[0]} has {name}, another seed of it has not; choose one that all have with --score=NAME")
-    rounds = [r for r in first if all(r in values for _, values in found)]
+    rounds = [r for r in first if all(r in values for _, values in runs)]
     if not rounds:
         raise ValueError(f"{group[0]} and its other seeds have {name} in no round together")
-    values = np.array([[series[r] for r in rounds] for _, series in found], float)
+    values = np.array([[series[r] for r in rounds] for _, series in runs], float)
     return name, Line(label, rounds, values.mean(0).tolist(), values.std(0, ddof=1).tolist())
 
 
-def series_of(folder: Path, metrics: Sequence[str]) -> tuple[str, dict[int, float]]:
-    """(the first of some scores that a run has, its value by round)."""
+def read_series(folder: Path, metrics: Sequence[str]) -> tuple[str, dict[int, float]]:
+    """Returns (the first of some scores that a run has, its value by round)."""
     records = read(folder / METRICS)
     for metric in metrics:
-        found = {record["round"]: record[metric] for record in records if metric in record}
-        if found:
-            return metric, found
+        series = {record["round"]: record[metric] for record in records if metric in record}
+        if series:
+            return metric, series
     raise ValueError(f"{folder} has no score {' or '.join(metrics)}; it has {scores_in(records)}")
 
 
 def scores_in(records: Sequence[Mapping[str, Any]]) -> str:
-    """The names of what records hold, with commas between."""
+    """Returns the names of the scores in records, joined by commas."""
     return ", ".join(dict.fromkeys(name for record in records for name in record if name != "round")) or "no scores"
 
 
 def draw_band(axes: Axes, at: Sequence[float], line: Line, colour: str) -> None:
-    """How far a line spreads, over the places [n] that its values have."""
+    """Draws the band of a line over the positions [n] of its values."""
     if line.band is None:
         return
     middle, spread = np.asarray(line.values), np.asarray(line.band)
-    if len(middle) == 1:  # a band over one place has no width
+    if len(middle) == 1:  # a band over one point has no width
         axes.errorbar(at, middle, spread, color=colour, alpha=0.5)
     else:
         axes.fill_between(np.asarray(at), middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
 
 
-def draw(axes: Axes, lines: Sequence[Line], name: str) -> None:
-    """Draws lines of a score over the rounds, and labels the axes."""
+def draw_lines(axes: Axes, lines: Sequence[Line], name: str) -> None:
+    """Draws lines of a score over rounds, and labels the axes."""
     for i, line in enumerate(lines):
         colour = style.COLOURS[i % len(style.COLOURS)]
         dashes = style.DASHES[i // len(style.COLOURS) % len(style.DASHES) if len(lines) > len(style.DASHES) else i]
         marker = "o" if len(line.rounds) <= 25 else None
-        axes.plot(line.rounds, line.values, dashes, color=colour, marker=marker, markersize=2.5, label=style.entry(line.label))
+        axes.plot(
+            line.rounds, line.values, dashes, color=colour, marker=marker, markersize=2.5, label=style.legend_entry(line.label)
+        )
         draw_band(axes, line.rounds, line, colour)
     axes.set_xlabel("round")
     axes.set_ylabel(axis(name))

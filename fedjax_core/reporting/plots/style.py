@@ -1,4 +1,4 @@
-"""How figures look, and how they get onto the disk."""
+"""The style of figures, and functions that write them."""
 
 import io
 import os
@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 from fedjax_core.atomic_files import write_bytes, write_csv
 
-COLUMN = 3.4  # inches: the width of a column in print
+COLUMN = 3.4  # width of a printed column, in inches
 PAGE = 7.0
-MOST_CLIENTS = 100  # columns of the partition chart
-LONGEST_NAME = 20  # letters of a class in a figure; its CSV has all
-# Okabe and Ito's colours, told apart by the colour-blind; the dashes tell lines apart without colour
+MOST_CLIENTS = 100  # columns of a chart by client
+LONGEST_NAME = 20  # letters of a class in a figure; the CSV has all
+# Okabe and Ito's colours, distinguishable for the colour-blind; dashes distinguish lines without colour
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 DASHES = ("-", "--", "-.", ":")
@@ -45,18 +45,18 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def save(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes a figure, and its numbers into a CSV file of the same name."""
+def save_figure(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes a figure, and its numbers as a CSV file of the same name."""
     write(figure, path)
     write_csv(Path(path).with_suffix(".csv"), rows)
 
 
 def write(figure: Figure, path: str | os.PathLike) -> None:
-    """Writes a figure in the format that the path's suffix says, a PNG if it has none.
+    """Writes a figure in the format of the path's suffix; PNG without one.
 
     Raises:
       OSError: if it cannot be written.
-      ValueError: if there is no such format.
+      ValueError: if the format is unknown.
     """
     path = Path(path)
     kind = path.suffix.removeprefix(".") or "png"
@@ -70,7 +70,7 @@ def write(figure: Figure, path: str | os.PathLike) -> None:
 
 
 def legend_above(figure: Figure, axes: Axes) -> None:
-    """Puts the legend above all axes, where it covers nothing, and makes the figure higher by its rows."""
+    """Puts the legend above all axes, and makes the figure higher by its rows."""
     handles, labels = axes.get_legend_handles_labels()
     columns = max(1, min(3, len(labels), int(16 * figure.get_figwidth() / (max(map(len, labels)) + 8))))
     rows = -(-len(labels) // columns)
@@ -78,14 +78,14 @@ def legend_above(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=2.5, columnspacing=1.0)
 
 
-def colours(n: int) -> list[Any]:
-    """n colours, as far apart as they can be."""
-    colours = matplotlib.colormaps["tab10" if n <= 10 else "tab20" if n <= 20 else "turbo"]
-    return [colours(i) if n <= 20 else colours(i / (n - 1)) for i in range(n)]
+def make_palette(n: int) -> list[Any]:
+    """Returns n colours that are as distinct as possible."""
+    colormap = matplotlib.colormaps["tab10" if n <= 10 else "tab20" if n <= 20 else "turbo"]
+    return [colormap(i) if n <= 20 else colormap(i / (n - 1)) for i in range(n)]
 
 
-def bare(axes: Axes, labels: int, scale: float) -> None:
-    """No ticks and no grid; the legend beside the axes, if it is not too long."""
+def hide_axes(axes: Axes, labels: int, scale: float) -> None:
+    """Removes ticks and grid, and puts a legend of at most 20 entries beside the axes."""
     axes.set(xticks=[], yticks=[])
     axes.grid(visible=False)
     if labels <= 20:
@@ -93,40 +93,47 @@ def bare(axes: Axes, labels: int, scale: float) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1, ncols=columns, markerscale=scale)
 
 
-def class_names_of(classes: int, names: Sequence[str] | None) -> list[str]:
-    found = [str(k) for k in range(classes)] if names is None else list(map(str, names))
-    if len(found) != classes:
-        raise ValueError(f"{len(found)} class names for {classes} classes; give one per class")
-    return found
+def resolve_class_names(classes: int, names: Sequence[str] | None) -> list[str]:
+    """Returns the names of classes, by default their numbers; raises ValueError unless there is one
+    per class.
+    """
+    resolved = [str(k) for k in range(classes)] if names is None else list(map(str, names))
+    if len(resolved) != classes:
+        raise ValueError(f"{len(resolved)} class names for {classes} classes; give one per class")
+    return resolved
 
 
-def columns(head: str, names: Iterable[str], what: str) -> list[str]:
-    """Names as columns of a CSV beside one that is called `head`: a name like that says in brackets what it is."""
+def csv_columns(head: str, names: Iterable[str], what: str) -> list[str]:
+    """Returns column names of a CSV; a name equal to column `head` gets `what` in brackets."""
     return [f"{name} ({what})" if name == head else name for name in names]
 
 
-def client_rows(
+def make_client_rows(
     ids: Iterable[int], client_names: Sequence[str] | None, class_names: Iterable[str], table: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Returns the rows of a CSV with a line for each client and a column for each class; `table` is [clients, classes]."""
-    heads = columns("client", class_names, "class")
+    """Returns CSV rows, one per client with a column per class; `table` is [clients, classes]."""
+    heads = csv_columns("client", class_names, "class")
     if client_names is None:
         return [{"client": i, **dict(zip(heads, row.tolist(), strict=True))} for i, row in zip(ids, table, strict=True)]
-    heads = columns("name", heads, "class")
+    heads = csv_columns("name", heads, "class")
     rows = zip(ids, client_names, table, strict=True)
     return [{"client": i, "name": name, **dict(zip(heads, row.tolist(), strict=True))} for i, name, row in rows]
 
 
-def entry(label: str) -> str:
-    """A label as a legend shows it: without the space of no width, matplotlib leaves out what is empty or begins with "_"."""
+def legend_entry(label: str) -> str:
+    """Returns a label that matplotlib shows: it omits labels that are empty or begin with "_", so
+    these get a zero-width space.
+    """
     return label if label and not label.startswith("_") else f"\u200b{label}"
 
 
-def short(names: Sequence[str]) -> list[str]:
-    """Names as figures show them: WordNet's have up to 120 letters."""
+def shorten(names: Sequence[str]) -> list[str]:
+    """Returns names cut to `LONGEST_NAME`; WordNet's have up to 120 letters."""
     return [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1].rstrip(" ,") + "…" for name in names]
 
 
-def step(least: float) -> int:
-    """The smallest round number that is not less: the distance of labels that do not touch."""
+def tick_step(least: float) -> int:
+    """Returns the smallest round number that is at least `least`: the distance of labels that do
+    not touch.
+    """
     return next((step for step in (1, 2, 5, 10, 20, 25, 50) if step >= least), 100)

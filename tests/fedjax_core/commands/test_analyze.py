@@ -242,7 +242,7 @@ def test_probe_and_match_stand_beside_the_run_and_in_tables(runs, capsys):
     write_json(run / analyze.NUMBERS, {"origin": {"round": 2, "value": 0.125}, "probe": {"round": 1, "value": 0.125}})
     assert analyze.number("origin")(run, None) == 0.125, "kept"
     assert analyze.number("probe")(run, None) != 0.125, "of another round"
-    for value, said in (([3], "analysis.json is a list"), ({"origin": 3}, "origin of .*analysis.json is a whole number")):
+    for value, said in (([3], "analysis.json is a list"), ({"origin": 3}, "origin of .*analysis.json is an int")):
         write_json(run / analyze.NUMBERS, value)
         with pytest.raises(ValueError, match=said):
             analyze.number("origin")(run, None)

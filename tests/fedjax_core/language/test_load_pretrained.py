@@ -126,12 +126,12 @@ def test_answers_keep_their_text(tmp_path):
     ("file", "content", "said"),
     [
         (load_pretrained.CONFIG, "[]", "config.json is a list, expected an object"),
-        (load_pretrained.CONFIG, "{}", "config.json has no model_type, expected text"),
-        (load_pretrained.CONFIG, '{"model_type": ["llama"]}', "model_type of .*config.json is a list, expected text"),
-        (load_pretrained.CONFIG, '{"model_type": "llama", "rope_scaling": 3}', "rope_scaling of .*config.json is a whole number"),
+        (load_pretrained.CONFIG, "{}", "config.json has no model_type, expected a string"),
+        (load_pretrained.CONFIG, '{"model_type": ["llama"]}', "model_type of .*config.json is a list, expected a string"),
+        (load_pretrained.CONFIG, '{"model_type": "llama", "rope_scaling": 3}', "rope_scaling of .*config.json is an int"),
         (load_pretrained.CONFIG, '{"a":' * 100_000, "config.json is nested more than 100 levels deep"),
-        (load_pretrained.INDEX, "3", "index.json is a whole number .3., expected an object"),
-        (load_pretrained.INDEX, '{"weight_map": {"a": 3}}', "weight_map.a of .*index.json is a whole number .3., expected text"),
+        (load_pretrained.INDEX, "3", "index.json is an int .3., expected an object"),
+        (load_pretrained.INDEX, '{"weight_map": {"a": 3}}', "weight_map.a of .*index.json is an int .3., expected a string"),
     ],
 )
 def test_json_of_another_shape_is_told(tmp_path, file, content, said):

@@ -16,7 +16,7 @@ from fedjax_core.engine import client_loop, simulator
 from fedjax_core.engine.simulator import Evaluation
 from fedjax_core.reporting import analysis
 from fedjax_core.reporting.analysis import linear_probe, loss_landscape, parameter_counts
-from fedjax_core.storage.export_model import _logits, trained_network
+from fedjax_core.storage.export_model import _compute_logits, trained_network
 from fedjax_core.testing.case import Case
 from fedjax_core.training import local_training, losses, trained
 from methods.fedavg import fedavg
@@ -314,14 +314,14 @@ class FrozenTest(chex.TestCase):
     def test_clients_share_programs(self):
         sim, state = drawn(ADAPTED)
         on_device = weakref.ref(jax.tree.leaves(sim.held.tasks)[0])
-        before = _logits._cache_size(), linear_probe._optimum._cache_size()
+        before = _compute_logits._cache_size(), linear_probe._optimum._cache_size()
         x = sim.data.test.x[:8]
         nets = [trained_network(sim.view(state, i), "personal", x) for i in range(3)]
         self.assertEqual(
             [float(net.params["head"]["bias"][0]) for net in nets], state.clients[0].params["head"]["bias"][:3, 0].tolist()
         )
         self.assertEqual(analysis.match(sim, state, "personal").shape, (toy.CLIENTS,))
-        self.assertEqual((_logits._cache_size(), linear_probe._optimum._cache_size()), (before[0] + 1, before[1] + 1))
+        self.assertEqual((_compute_logits._cache_size(), linear_probe._optimum._cache_size()), (before[0] + 1, before[1] + 1))
         sim.release()
         self.assertIsNone(on_device(), "no analysis keeps it")
 

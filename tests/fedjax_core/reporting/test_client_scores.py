@@ -44,7 +44,7 @@ def test_lines_of_many_clients_are_made_and_read_in_parts(tmp_path, monkeypatch)
 @pytest.mark.parametrize("text", ["", "client,x\n1,2\n", f"round,client,test_rows,{OWN}\n1,0,7,a\n", "round,client,test_rows\n"])
 def test_a_file_that_is_none_is_named(tmp_path, text):
     (tmp_path / "x.csv").write_text(text)
-    with pytest.raises(ValueError, match=r"x.csv is no file of clients' scores"):
+    with pytest.raises(ValueError, match=r"x.csv is not a file of clients' scores"):
         client_scores.read(tmp_path / "x.csv")
 
 
@@ -70,7 +70,7 @@ def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
     assert last["scores"][OWN]["worst_tenth"] == pytest.approx(0.05)  # of 0, 0.05, 0.1
     assert last["scores"][OWN]["deciles"] == pytest.approx([0.1 * i for i in range(1, 10)])
     lines = [line for line in report.table(summary).splitlines() if line.startswith("clients")]
-    of_round = lambda selected: client_scores.spread(tmp_path, 20, selected)["clients"].get("selected", {}).get("round")
+    of_round = lambda selected: client_scores.summarize_spread(tmp_path, 20, selected)["clients"].get("selected", {}).get("round")
     assert [of_round(selected) for selected in (9, 4, None)] == [9, None, None]
     assert lines == [f"clients  {OWN}: worst tenth 5.0 %, deciles 1, 5, 9: 10.0 %, 50.0 %, 90.0 %"]
 

@@ -29,7 +29,7 @@ from fedjax_core.reporting.plots import (
     run_plots,
     spending,
 )
-from fedjax_core.reporting.plots.score_curves import Line, draw
+from fedjax_core.reporting.plots.score_curves import Line, draw_lines
 from fedjax_core.storage.json_files import JsonLines, write_json
 from fedjax_core.storage.workdir import WorkDir
 
@@ -90,7 +90,7 @@ def test_a_damaged_config_is_named(tmp_path):
     (folder,) = seeds(tmp_path, "fedavg", 0.2)
     for value, said in (
         ([], "config.json is a list, expected an object"),
-        ({"data": 3}, "data of .*config.json is a whole number"),
+        ({"data": 3}, "data of .*config.json is an int"),
     ):
         write_json(folder / "config.json", value)
         with pytest.raises(ValueError, match=said):
@@ -120,7 +120,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line_with_a_band(tmp_path)
 
 def test_the_spread_of_a_single_evaluation_is_a_bar():
     axes = Figure().add_subplot()
-    draw(axes, [Line("a", [3], [0.5], [0.1]), Line("b", [3], [0.7])], "test/global/accuracy")
+    draw_lines(axes, [Line("a", [3], [0.5], [0.1]), Line("b", [3], [0.7])], "test/global/accuracy")
     (bar,) = [found for one in axes.containers if isinstance(one, ErrorbarContainer) for found in one.lines[2]]
     np.testing.assert_allclose(bar.get_segments(), [[[3, 0.4], [3, 0.6]]])
 

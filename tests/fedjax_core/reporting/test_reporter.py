@@ -131,9 +131,7 @@ def test_lost_records_are_taken_from_the_other_file(tmp_path, lost):
     else:
         metrics.write_bytes(damaged)
     reporter = Reporter(tmp_path, 4, progress=False, tensorboard=False)
-    with pytest.raises(
-        ValueError, match=r"has \d of the 4 rounds that the checkpoint has done, and metrics\.csv has not the others"
-    ):
+    with pytest.raises(ValueError, match=r"has \d of the 4 rounds of the checkpoint, and metrics\.csv lacks"):
         reporter.resume(4)
     assert (metrics.read_bytes() if metrics.exists() else None) == damaged, "left as it was"
 
@@ -142,9 +140,9 @@ def test_lost_records_are_taken_from_the_other_file(tmp_path, lost):
     ("line", "said"),
     [
         ("[1, 2]", "line 2 of .* is a list, expected an object"),
-        ('"text"', "line 2 of .* is text .*, expected an object"),
-        ('{"train/loss": 1.0}', "line 2 of .* is no record of a round"),
-        ('{"round": "2"}', "line 2 of .* is no record of a round"),
+        ('"text"', "line 2 of .* is a string .*, expected an object"),
+        ('{"train/loss": 1.0}', "line 2 of .* is not the record of a round"),
+        ('{"round": "2"}', "line 2 of .* is not the record of a round"),
         ('{"round": 1}', "line 2 of .* is of round 1, after one of round 1"),
         ('{"round": 2, "tr{"round": 3}', "line 2 of .* is not JSON"),
     ],

@@ -43,32 +43,32 @@ def test_many_attackers_are_a_number_and_a_digest(tmp_path):
     few, many = ({"adversary": {"attack": "alie", "clients": list(range(number))}} for number in (50, 51))
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         workdir.record("adversary", many["adversary"])
-        checkpointing.same_settings(workdir, many)
+        checkpointing.check_settings(workdir, many)
         with pytest.raises(ValueError, match=r"other adversary \(adversary\.clients: .*; adversary\.clients\.number: 51 in"):
-            checkpointing.same_settings(workdir, few)
+            checkpointing.check_settings(workdir, few)
     for record in (few, many):
         with WorkDir.open(tmp_path / str(len(record["adversary"]["clients"])), {}) as workdir:
             for _ in range(2):
-                checkpointing.same_settings(workdir, record)
+                checkpointing.check_settings(workdir, record)
             found = workdir.recorded("adversary")
         assert found == few["adversary"] or found["clients"].keys() == {"number", "digest"}
         assert len(str(found)) < 300
     with WorkDir.open(tmp_path / "51", {}) as workdir, pytest.raises(ValueError, match="run with other adversary"):
-        checkpointing.same_settings(workdir, {"adversary": {"attack": "alie", "clients": list(range(1, 52))}})
+        checkpointing.check_settings(workdir, {"adversary": {"attack": "alie", "clients": list(range(1, 52))}})
 
 
 def test_long_lists_of_numbers_stay(tmp_path):
     """A run takes up its matrix of noise from them. A directory that has a digest goes on."""
     record = {"privacy": {"clip": 0.5, "coefficients": [1 / (1 + i) for i in range(60)]}}
     with WorkDir.open(tmp_path / "run", {}) as workdir:
-        checkpointing.same_settings(workdir, record)
+        checkpointing.check_settings(workdir, record)
         assert workdir.recorded("privacy") == record["privacy"]
-        workdir.record("privacy", checkpointing._readable(record["privacy"]))
-        checkpointing.same_settings(workdir, record)
-        checkpointing.same_settings(workdir, {"privacy": {**record["privacy"], "clip": 0.5 * (1 + 1e-15)}})  # of another machine
+        workdir.record("privacy", checkpointing._shorten_lists(record["privacy"]))
+        checkpointing.check_settings(workdir, record)
+        checkpointing.check_settings(workdir, {"privacy": {**record["privacy"], "clip": 0.5 * (1 + 1e-15)}})  # of another machine
         other = {"privacy": {**record["privacy"], "clip": 0.25}}
         with pytest.raises(ValueError, match=r"other privacy \(privacy\.clip: 0\.5 in the directory, 0\.25 asked\); take another"):
-            checkpointing.same_settings(workdir, other)
+            checkpointing.check_settings(workdir, other)
 
 
 def test_rows_that_every_round_takes_whole_are_said_to_lie_on_devices_several_times(tmp_path):
@@ -88,7 +88,7 @@ def test_what_the_writer_cannot_read_is_told_to_the_others(monkeypatch, tmp_path
     with WorkDir.open(tmp_path / "run", {}) as workdir:
         (workdir.path / RUN).write_text("{")
         with pytest.raises(ValueError, match="run"):
-            checkpointing.same_settings(workdir, {"convolutions": {}})
+            checkpointing.check_settings(workdir, {"convolutions": {}})
         assert seen == [[True]]
         with pytest.raises(ValueError, match="run"):
             checkpointing.same_hold(simulation, workdir.path)

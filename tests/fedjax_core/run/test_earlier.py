@@ -57,11 +57,11 @@ def states(checkpoints: Checkpoints) -> dict[tuple[str, int], np.ndarray]:
         ("config.json", "{}", "config.json has no method, expected an object"),
         ("run.json", "[]", "run.json is a list, expected an object"),
         ("run.json", "{}", "run.json has no partition, expected an object"),
-        ("run.json", '{"partition": {}}', "partition of .*run.json has no hash, expected text"),
+        ("run.json", '{"partition": {}}', "partition of .*run.json has no hash, expected a string"),
         (
             "run.json",
             '{"partition": {"hash": "a"}, "plan": {"chunk": 0, "devices": 2}}',
-            r"plan.chunk of .*run.json is a whole number \(0\), expected a whole number of at least 1",
+            r"plan.chunk of .*run.json is an int \(0\), expected an int of at least 1",
         ),
     ],
 )

@@ -1,8 +1,9 @@
-"""JSON files: what comes back, and what a killed process or an editor leaves in them."""
+"""JSON files: round trips, schemas, and files damaged by a killed process or an editor."""
 
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.storage.json_files import JsonLines, read_json, read_jsonl, write_json
+from fedjax_core.storage.json_files import JsonLines, Positive, check, read_json, read_jsonl, write_json
 
 
 def test_values_of_every_kind_survive(tmp_path):
@@ -115,7 +116,46 @@ def test_lines_are_objects(tmp_path):
 def test_a_form_is_checked_before_anything_is_read_from_it(tmp_path):
     write_json(tmp_path / "x.json", {"rate": math.inf, "names": ["NaN"]})
     assert read_json(tmp_path / "x.json", {"rate": float, "names": [str], "more?": int})["rate"] == math.inf
-    with pytest.raises(
-        ValueError, match=rf"names\[0\] of {tmp_path}/x.json is text \('NaN'\), expected a whole number; restore it"
-    ):
+    with pytest.raises(ValueError, match=rf"names\[0\] of {tmp_path}/x.json is a string \('NaN'\), expected an int; restore it"):
         read_json(tmp_path / "x.json", {"names": [int]})
+
+
+@pytest.mark.parametrize(
+    ("value", "schema"),
+    [
+        ({"a": 1, "more": None}, {"a": int}),
+        ({}, {"a?": int}),
+        ({"x": [1, 2], "y": []}, {str: [int]}),
+        ([1.5, 2, "NaN", "-Infinity"], [float]),
+        (0.5, (float, [float])),
+        ([0.5], (float, [float])),
+        ({"chunk": 1}, {"chunk": Positive}),
+        (True, bool),
+        (None, (str, type(None))),
+    ],
+)
+def test_matching_values_pass(value, schema):
+    check(value, schema, "x.json")
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "message"),
+    [
+        (True, int, "x.json is true or false (True), expected an int!"),
+        (1, bool, "x.json is an int (1), expected true or false!"),
+        ("much", float, "x.json is a string ('much'), expected a number!"),
+        ([[1], [2, "b"]], [[int]], "[1][1] of x.json is a string ('b'), expected an int!"),
+        ({"plan": {"chunk": 1.5}}, {"plan?": {"chunk": int}}, "plan.chunk of x.json is a number (1.5), expected an int!"),
+        ({"chunk": 0}, {"chunk": Positive}, "chunk of x.json is an int (0), expected an int of at least 1!"),
+        ({"chunk": True}, {"chunk": Positive}, "chunk of x.json is true or false (True), expected an int of at least 1!"),
+        ({"plan": {}}, {"plan": {"chunk": int}}, "plan of x.json has no chunk, expected an int!"),
+        ({}, {"a": [int]}, "x.json has no a, expected a list!"),
+        ({"a": {"b": 1}}, {str: {str: str}}, "a.b of x.json is an int (1), expected a string!"),
+        ("s", (float, [float]), "x.json is a string ('s'), expected a number or a list!"),
+        (["s"], (float, [float]), "[0] of x.json is a string ('s'), expected a number!"),
+        ("x" * 1000, int, "x.json is a string ('" + "x" * 39 + "...), expected an int!"),
+    ],
+)
+def test_a_mismatch_is_one_line(value, schema, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        check(value, schema, "x.json", "!")

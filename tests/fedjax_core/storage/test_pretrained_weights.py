@@ -106,7 +106,7 @@ def test_timm_positions_of_another_grid(tmp_path):
     old = fixture("vit")["weights/pos_embed"][0]
     for grid in ((3, 5), (2, 2), (7, 6)):
         wanted = fixture("vit")["positions{}x{}".format(*grid)][0]
-        close(position_embeddings.interpolated(old, grid, "timm"), wanted)
+        close(position_embeddings.interpolate(old, grid, "timm"), wanted)
         image = (grid[0] * 8, grid[1] * 8)
         net = pretrained_weights.backbone(tmp_path / "m", "vit", shapes(vit(shape=(*image, 3))), image=image)
         close(net.params["positions"], wanted)
@@ -225,7 +225,7 @@ def test_positions_are_interpolated_as_each_program_does_it():
     for grid in ((2, 7), (5, 4), (1, 9)):
         for layout, antialias in {"transformers": False, "timm": True, "own": True}.items():
             wanted = torch.nn.functional.interpolate(image, size=grid, mode="bicubic", antialias=antialias)[0].numpy()
-            found = position_embeddings.interpolated(old, grid, layout)
+            found = position_embeddings.interpolate(old, grid, layout)
             np.testing.assert_array_equal(found[0], old[0])
             close(found[1:], wanted.transpose(1, 2, 0).reshape(-1, 3), layout)
 
@@ -359,7 +359,7 @@ def test_our_own_files(tmp_path):
     wider = pretrained_weights.backbone(path, "vit", shapes(small(4, (16, 12, 3), prompts=3)), image=(16, 12))
     assert "head" not in wider.params
     np.testing.assert_array_equal(wider.params["prompts"], net.params["prompts"])
-    close(wider.params["positions"], position_embeddings.interpolated(net.params["positions"], (4, 3), "own", (2, 3)))
+    close(wider.params["positions"], position_embeddings.interpolate(net.params["positions"], (4, 3), "own", (2, 3)))
     with pytest.raises(ValueError, match=r"params.prompts has no place in vit$"):
         pretrained_weights.backbone(path, "vit", shapes(small(3, (8, 12, 3))))
     with pytest.raises(ValueError, match=r"m \(own\): the 9 patches of the network are no grid of 2 x 2"):
@@ -387,7 +387,7 @@ def test_numbers_that_cannot_be_computed_with_are_refused(tmp_path, change, said
     description = {"model": "resnet8", "classes": 2, "class_names": ["a", "b"], "input_shape": (8, 8, 3), "statistics": "average"}
     model = nn.build("resnet8", 2, (8, 8, 3))
     net = jax.tree.map(np.array, model.init(jax.random.key(0)))
-    arrays = export_model.named(net)
+    arrays = export_model.named_arrays(net)
     for name in change.keys() & arrays.keys():
         arrays[name] = np.full(arrays[name].shape, change[name], np.float64)
     told = description | {"mean": 0.0, "std": 1.0} | {name: change[name] for name in change if name in ("mean", "std")}
@@ -480,12 +480,12 @@ def test_files_of_no_layout(tmp_path):
     (tmp_path / "cut.npz").write_bytes((tmp_path / "objects.npz").read_bytes()[:40])
     for name in ("pytorch_model.bin", "objects.npz", "cut.npz"):
         with pytest.raises(ValueError, match=rf"{name} is no .npz file of plain arrays, or is damaged; pickles"):
-            pretrained_weights.read(tmp_path / name)
+            pretrained_weights.read_weights(tmp_path / name)
     (tmp_path / "old.pth").write_bytes(b"\x80\x02}q\x00.")
     with pytest.raises(ValueError, match="is no safetensors file"):
-        pretrained_weights.read(tmp_path / "old.pth")
+        pretrained_weights.read_weights(tmp_path / "old.pth")
     with pytest.raises(FileNotFoundError):
-        pretrained_weights.read(tmp_path / "none")
+        pretrained_weights.read_weights(tmp_path / "none")
 
 
 def test_tensors_are_read_where_they_lie(tmp_path):
@@ -503,7 +503,7 @@ def test_tensors_are_read_where_they_lie(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("3", "config.json is a whole number .3., expected an object"),
+        ("3", "config.json is an int .3., expected an object"),
         ('{"layer_norm_eps": [1e-6]}', "layer_norm_eps of .*config.json is a list, expected a number"),
         ("[" * 100_000, "config.json is nested more than 100 levels deep"),
     ],
@@ -530,7 +530,7 @@ def test_an_npz_that_claims_64_terabytes_is_told(tmp_path):
     with zipfile.ZipFile(tmp_path / "m.npz", "w") as archive, archive.open("embedding/kernel.npy", "w") as file:
         np.lib.format.write_array_header_1_0(file, header)
     with pytest.raises(ValueError, match=r"m\.npz is no \.npz file of plain arrays, or is damaged"):
-        pretrained_weights.read(tmp_path / "m.npz")
+        pretrained_weights.read_weights(tmp_path / "m.npz")
 
 
 def test_every_tensor_lands_somewhere_else():
@@ -539,8 +539,8 @@ def test_every_tensor_lands_somewhere_else():
         like = shapes(model)
         for layout in weight_layouts.LAYOUTS[: 4 if "blocks" in like.params else 3]:
             hits = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.int32), like)
-            flat = export_model.named(hits)
-            for place in weight_layouts.places(like, layout, "").values():
+            flat = export_model.named_arrays(hits)
+            for place in weight_layouts.map_tensors(like, layout, "").values():
                 flat[place.leaf][place.at] += 1
             assert all((leaf == 1).all() for leaf in flat.values())
 
@@ -550,7 +550,7 @@ def test_positions_of_another_grid_of_as_many_patches(tmp_path):
     small = functools.partial(nn.build, "vit", patch=4, width=8, depth=1, heads=2)
     net, path = filled(small(3, (16, 16, 3))), tmp_path / "m"
     wide = shapes(small(3, (8, 32, 3)))
-    wanted = position_embeddings.interpolated(net.params["positions"], (2, 8), "timm", (4, 4))
+    wanted = position_embeddings.interpolate(net.params["positions"], (2, 8), "timm", (4, 4))
     assert np.abs(wanted - net.params["positions"]).max() > 0.01
     description = {"model": "vit(patch=4)", "input_shape": (16, 16, 3)}
     for told, changes in (

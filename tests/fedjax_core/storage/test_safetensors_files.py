@@ -84,12 +84,12 @@ def test_damaged_files_are_refused(tmp_path, content):
     ("header", "said"),
     [
         ({"__metadata__": ["a"]}, "__metadata__ of its header is a list, expected an object"),
-        ({"__metadata__": {"who": 3}}, "__metadata__.who of its header is a whole number (3), expected text"),
+        ({"__metadata__": {"who": 3}}, "__metadata__.who of its header is an int (3), expected a string"),
         ({"a": [1]}, "a of its header is a list, expected an object"),
         ({"a": {"dtype": "F32", "shape": [1]}}, "a of its header has no data_offsets, expected a list"),
         (
             {"a": {"dtype": "F32", "shape": 3, "data_offsets": [0, 4]}},
-            "a.shape of its header is a whole number (3)",
+            "a.shape of its header is an int (3)",
         ),
         ({"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}, "a.shape[0] of its header is a number (1.0)"),
         ({"a": {"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}}, "a is of F31, expected one of"),

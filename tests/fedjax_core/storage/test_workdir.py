@@ -127,7 +127,7 @@ def test_a_directory_is_begun_anew_below_its_links(tmp_path):
     os.mkfifo(tmp_path / "run" / "metrics.csv")
     (tmp_path / "run" / "tensorboard" / "deep").mkdir(parents=True)
     (tmp_path / "run" / "mine").mkdir()
-    with WorkDir.open(tmp_path / "run", CONFIG | {"rounds": 7}, should_begin_anew=lambda: True) as run:
+    with WorkDir.open(tmp_path / "run", CONFIG | {"rounds": 7}, should_restart=lambda: True) as run:
         assert (run.resumed, run.begun_anew) == (False, True)
     assert names(tmp_path / "run") == {
         *(".lock", "config.json", "environment.json", "mine", "checkpoints", "metrics.jsonl", "metrics.csv")
@@ -184,15 +184,15 @@ def test_a_broken_config_is_told(tmp_path):
         ("config.json", "[1]", r"config\.json is a list, expected an object"),
         ("config.json", '{"a":' * 90 + "1" + "}" * 90, r"holds a run with another config"),
         ("config.json", "[" * 100_000, r"config\.json is nested more than 100 levels deep"),
-        ("environment.json", "3", r"environment\.json is a whole number \(3\), expected an object"),
-        ("environment.json", '{"resumed": 3}', r"resumed of .*environment\.json is a whole number \(3\), expected"),
+        ("environment.json", "3", r"environment\.json is an int \(3\), expected an object"),
+        ("environment.json", '{"resumed": 3}', r"resumed of .*environment\.json is an int \(3\), expected"),
         ("run.json", "[]", r"run\.json is a list, expected an object"),
-        ("run.json", '{"partition": 3}', r"partition of .*run\.json is a whole number \(3\), expected an object"),
-        ("run.json", '{"partition": {}}', r"partition of .*run\.json has no hash, expected text"),
+        ("run.json", '{"partition": 3}', r"partition of .*run\.json is an int \(3\), expected an object"),
+        ("run.json", '{"partition": {}}', r"partition of .*run\.json has no hash, expected a string"),
         (
             "run.json",
             '{"plan": {"chunk": "4", "devices": 1}}',
-            r"plan\.chunk of .*run\.json is text \('4'\), expected",
+            r"plan\.chunk of .*run\.json is a string \('4'\), expected",
         ),
     ],
 )

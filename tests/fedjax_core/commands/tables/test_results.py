@@ -13,7 +13,10 @@ from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
     [
         ("[]", "summary.json is a list, expected an object"),
         ('{"rounds": 3}', "summary.json has no facts"),
-        ('{"rounds": 3, "facts": {"bytes_down": "much", "peak_memory_bytes": 1}}', "facts.bytes_down of .*summary.json is text"),
+        (
+            '{"rounds": 3, "facts": {"bytes_down": "much", "peak_memory_bytes": 1}}',
+            "facts.bytes_down of .*summary.json is a string",
+        ),
         ("{", "summary.json is not JSON"),
     ],
 )

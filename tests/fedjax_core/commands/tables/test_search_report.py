@@ -46,7 +46,7 @@ def test_a_damaged_summary_is_named_in_one_line(tmp_path, fake_search):
         ("[]", "summary.json is a list, expected an object"),
         ('{"rounds": 4}', "summary.json has no facts"),
         ("{", "summary.json is not JSON"),
-        ('{"rounds": 4, "facts": {}, "speed": 3}', r"speed of .*summary\.json is a whole number"),
+        ('{"rounds": 4, "facts": {}, "speed": 3}', r"speed of .*summary\.json is an int"),
     ):
         write_text(summary, text)
         outcome, _ = run(tmp_path, only=["a"])

@@ -163,9 +163,9 @@ def test_states_stay_on_or_off_the_devices(tmp_path):
     ("file", "text", "said"),
     [
         ("run.json", "[]", "run.json is a list, expected an object"),
-        ("run.json", '{"placement": 3}', "placement of .*run.json is a whole number .3., expected an object"),
+        ("run.json", '{"placement": 3}', "placement of .*run.json is an int .3., expected an object"),
         ("config.json", "[]", "config.json is a list, expected an object"),
-        ("config.json", '{"plan": {"hold": []}}', "plan.hold of .*config.json is a list, expected text or null"),
+        ("config.json", '{"plan": {"hold": []}}', "plan.hold of .*config.json is a list, expected a string or null"),
     ],
 )
 def test_what_says_where_states_were_has_another_form(tmp_path, file, text, said):
