@@ -6,7 +6,7 @@ they are, and no part of what epsilon is told of. That is the sequence of server
 """
 
 from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrated, epsilon
-from fedjax_core.privacy.budget import Privacy, Spent, asked, missing_settings
+from fedjax_core.privacy.budget import Privacy, Spent, build_privacy_config, missing_settings
 from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy
 from fedjax_core.privacy.participation import Participation, in_turn
 
@@ -18,7 +18,7 @@ __all__ = [
     "Release",
     "Spent",
     "Strategy",
-    "asked",
+    "build_privacy_config",
     "calibrated",
     "epsilon",
     "in_turn",

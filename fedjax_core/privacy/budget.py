@@ -194,7 +194,7 @@ def missing_settings(said: Mapping[str, Any], name: str) -> list[str]:
     return [what for fields, what in needed.items() if all(said[f"privacy.{field}"] is None for field in fields)]
 
 
-def asked(said: Mapping[str, Any], name: str | None, options: Mapping[str, Any] = {}) -> Privacy | None:
+def build_privacy_config(said: Mapping[str, Any], name: str | None, options: Mapping[str, Any] = {}) -> Privacy | None:
     """What the config's fields ask for.
 
     Args:

@@ -65,20 +65,20 @@ class Strategy(NamedTuple):
             return _of_tree(done, separation, times) ** 0.5
         return _of_column(self.column[:done], separation, times) ** 0.5
 
-    def of_rounds(self) -> np.ndarray:
+    def round_deviations(self) -> np.ndarray:
         """[n] deviation of the noise on each round's sum, for z of deviation 1."""
         n = self.participation.rounds
         if self.name != "tree":
             return np.sqrt(np.cumsum(self._undone(np.eye(1, n)[0]) ** 2))
-        v = honaker(levels(n))
+        v = honaker_variances(num_levels(n))
         return np.array([v[h] + v[:h].sum() - 2 * v[h] * (1 - 0.5**h) for h in map(_ends, range(1, n + 1))]) ** 0.5
 
-    def of_sums(self) -> np.ndarray:
+    def sum_deviations(self) -> np.ndarray:
         """[n] deviation of the noise on the sum of all rounds up to each, for z of deviation 1."""
         n = self.participation.rounds
         if self.name != "tree":
             return np.sqrt(np.cumsum(self._undone(np.ones(n)) ** 2))
-        v = honaker(levels(n))
+        v = honaker_variances(num_levels(n))
         return np.array([sum(v[h] for h in range(len(v)) if t >> h & 1) for t in range(1, n + 1)]) ** 0.5
 
     def _undone(self, right: np.ndarray) -> np.ndarray:
@@ -207,12 +207,12 @@ def recorded(name: str, participation: Participation, facts: Mapping[str, Any]) 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {"tree": tree, "banded": banded, "blt": blt}
 
 
-def levels(rounds: int) -> int:
+def num_levels(rounds: int) -> int:
     """Of the tree over so many rounds."""
     return rounds.bit_length()
 
 
-def honaker(number: int) -> np.ndarray:
+def honaker_variances(number: int) -> np.ndarray:
     """[levels] variance of the best estimate of a node's noise by itself and by those below it, which is 1 of a leaf."""
     v = [1.0]
     for _ in range(1, number):
@@ -229,7 +229,7 @@ def _of_tree(rounds: int, separation: int, times: int) -> float:
     """Squared sensitivity of a tree, from above: on each level a node of s rounds has a client at most s / separation times,
     rounded up, and there are as many nodes as fit."""
     found = 0
-    for level in range(levels(rounds)):
+    for level in range(num_levels(rounds)):
         most, nodes = min(times, -(-(2**level) // separation)), rounds >> level
         full = min(times // most, nodes)
         found += full * most**2 + (min(times - full * most, most) ** 2 if nodes > full else 0)

@@ -36,7 +36,7 @@ def links() -> dict[str, Link | None]:
         matrix_factorization.banded(turns, bands=8),
         matrix_factorization.blt(turns, buffers=3),
     ):
-        noise[strategy.name] = dp_matrix_mechanism.link(1.0, 1.0, cohort, cohort, strategy)
+        noise[strategy.name] = dp_matrix_mechanism.make_mechanism(1.0, 1.0, cohort, cohort, strategy)
     parsed = {text: robust_aggregation.parse(text) for text in RULES} | {text: compression.parse(text) for text in COMPRESSORS}
     return {"FedAvg": None, **parsed, **noise}
 

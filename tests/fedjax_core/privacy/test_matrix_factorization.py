@@ -66,7 +66,7 @@ def test_noise_of_a_tree_is_honakers():
     for t in (1, 2, 3, 4):
         mine = nodes[[not row[t:].any() for row in nodes.astype(bool)]][:, :t]
         best = np.linalg.inv(mine.T @ mine)  # of all rounds' values by least squares
-        assert tree.of_sums()[t - 1] == pytest.approx(np.sqrt(best.sum()), rel=1e-9)
+        assert tree.sum_deviations()[t - 1] == pytest.approx(np.sqrt(best.sum()), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -75,19 +75,19 @@ def test_noise_of_a_tree_is_honakers():
 def test_noise_is_optimised_for_the_participation(make):
     """Less noise on sums than by independent noise or a tree, and than by what is best for another participation."""
     participation, other = Participation(32, 2, 16), Participation(32, 32, 1)
-    noise = lambda strategy: np.sqrt(np.mean(strategy.of_sums() ** 2)) * strategy.sensitivity()
+    noise = lambda strategy: np.sqrt(np.mean(strategy.sum_deviations() ** 2)) * strategy.sensitivity()
     for worse in (matrix_factorization.banded(participation, bands=1), matrix_factorization.tree(participation)):
         assert noise(make(participation)) < 0.9 * noise(worse)
     assert noise(make(participation)) < noise(make(other)._replace(participation=participation))
     inverse = np.linalg.inv(dense(make(participation)))
-    np.testing.assert_allclose(make(participation).of_rounds(), np.linalg.norm(inverse, axis=1), rtol=1e-6)
-    np.testing.assert_allclose(make(participation).of_sums(), np.linalg.norm(np.cumsum(inverse, 0), axis=1), rtol=1e-6)
+    np.testing.assert_allclose(make(participation).round_deviations(), np.linalg.norm(inverse, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(make(participation).sum_deviations(), np.linalg.norm(np.cumsum(inverse, 0), axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("make", [lambda of, p: of("banded")(p, bands=4), lambda of, p: of("blt")(p, buffers=3)])
 @pytest.mark.parametrize("participation", [Participation(30, 1, 30), Participation(24, 8, 3), Participation(40, 40, 1)])
 def test_what_is_optimised_falls_and_is_better_than_its_start(monkeypatch, make, participation):
-    noise = lambda strategy: np.mean(strategy.of_sums() ** 2) * strategy.sensitivity() ** 2
+    noise = lambda strategy: np.mean(strategy.sum_deviations() ** 2) * strategy.sensitivity() ** 2
     best = make(lambda name: getattr(matrix_factorization, name), participation)
     monkeypatch.setattr(matrix_factorization, "_least", lambda loss, begin, gradient: begin)
     start = make(lambda name: getattr(matrix_factorization, name).__wrapped__, participation)
@@ -103,7 +103,7 @@ def test_noise_of_many_rounds_takes_memory_of_its_buffers():
     participation = Participation(4_000, 400, 10)
     many = matrix_factorization.Strategy("blt", participation, decays=(0.9995, 0.98, 0.7), scales=(0.001, 0.02, 0.2))
     tracemalloc.start()
-    sums, rounds = many.of_sums(), many.of_rounds()
+    sums, rounds = many.sum_deviations(), many.round_deviations()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 5e6
@@ -146,7 +146,7 @@ def test_strategies_are_as_good_as_those_of_jax_privacy():
             error = lambda c: float(np.mean(toeplitz.per_query_error(strategy_coef=c, n=32)))
             size = lambda c: float(toeplitz.minsep_sensitivity_squared(c, min_sep=8, max_participations=4, n=32))
             assert size(ours.column) == pytest.approx(ours.sensitivity() ** 2, rel=1e-6)
-            assert error(ours.column) == pytest.approx(np.mean(ours.of_sums() ** 2), rel=1e-6)
+            assert error(ours.column) == pytest.approx(np.mean(ours.sum_deviations() ** 2), rel=1e-6)
             assert error(ours.column) * size(ours.column) == pytest.approx(error(theirs) * size(theirs), rel=0.01)
 
 

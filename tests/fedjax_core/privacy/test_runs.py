@@ -75,7 +75,11 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
     told: dict[str, Any] = {}
     links: list[Any] = []
     monkeypatch.setattr(run_experiment, "run", lambda simulation, workdir, config, **given: told.update(given))
-    monkeypatch.setattr(dp_matrix_mechanism, "link", lambda *given, of=dp_matrix_mechanism.link: links.append(given) or of(*given))
+    monkeypatch.setattr(
+        dp_matrix_mechanism,
+        "make_mechanism",
+        lambda *given, of=dp_matrix_mechanism.make_mechanism: links.append(given) or of(*given),
+    )
 
     def resumed(**other: Any) -> budget.Spent:
         there = Participation(2, 5, 1)

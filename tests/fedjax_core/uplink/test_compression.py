@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_core.training.metrics import nbytes
-from fedjax_core.uplink import Carried, Sender, bare, compression
-from fedjax_core.uplink.packing import packed, unpacked
+from fedjax_core.uplink import ClientContext, UplinkValue, bare, compression
+from fedjax_core.uplink.compression import pack_bits, unpack_bits
 from tests import toy
 
 X = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
@@ -16,9 +16,9 @@ X = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
 
 def sent(spec, x=X, key=0, kept=None):
     """(packed arrays, what the server has of them, what the client keeps) of one delta."""
-    link, value = compression.parse(spec), Carried(({"w": jnp.asarray(x)},), ())
-    kept = link.state(value) if kept is None else kept
-    passed = jax.jit(lambda key, kept: tuple(link.send(value, Sender(jnp.int32(0), jnp.int32(1), key, ()), kept)))
+    link, value = compression.parse(spec), UplinkValue(({"w": jnp.asarray(x)},), ())
+    kept = link.init_client_state(value) if kept is None else kept
+    passed = jax.jit(lambda key, kept: tuple(link.send(value, ClientContext(jnp.int32(0), jnp.int32(1), key, ()), kept)))
     found, kept, _, wire = passed(jax.random.key(key), kept)
     return wire[0], np.asarray(found.deltas[0]["w"]), kept
 
@@ -26,10 +26,10 @@ def sent(spec, x=X, key=0, kept=None):
 @pytest.mark.parametrize("bits", [1, 3, 8])
 def test_packed_codes_come_back(bits):
     codes = np.random.default_rng(bits).integers(0, 2**bits, 21)
-    words = packed(jnp.asarray(codes), bits)
+    words = pack_bits(jnp.asarray(codes), bits)
     assert words.dtype == jnp.uint8
     assert len(words) == -(-21 * bits // 8)
-    np.testing.assert_array_equal(unpacked(words, bits, 21), codes)
+    np.testing.assert_array_equal(unpack_bits(words, bits, 21), codes)
 
 
 @pytest.mark.parametrize(
@@ -84,19 +84,21 @@ def test_power_sgd_is_exact_at_the_rank_of_a_matrix():
 
 def test_a_majority_votes_on_the_step():
     """Three clients, of whom one is absent: the sign of the sum of signs, times the step."""
-    reduction = compression.parse("sign(majority=True, step=0.5)").reduction
+    reduce = compression.parse("sign(majority=True, step=0.5)").reduce
     rows, weights = jnp.array([[3.0, -1, 2], [0.1, -9, -1], [0, 0, 0]]), jnp.array([5.0, 1, 0])
-    votes = jnp.sum(jax.vmap(lambda row, w: reduction.lift(row, w, None))(rows, weights), 0)
-    np.testing.assert_array_equal(reduction.combine(votes, (), None)[0], [0.5, -0.5, 0])
+    votes = jnp.sum(jax.vmap(lambda row, w: reduce.map(row, w, None))(rows, weights), 0)
+    np.testing.assert_array_equal(reduce.finalize(votes, (), None)[0], [0.5, -0.5, 0])
 
 
 def test_a_majority_leaves_alone_what_nobody_trains():
     """Nine clients whose deltas are zero: each votes by a draw of its own, so that the steps go both ways."""
     link = compression.parse("sign(majority=True, step=0.5)")
-    value = Carried((jnp.zeros(400),), ())
-    send = lambda key: link.send(value, Sender(jnp.int32(0), jnp.int32(1), key, ()), link.state(value)).value.deltas[0]
+    value = UplinkValue((jnp.zeros(400),), ())
+    send = lambda key: link.send(
+        value, ClientContext(jnp.int32(0), jnp.int32(1), key, ()), link.init_client_state(value)
+    ).value.deltas[0]
     votes = jax.jit(jax.vmap(send))(jax.random.split(jax.random.key(0), 9))
-    steps = np.asarray(link.reduction.combine(jnp.sum(votes, 0), (), None)[0])
+    steps = np.asarray(link.reduce.finalize(jnp.sum(votes, 0), (), None)[0])
     assert abs(np.mean(steps)) < 0.1, "four standard errors of 400 steps"
     assert abs(np.corrcoef(votes[0], votes[1])[0, 1]) < 0.2, "clients vote independently"
 
@@ -104,7 +106,7 @@ def test_a_majority_leaves_alone_what_nobody_trains():
 def test_products_are_in_full_precision():
     """Else TPUs and GPUs round their factors."""
     one = compression.power_sgd(rank=2)
-    kept = one.begin(X.shape)
+    kept = one.init_state(X.shape)
     with jax.default_matmul_precision(None):
         text = str(jax.make_jaxpr(lambda x: one.unpack(one.pack(x, None, kept)[0], X.shape))(X))
     assert text.count("dot_general") == text.count("Precision.HIGHEST, Precision.HIGHEST") == 3
@@ -112,7 +114,9 @@ def test_products_are_in_full_precision():
 
 def test_a_round_sends_packed_arrays_up_and_down():
     plain, _, state = toy.reference("scaffold")
-    everything = toy.simulate("scaffold", links=[compression.parse("top_k(fraction=1.0)"), compression.down("float16")])
+    everything = toy.simulate(
+        "scaffold", links=[compression.parse("top_k(fraction=1.0)"), compression.compress_broadcast("float16")]
+    )
     found, _ = everything.rounds(everything.init(0), 2)
     chex.assert_trees_all_close(jax.device_get(bare(found.server)), state.server, atol=5e-3)
     numbers = plain.shapes.up / 4
@@ -121,5 +125,5 @@ def test_a_round_sends_packed_arrays_up_and_down():
 
 
 def test_class_means_are_not_sent_in_part():
-    with pytest.raises(ValueError, match="'top_k' sends a part of a delta, and the rest later; fedproto sends class means"):
+    with pytest.raises(ValueError, match="'top_k' sends a part of a delta now and the rest later; fedproto sends class means"):
         toy.simulate("fedproto", links=[compression.parse("top_k")])

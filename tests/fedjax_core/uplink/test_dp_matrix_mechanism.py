@@ -27,8 +27,8 @@ MADE = {
 
 def rows_of(strategy, keys, size):
     """[n, size] of the stream."""
-    rows = dp_matrix_mechanism.stream(strategy)
-    begin = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.vectors, size)))
+    rows = dp_matrix_mechanism.make_stream(strategy)
+    begin = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.num_vectors, size)))
     return jax.jit(lambda keys: jax.lax.scan(lambda noise, key: rows.step(noise, key)[::-1], begin, keys)[1])(keys)
 
 
@@ -62,8 +62,8 @@ def test_noise_on_sums_has_the_stated_deviation(name):
     """20000 entries: within 2 % of the stated one, so one that is 5 % off fails."""
     strategy = MADE[name]
     rows = np.asarray(rows_of(strategy, jax.random.split(jax.random.key(1), ROUNDS), 20000))
-    np.testing.assert_allclose(np.std(rows, axis=1), strategy.of_rounds(), rtol=0.02)
-    np.testing.assert_allclose(np.std(np.cumsum(rows, 0), axis=1), strategy.of_sums(), rtol=0.02)
+    np.testing.assert_allclose(np.std(rows, axis=1), strategy.round_deviations(), rtol=0.02)
+    np.testing.assert_allclose(np.std(np.cumsum(rows, 0), axis=1), strategy.sum_deviations(), rtol=0.02)
 
 
 @pytest.mark.parametrize("name", ["banded", "blt"])
@@ -71,15 +71,15 @@ def test_noise_covers_what_a_client_can_move_in_the_deployment_s_mean(name):
     """Means of 50 simulated clients have the noise that those of 200 would have: multiplier, clip and the largest move of C x by
     any pattern of participation, over 200. Within 2 %, so one that is 5 % off fails."""
     strategy, noise, clip, size = MADE[name], 1.3, 0.5, 20000
-    link = dp_matrix_mechanism.link(clip, noise, 50, 200, strategy)
-    assert link.reduction is not None
-    rows = dp_matrix_mechanism.stream(strategy)
-    memory, means = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.vectors, size))), []
+    link = dp_matrix_mechanism.make_mechanism(clip, noise, 50, 200, strategy)
+    assert link.reduce is not None
+    rows = dp_matrix_mechanism.make_stream(strategy)
+    memory, means = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.num_vectors, size))), []
     for key in jax.random.split(jax.random.key(2), ROUNDS):
         nothing = jnp.zeros(size), jnp.float32(0), jnp.float32(1)
-        mean, memory, _ = link.reduction.combine(nothing, memory, key)
+        mean, memory, _ = link.reduce.finalize(nothing, memory, key)
         means.append(np.asarray(mean))
-    wanted = noise * clip * most(dense(strategy), TURNS, ROUNDS) / 200 * strategy.of_sums()
+    wanted = noise * clip * most(dense(strategy), TURNS, ROUNDS) / 200 * strategy.sum_deviations()
     np.testing.assert_allclose(np.std(np.cumsum(means, 0), axis=1), wanted, rtol=0.02)
 
 
@@ -87,7 +87,7 @@ def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
     """With a clip of almost nothing the server's model moves by the noise alone: after r rounds by their sum, whose deviation the
     record tells; a checkpoint after two rounds goes on bit for bit."""
     turns = in_turn(6, 4, toy.CLIENTS)
-    link = dp_matrix_mechanism.link(1e-6, 1e6, 4, 4, matrix_factorization.blt(turns, buffers=2))
+    link = dp_matrix_mechanism.make_mechanism(1e-6, 1e6, 4, 4, matrix_factorization.blt(turns, buffers=2))
     sim = toy.simulate("fedavg_uniform", links=[link], cohort=4, sampling="cyclic", statistics=False, leave_out=True)
     state = sim.init(0)
     begin = flat(state)
