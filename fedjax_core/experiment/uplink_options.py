@@ -1,4 +1,4 @@
-"""What a config puts between clients and server: attacks, compression, a rule and privacy, as transforms."""
+"""What a config puts between clients and server, as transforms of uplinks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -151,19 +151,19 @@ def account_privacy(
       cohort: size of a cohort, as in the config.
       population: N.
       sampling: of cohorts.
-      calibrate, recorded: see `Privacy.spent`.
+      calibrate, recorded: see `PrivacyConfig.make_ledger`.
     """
     if privacy is None:
         return None
     cohort_size = client_sampling.number(cohort, population)
-    return privacy.spent(cohort_size, population, sampling, calibrate, recorded)
+    return privacy.make_ledger(cohort_size, population, sampling, calibrate, recorded)
 
 
 def build_mechanism(mechanism: Found | None, spent: Spent | None, cohort_size: int, dropout: float) -> list[Link]:
     """Returns the transform that makes the noise; none without privacy.
 
-    Sums are divided by the number of clients that are expected to return: dropouts are drawn, so it is as
-    public as the cohort's size. Epsilon is computed as if nobody dropped out.
+    Sums are divided by the number of clients that are expected to return: dropouts are drawn, so it
+    is as public as the cohort's size. Epsilon is computed as if nobody dropped out.
     """
     if mechanism is None or spent is None:
         return []

@@ -1,8 +1,8 @@
 """Transforms of uplinks between clients and server: attacks, compression, privacy and robust rules.
 
-Each is an `UplinkTransform`. `wrap(method, transforms, shapes)` returns an Algorithm whose uplinks pass all
-of them; the method itself does not know. Without transforms nothing is wrapped, and the compiled program
-is the method's own.
+Each is an `UplinkTransform`. `wrap(method, transforms, shapes)` returns an Algorithm whose uplinks
+pass all of them; the method itself does not know. Without transforms nothing is wrapped, and the
+compiled program is the method's own.
 
     client_update --uplink--> send, send, ... --> [attack_stack] --> reduce --> server_update
                               (per client,         (all clients at once)
@@ -24,39 +24,41 @@ An uplink passes these files, in order:
 
 The `payload` of each part's `Reduce` says what an uplink has; `aggregators` set it:
 
-  "delta"        `aggregators.mean(weights)`: a difference, of which the server takes the weighted mean.
-                 FedAvg's network with its batch statistics, FedPer's shared part, and both parts of
-                 SCAFFOLD's uplink, model and control variate.
-  "class means"  `aggregators.class_mean()`: (values [K, ...], counts [K]), of which it takes the mean of
-                 each class. FedProto's prototypes, FedMD's logits of public examples. Transforms change
-                 the values; the counts stay.
-  ""             the server reads clients one by one (`aggregators.stack`), or computes something else.
-                 Such a method is rejected: only it knows which parts may be changed.
+  "delta"        `aggregators.mean(weights)`: a difference, of which the server takes the weighted
+                 mean. FedAvg's network with its batch statistics, FedPer's shared part, and both
+                 parts of SCAFFOLD's uplink, model and control variate.
+  "class means"  `aggregators.class_mean()`: (values [K, ...], counts [K]), of which it takes the
+                 mean of each class. FedProto's prototypes, FedMD's logits of public examples.
+                 Transforms change the values; the counts stay.
+  ""             the server reads clients one by one (`aggregators.stack`), or computes something
+                 else. Such a method is rejected: only it knows which parts may be changed.
 
-An `UplinkTransform` is made by a function with options, such as `robust_aggregation.krum(attackers=0.2)`:
+A function with options makes an `UplinkTransform`, such as `robust_aggregation.krum()`:
 
-  send           changes what one client sends, inside the client loop: an attack, a compression with its
-                 decoding, clipping with noise. Its `ClientContext` has the client's id, number of examples,
-                 random key, and the transform's memory. It may keep a client state (error feedback) and
-                 log metrics.
+  send           changes what one client sends, inside the client loop: an attack, a compression
+                 with its decoding, clipping with noise. Its `ClientContext` has the client's id,
+                 number of examples, random key, and the transform's memory. It may keep a client
+                 state (error feedback) and log metrics.
   broadcast      changes what a client is sent, such as to fewer bits; without key or memory.
-  attack_stack   changes the uplinks of all clients at once, for attackers that know what others send.
-                 The cohort is then stacked.
-  reduce         replaces the weighted mean by map, combine, finalize. It streams with memory O(1) if it
-                 combines by "add"; "stack" keeps all vectors [C, D]. At most one transform has it.
-  memory         what the server keeps of the transform between rounds; `reduce.finalize` updates it.
+  attack_stack   changes the uplinks of all clients at once, for attackers that know what others
+                 send. The cohort is then stacked.
+  reduce         replaces the weighted mean by map, combine, finalize. It streams with memory O(1)
+                 if it combines by "add"; "stack" keeps all vectors [C, D]. At most one transform
+                 has it.
+  memory         what the server keeps between rounds; `reduce.finalize` updates it.
 
 `order` sorts a set of transforms by `KIND_ORDER`, the order of the simulated message:
 
   1  "local privacy"     an honest client clips its delta and adds noise
   2  "attack"            an attacker replaces its uplink; it does not follow the protocol above
-  3  "compression"       the uplink is packed, and unpacked as the server does; packed bytes are counted
+  3  "compression"       the uplink is packed, and unpacked as the server does
   4  "attack" on the stack  attackers that know what the server has received from others
   5  "rule", "privacy"   the server: a robust rule; or clipping, a sum, and noise
 
-Local noise precedes compression, which then works on data that are already private. Clipping by the server
-comes last, inside `reduce.map`, so that it covers all that a client sends. A rule and central privacy
-exclude each other: each replaces the mean, and the result of a rule has no known sensitivity.
+Local noise precedes compression, which then works on data that are already private. Clipping by the
+server comes last, inside `reduce.map`, so that it covers all that a client sends. A rule and
+central privacy exclude each other: each replaces the mean, and the result of a rule has no known
+sensitivity.
 """
 
 from fedjax_core.uplink.apply_transforms import bare, wrap, wrapped

@@ -1,17 +1,17 @@
 """Attacks: what attackers send in place of their deltas or class means.
 
     config.adversary.attack = "alie"
-    config.adversary.attack = "backdoor(target=1) | scaled(factor=10.0)"  # poisoned examples, then a scaled delta
-    config.adversary.fraction = 0.2                                       # of the clients, the same in all rounds
+    config.adversary.attack = "backdoor(target=1) | scaled(factor=10.0)"  # poisoned, then scaled
+    config.adversary.fraction = 0.2  # of the clients, the same in all rounds
 
-Attackers train like other clients; what they send is changed afterwards. Attacks of `CRAFTED` read the
-uplinks of all other clients and change the cohort's stack; their own uplinks are not compressed.
-Poisoned examples are in `data/poisoning.py`. The attackers are drawn with the seed of the data, and
-their ids are in run.json.
+Attackers train like other clients; what they send is changed afterwards. Attacks of `CRAFTED` read
+the uplinks of all other clients and change the cohort's stack; their own uplinks are not
+compressed. Poisoned examples are in `data/poisoning.py`. The attackers are drawn with the seed of
+the data, and their ids are in run.json.
 
-A user's attack is a function in a module or file, `path/to/file.py:name(option=...)`, or an entry point
-of the group `fedjax_core.attacks`. It takes options and returns (array, key) -> array of the same
-shape, in JAX, or a `Crafted`.
+A user's attack is a function in a module or file, `path/to/file.py:name(option=...)`, or an entry
+point of the group `fedjax_core.attacks`. It takes options and returns (array, key) -> array of the
+same shape, in JAX, or a `Crafted`.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ class Crafted(NamedTuple):
     """An attack that reads the uplinks of the whole cohort.
 
     Attributes:
-      vector: (vectors [C, D], honest [C], attacking [C], key) -> [D], what every attacker sends. The
-        masks `honest` and `attacking` select the clients that count.
+      vector: (vectors [C, D], honest [C], attacking [C], key) -> [D], what every attacker sends.
+        The masks `honest` and `attacking` select the clients that count.
     """
 
     vector: Callable[[Array, Array, Array, Array], Array]
@@ -52,7 +52,8 @@ def sign_flip(scale: Positive = 1.0) -> Attack:
 def scaled(factor: Factor = 10.0) -> Attack:
     """`factor` times the delta, which replaces the mean.
 
-    Bagdasaryan, Veit, Hua, Estrin, Shmatikov. How To Backdoor Federated Learning. AISTATS 2020, Eq. 3.
+    Bagdasaryan, Veit, Hua, Estrin, Shmatikov. How To Backdoor Federated Learning. AISTATS 2020, Eq.
+    3.
     """
     return lambda x, key: factor * x
 
@@ -68,15 +69,15 @@ def not_finite(value: Annotated[str, one_of("nan", "inf")] = "nan") -> Attack:
 
 
 def alie(z: Annotated[float | None, _NUMBER] = None) -> Crafted:
-    """Mean of the honest minus z of their standard deviations, per coordinate: "a little is enough".
+    """Mean of the honest minus z standard deviations: "a little is enough".
 
     Baruch, Baruch, Goldberg. A Little Is Enough: Circumventing Defenses For Distributed Learning.
     NeurIPS 2019, Algorithm 3.
 
     Args:
-      z: None: the largest with which, of n clients and m attackers, floor(n / 2 + 1) - m honest clients
-        are still further away; see `largest_z`. With few attackers that is 0 or less, and the attack
-        does nothing: 0 for n = 10 and m = 2.
+      z: None: the largest with which, of n clients and m attackers, floor(n / 2 + 1) - m honest
+        clients are still further away; see `largest_z`. With few attackers that is 0 or less, and
+        the attack does nothing: 0 for n = 10 and m = 2.
     """
 
     def vector(vectors, honest, attacking, key):
@@ -105,8 +106,8 @@ def largest_z(n: Array | int, m: Array | int) -> Array:
 def inner_product(epsilon: Positive = 0.5) -> Crafted:
     """`-epsilon` times the mean of the honest.
 
-    Xie, Koyejo, Gupta. Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation.
-    UAI 2019.
+    Xie, Koyejo, Gupta. Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
+    Manipulation. UAI 2019.
     """
     return Crafted(lambda vectors, honest, attacking, key: -epsilon * masked_mean(vectors, honest))
 

@@ -1,4 +1,4 @@
-"""The client's side of a wrapped method: what it is sent, and what its uplink passes before it leaves."""
+"""The client's side of a wrapped method: what it is sent, and how its uplink changes."""
 
 from typing import Any, NamedTuple
 
@@ -25,7 +25,8 @@ class _Message(NamedTuple):
       kept: each transform's client state.
       metrics: of the transforms.
       wire: arrays that are transmitted, or None for the uplink itself.
-      was_finite: [] whether the uplink was finite wherever a transform may have hidden that it is not.
+      was_finite: [] whether the uplink was finite wherever a transform may have hidden that it is
+        not.
     """
 
     value: UplinkValue
@@ -124,7 +125,7 @@ def _map_uplink(wrapped: WrappedMethod, message: _Message, is_counted: Array, si
 
 
 def _poison(x: Array, is_shown: Array) -> Array:
-    """Returns NaN where the engine must see that something hidden was not finite, and end the run."""
+    """Returns NaN where the engine must see a hidden fault, and end the run."""
     return jnp.where(is_shown, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 

@@ -4,16 +4,16 @@
     config.compression.uplink = "top_k(fraction=0.01)"  # with error feedback
     config.compression.downlink = "bfloat16"
 
-A compressor packs arrays, and unpacks them as the server does, inside the client loop. The bytes that a
-run reports are those of the packed arrays, even where an array is so small that packing enlarges it.
-Counts of class means are not compressed. With error feedback a client adds to its next delta what
-compression removed from this one; a client that is left out keeps its old error.
+A compressor packs arrays, and unpacks them as the server does, inside the client loop. The bytes
+that a run reports are those of the packed arrays, even where an array is so small that packing
+enlarges it. Counts of class means are not compressed. With error feedback a client adds to its next
+delta what compression removed from this one; a client that is left out keeps its old error.
 
   Stich, Cordonnier, Jaggi. Sparsified SGD with Memory. NeurIPS 2018.
   Karimireddy, Rebjock, Stich, Jaggi. Error Feedback Fixes SignSGD. ICML 2019.
 
-A user's compressor is a function in a module or file, `path/to/file.py:name(option=...)`, or an entry
-point of the group `fedjax_core.compressors`. It takes options and returns a `Compressor`.
+A user's compressor is a function in a module or file, `path/to/file.py:name(option=...)`, or an
+entry point of the group `fedjax_core.compressors`. It takes options and returns a `Compressor`.
 """
 
 import math
@@ -68,10 +68,10 @@ def _cast(dtype) -> Compressor:
 
 
 def quantise(bits: Bits = 8, bucket: AtLeastOne = 512) -> Compressor:
-    """Unbiased stochastic rounding to 2 ** (bits - 1) - 1 levels on either side of zero, per bucket.
+    """Unbiased rounding to 2 ** (bits - 1) - 1 levels on either side of zero, per bucket.
 
-    Alistarh, Grubic, Li, Tomioka, Vojnovic. QSGD. NeurIPS 2017. Buckets are scaled by their maximum, as
-    in its experiments.
+    Alistarh, Grubic, Li, Tomioka, Vojnovic. QSGD. NeurIPS 2017. Buckets are scaled by their
+    maximum, as in its experiments.
     """
     levels = 2 ** (bits - 1) - 1
 
@@ -166,11 +166,11 @@ def _scatter(packed: tuple[Array, Array], shape: tuple[int, ...]) -> Array:
 
 
 def power_sgd(rank: AtLeastOne = 2) -> Compressor:
-    """A low-rank factorization of each matrix, by one step of the power method from the client's last.
+    """A low-rank factorization of each matrix, by one step of the power method.
 
-    Vogels, Karimireddy, Jaggi. PowerSGD. NeurIPS 2019, Algorithm 1, for each client alone, with its error
-    feedback. The kernel of a convolution is a matrix with the last axis of the kernel. Vectors, and
-    matrices that would not become smaller, are not compressed.
+    Vogels, Karimireddy, Jaggi. PowerSGD. NeurIPS 2019, Algorithm 1, for each client alone, with its
+    error feedback. The kernel of a convolution is a matrix with the last axis of the kernel.
+    Vectors, and matrices that would not become smaller, are not compressed.
     """
 
     def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -217,12 +217,12 @@ def sign(majority: bool = False, step: Positive = 1e-3) -> Compressor:
       step: with a majority.
     """
 
+    def vote(vector, key):
+        return jnp.where(vector == 0, jax.random.bernoulli(key, shape=vector.shape), vector > 0)
+
     def pack(x, key, state):
         vector = x.reshape(-1)
-        if majority:
-            bits = jnp.where(vector == 0, jax.random.bernoulli(key, shape=vector.shape), vector > 0)
-        else:
-            bits = vector >= 0
+        bits = vote(vector, key) if majority else vector >= 0
         words = pack_bits(bits.astype(jnp.uint8), 1)
         return (words if majority else (words, jnp.mean(jnp.abs(x)))), state
 

@@ -1,8 +1,8 @@
 """Central privacy by noise that is correlated over rounds, generated as a stream: row t of C^-1 z.
 
-The matrices C and their papers are in `privacy/matrix_factorization.py`. The state of the stream is part
-of the server's state, so that a resumed run continues the same noise. It has as many vectors [D] as a
-tree has levels, as there are bands less one, or as there are buffers.
+The matrices C and their papers are in `privacy/matrix_factorization.py`. The state of the stream is
+part of the server's state, so that a resumed run continues the same noise. It has as many vectors
+[D] as a tree has levels, as there are bands less one, or as there are buffers.
 
   z_t   independent Gaussian noise of round t, from the server's stream of keys
   y_t   row t of C^-1 z, which is added to the round's sum
@@ -97,8 +97,8 @@ def make_mechanism(clip: float, noise: float, cohort: float, real: float, strate
 
     Args:
       clip: norm.
-      noise: multiplier: deviation of z over the clip times the sensitivity of C. Its epsilon is that of
-        one Gaussian mechanism.
+      noise: multiplier: deviation of z over the clip times the sensitivity of C. Its epsilon is
+        that of one Gaussian mechanism.
       cohort, real: see `dp_mechanisms.py`.
       strategy: C.
     """

@@ -1,19 +1,21 @@
-"""Differential privacy at the level of clients: the uplink of a client is clipped, and noise covers it.
+"""Differential privacy of clients: the uplink of a client is clipped, and noise covers it.
 
-Central: the server is trusted. It clips what each client sends, adds noise once to the sum, and divides by
-a fixed number of clients, never by how many came. Noise that is correlated over rounds is in
-`dp_matrix_mechanism.py`. Local: nobody is trusted, and each client adds noise to what it sends.
+Central: the server is trusted. It clips what each client sends, adds noise once to the sum, and
+divides by a fixed number of clients, never by how many came. Noise that is correlated over rounds
+is in `dp_matrix_mechanism.py`. Local: nobody is trusted, and each client adds noise to what it
+sends.
 
 The clip bounds all deltas of a client as one vector, such as SCAFFOLD's model and control variate
-together. A vector that is not finite counts as zeros. Running statistics may not be part of an uplink:
-noise makes a running variance negative.
+together. A vector that is not finite counts as zeros. Running statistics may not be part of an
+uplink: noise makes a running variance negative.
 
-The server's noise is behind all other transforms (`KIND_ORDER`), so that the uplinks of attackers and
-compressed messages are clipped too. Its draws come from the server's stream of keys, which no client sees.
+The server's noise is behind all other transforms (`KIND_ORDER`), so that the uplinks of attackers
+and compressed messages are clipped too. Its draws come from the server's stream of keys, which no
+client sees.
 
   clip S, noise z     the noise on the sum of a `real` cohort has deviation z * S
-  cohort, real        expected number of clients that return from a simulated cohort, and from a cohort of
-                      the deployment that epsilon is about
+  cohort, real        expected number of clients that return from a simulated cohort, and from a
+                      cohort of the deployment that epsilon is about
 """
 
 from collections.abc import Callable
@@ -60,8 +62,9 @@ def clip_vector(vector: Array, clip: Array | float, order: int = 2) -> tuple[Arr
 def gaussian(clip: Positive, noise: Positive, cohort: float, real: float) -> Link:
     """Central, with a fixed clip.
 
-    McMahan, Ramage, Talwar, Zhang. Learning Differentially Private Recurrent Language Models. ICLR 2018.
-    With `real` above `cohort` it is the noise of a larger cohort, scaled to the simulated one.
+    McMahan, Ramage, Talwar, Zhang. Learning Differentially Private Recurrent Language Models. ICLR
+    2018. With `real` above `cohort` it is the noise of a larger cohort, scaled to the simulated
+    one.
     """
 
     def finalize(combined, memory, key):
@@ -89,17 +92,17 @@ def adaptive(
 ) -> Link:
     """Central, with a clip that follows a quantile of the clients' norms.
 
-    Andrew, Thakkar, McMahan, Ramaswamy. Differentially Private Learning with Adaptive Clipping. NeurIPS
-    2021, Algorithm 1. `clip` is the first one. Each client also sends whether its norm is within the clip;
-    that sum has noise of its own, and both together are as private as one Gaussian mechanism with
-    multiplier z (Theorem 1): 1 / z^2 = 1 / z_delta^2 + 1 / (2 sigma_b)^2.
+    Andrew, Thakkar, McMahan, Ramaswamy. Differentially Private Learning with Adaptive Clipping.
+    NeurIPS 2021, Algorithm 1. `clip` is the first one. Each client also sends whether its norm is
+    within the clip; that sum has noise of its own, and both together are as private as one Gaussian
+    mechanism with multiplier z (Theorem 1): 1 / z^2 = 1 / z_delta^2 + 1 / (2 sigma_b)^2.
 
     Args:
       clip, noise, cohort, real: see the module; `noise` is z.
       quantile: gamma, the fraction of clients whose deltas should be within the clip.
       rate: eta_C.
-      deviation: sigma_b, of the noise on the sum of indicators in the real cohort; None: a twentieth of
-        the cohort, at least z.
+      deviation: sigma_b, of the noise on the sum of indicators in the real cohort; None: a
+        twentieth of the cohort, at least z.
 
     Raises:
       ValueError: the deviation is at most half of z.
@@ -146,7 +149,7 @@ def local_laplace(clip: Positive, noise: Positive, cohort: float, real: float) -
 
 
 def map_clipped(clip: float) -> Callable[[Array, Array, Any], Any]:
-    """Returns a `VectorReduce.map` to: the clipped vector, whether it was longer, and 1 for a client."""
+    """Returns a `VectorReduce.map`: (clipped vector, whether it was longer, 1)."""
 
     def map_client(vector: Array, weight: Array, context: ClientContext) -> tuple[Array, Array, Array]:
         del context

@@ -84,7 +84,7 @@ class UplinkLayout:
         return self._structure.unflatten([(part, is_counted) for part in parts])
 
     def weights(self, value: UplinkValue, client: Cohort) -> tuple[Array | None, tuple[Array, ...]]:
-        """Returns the method's weight [] of a client's deltas and [K] of each of its class means."""
+        """Returns the method's weights: [] of the deltas, and [K] of each of the class means."""
         weight = None if self._weight_fn is None else self._weight_fn(client).astype(jnp.float32)
         reduces = [reduce for reduce in self._reduces if reduce.carries == "class means"]
         pairs = zip(reduces, value.class_means, strict=True)
@@ -93,7 +93,7 @@ class UplinkLayout:
         return weight, tuple(jnp.where(is_present, w, 0).astype(jnp.float32) for w in class_weights)
 
     def vectors(self, value: UplinkValue) -> tuple[Array | None, tuple[Array, ...]]:
-        """Returns all deltas as one vector [D], and of each of the class means its vectors [K, D]."""
+        """Returns all deltas as one vector [D], and each of the class means as [K, D]."""
         deltas = flatten(value.deltas) if value.deltas else None
         of_classes = (x.reshape(len(x), -1).astype(jnp.float32) for x in value.class_values)
         return deltas, tuple(of_classes)

@@ -1,18 +1,18 @@
 """Robust rules: reduce the vectors of a cohort, some of which attackers may have sent, to one.
 
     config.aggregation.rule = "trimmed_mean(attackers=0.2)"
-    config.aggregation.rule = "mixing(attackers=0.2) | krum(attackers=0.2)"  # nearest-neighbor mixing first
+    config.aggregation.rule = "mixing(attackers=0.2) | krum(attackers=0.2)"  # mixing first
 
-A rule sees all deltas of a client as one vector [D], so that both parts of SCAFFOLD's uplink are selected
-together. Class means are reduced class by class, over the clients that have the class. `attackers` is the
-largest fraction of the present clients that may attack: f of n, rounded down. All rules count each client
-once, but "mean" and "norm_bound", which use the method's weights and stream. The others need the vectors of
-the cohort together, C * D numbers.
+A rule sees all deltas of a client as one vector [D], so that both parts of SCAFFOLD's uplink are
+selected together. Class means are reduced class by class, over the clients that have the class.
+`attackers` is the largest fraction of the present clients that may attack: f of n, rounded down.
+All rules count each client once, but "mean" and "norm_bound", which use the method's weights and
+stream. The others need the vectors of the cohort together, C * D numbers.
 
-A user's rule is a function in a module or file, `path/to/file.py:name(option=...)`, or an entry point of
-the group `fedjax_core.rules`. It takes options and returns (vectors [C, D], mask [C]) -> vector [D], in
-JAX; masked vectors are zeros. One that returns vectors [C, D] can be put before another rule. It may also
-return an `UplinkTransform` of kind "rule".
+A user's rule is a function in a module or file, `path/to/file.py:name(option=...)`, or an entry
+point of the group `fedjax_core.rules`. It takes options and returns (vectors [C, D], mask [C]) ->
+vector [D], in JAX; masked vectors are zeros. One that returns vectors [C, D] can be put before
+another rule. It may also return an `UplinkTransform` of kind "rule".
 
   n, f   number of present clients, and of possible attackers among them
 """
@@ -44,14 +44,14 @@ def counts(mask: Array, attackers: float) -> tuple[Array, Array]:
 
 
 def mean() -> Link:
-    """The method's own weighted mean. As with all rules, clients whose results are not finite are left out."""
+    """The method's own weighted mean."""
     return Link("rule", "mean")
 
 
 def median() -> Rule:
     """Coordinate-wise median.
 
-    Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018, Definition 1.
+    Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018.
     """
 
     def rule(vectors, mask):
@@ -67,7 +67,7 @@ def _median_of_sorted(ordered: Array, n: Array) -> Array:
 
 
 def trimmed_mean(attackers: Attackers = 0.2) -> Rule:
-    """Coordinate-wise mean without the f largest and the f smallest values: Yin et al., Definition 2."""
+    """Coordinate-wise mean without the f largest and f smallest values: Yin et al., Def. 2."""
 
     def rule(vectors, mask):
         n, f = counts(mask, attackers)
@@ -90,10 +90,11 @@ def sort_columns(x: Array) -> Array:
     """Sorts each column of [C, D] in ascending order; a column with a NaN may become all NaN.
 
     On a CPU XLA's sort calls a comparator for each pair. A network of minima and maxima needs none:
-    for a hundred clients it is about eight times as fast, and compiles faster. The values are the same.
+    for a hundred clients it is about eight times as fast, and compiles faster. The values are the
+    same.
 
-    Batcher. Sorting Networks and Their Applications. AFIPS 1968 (bitonic, with the second half of each
-    merge reversed).
+    Batcher. Sorting Networks and Their Applications. AFIPS 1968 (bitonic, with the second half of
+    each merge reversed).
     """
     if not (1 < len(x) <= MAX_NETWORK_ROWS and x.size):
         return jnp.sort(x, 0)
@@ -160,8 +161,8 @@ def squared_distances(vectors: Array, mask: Array) -> Array:
     """Returns the squared distances [C, C] of vectors [C, D].
 
     They are infinite from and to absent clients, and where they overflow. They are computed by one
-    matrix product of the vectors less that of median norm, which is an honest client's if most are: so
-    no attacker's norm decides how the distances of others are rounded.
+    matrix product of the vectors less that of median norm, which is an honest client's if most are:
+    so no attacker's norm decides how the distances of others are rounded.
     """
     norms = jnp.where(mask, row_norms(vectors), jnp.inf)
     center = jnp.argsort(norms)[jnp.maximum(jnp.sum(mask) - 1, 0) // 2]
@@ -176,10 +177,10 @@ def squared_distances(vectors: Array, mask: Array) -> Array:
 
 
 def krum_scores(distances: Array, mask: Array, f: Array) -> Array:
-    """Returns the sums [C] of the squared distances [C, C] to the n - f - 2 nearest others, at least one.
+    """Returns sums [C] of squared distances to the n - f - 2 nearest others, at least one.
 
-    Scores of absent clients, and only they, are infinite: an absent client is never chosen before one
-    whose distances overflow.
+    Scores of absent clients, and only they, are infinite: an absent client is never chosen before
+    one whose distances overflow.
     """
     n = jnp.sum(mask)
     others = jnp.sort(jnp.where(jnp.eye(len(distances), dtype=bool), jnp.inf, distances), 1)
@@ -189,10 +190,10 @@ def krum_scores(distances: Array, mask: Array, f: Array) -> Array:
 
 
 def bulyan(attackers: Attackers = 0.2) -> Rule:
-    """Selects n - 2f vectors by repeated Krum; then the mean of each coordinate's n - 4f values closest to the median.
+    """Mean of values closest to the median, of n - 2f vectors selected by repeated Krum.
 
-    El Mhamdi, Guerraoui, Rouault. The Hidden Vulnerability of Distributed Learning in Byzantium. ICML
-    2018. Its guarantee needs n >= 4f + 3; f is at most (n - 3) / 4 here.
+    El Mhamdi, Guerraoui, Rouault. The Hidden Vulnerability of Distributed Learning in Byzantium.
+    ICML 2018. Its guarantee needs n >= 4f + 3; f is at most (n - 3) / 4 here.
     """
 
     def rule(vectors, mask):
@@ -215,8 +216,8 @@ def bulyan(attackers: Attackers = 0.2) -> Rule:
 def _nearest_mean(vectors: Array, mask: Array, number: Array) -> Array:
     """Returns each coordinate's mean of the `number` values closest to its median, [D].
 
-    Of values that are equally far on either side, where not all of them count, it is the mean of two
-    choices: as many as possible from below, and as many as possible from above.
+    Of values that are equally far on either side, where not all of them count, it is the mean of
+    two choices: as many as possible from below, and as many as possible from above.
     """
     ordered, n, rank = _sort_present(vectors, mask), jnp.sum(mask), jnp.arange(len(vectors))[:, None]
     middle = _median_of_sorted(ordered, n)[None]
@@ -238,7 +239,7 @@ def _nearest_mean(vectors: Array, mask: Array, number: Array) -> Array:
 
 
 def mixing(attackers: Attackers = 0.2) -> Rule:
-    """Precedes another rule: replaces each vector by the mean of its n - f nearest, itself among them.
+    """Precedes a rule: replaces each vector by the mean of its n - f nearest and itself.
 
     Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan. Fixing by Mixing. AISTATS 2023.
     """
@@ -264,10 +265,10 @@ def _nearest_mask(distances: Array, mask: Array, number: Array) -> Array:
 
 
 def geometric_median(iterations: AtLeastOne = 8, smoothing: Positive = 1e-6) -> Rule:
-    """The point with the least sum of distances, by smoothed Weiszfeld steps from the coordinate-wise median.
+    """The point with the least sum of distances, by smoothed Weiszfeld steps.
 
-    Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. IEEE TSP 2022, Algorithm 2.
-    `smoothing` is the smallest distance nu.
+    Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. IEEE TSP 2022, Algorithm
+    2. `smoothing` is the smallest distance nu.
     """
 
     def rule(vectors, mask):
@@ -285,9 +286,9 @@ def geometric_median(iterations: AtLeastOne = 8, smoothing: Positive = 1e-6) -> 
 def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> Link:
     """A center plus the mean of the differences to it, each clipped to norm `radius`.
 
-    Karimireddy, He, Jaggi. Learning from History for Byzantine Robust Optimization. ICML 2021, Algorithm
-    2. The center is the result of the round before, zero at first; for class means it is the
-    coordinate-wise median. A round without clients gives zeros, and keeps the center.
+    Karimireddy, He, Jaggi. Learning from History for Byzantine Robust Optimization. ICML 2021,
+    Algorithm 2. The center is the result of the round before, zero at first; for class means it is
+    the coordinate-wise median. A round without clients gives zeros, and keeps the center.
     """
 
     def finalize(combined, memory, key):
@@ -309,7 +310,7 @@ def centred_clipping(radius: Positive = 1.0, iterations: AtLeastOne = 1) -> Link
 
 
 def norm_bound(bound: Positive = 1.0) -> Link:
-    """The method's weighted mean of vectors scaled to norm `bound` or less, streamed; logs how many were scaled.
+    """The method's weighted mean of vectors scaled to norm `bound` or less, streamed.
 
     Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor Federated Learning? 2019.
     """
@@ -358,11 +359,12 @@ def parse(text: str) -> Link:
     """Returns a rule by name, with the rules before it.
 
     Args:
-      text: "rule(option=literal, ...)" or "mixing(...) | rule(...)", with the names and options of `RULES`.
+      text: "rule(option=literal, ...)" or "mixing(...) | rule(...)", with the names and options of
+        `RULES`.
 
     Raises:
-      ValueError, TypeError: an unknown name, option or value; "mixing" is last, or before a rule that
-        streams.
+      ValueError, TypeError: an unknown name, option or value; "mixing" is last, or before a rule
+        that streams.
 
     Example:
       >>> rule = parse("median")

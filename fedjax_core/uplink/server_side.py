@@ -1,4 +1,4 @@
-"""The server's side of a wrapped method: attacks on the stack, the reduction, and the method's update."""
+"""The server's side of a wrapped method: attacks on the stack, reduction, and update."""
 
 import functools
 from typing import Any
@@ -34,7 +34,7 @@ def update_server(
 
 
 def _reported_cohort(wrapped: WrappedMethod, counted: Cohort) -> Cohort:
-    """Returns the cohort that the method's server is given: under privacy its size is a public number."""
+    """Returns the cohort that the method's server is given."""
     sizes = [transform.reported_cohort_size for transform in wrapped.transforms]
     size = next((size for size in sizes if size is not None), None)
     if size is None:
@@ -52,7 +52,8 @@ def _reduce_uplinks(
         deltas, class_means = _attack_stack(wrapped, deltas, class_means, counted, memory, key)
     layout, reduce, slot = wrapped.layout, wrapped.reduce, wrapped.reduce_slot
     reduce_key = wrapped.reduce_key(key)
-    # By id: of vectors that are equally good Krum takes the first, and the cohort's order is the plan's.
+    # By id: of vectors that are equally good Krum takes the first, and the cohort's order is the
+    # plan's.
     order = jnp.argsort(counted.ids) if reduce.combine == "stack" else None
     delta, class_vectors, metrics = None, [], {}
     if layout.shapes.deltas:

@@ -1,4 +1,4 @@
-"""Robust rules on several devices: each device holds all clients' values of some of the coordinates.
+"""Robust rules on several devices, each of which holds some of the coordinates.
 
 Without it every device would hold all vectors of the cohort, C * D numbers, and compute the same.
 Most of a rule is coordinate-wise; sums over coordinates, such as squared distances, go through
@@ -57,7 +57,7 @@ def reorder(stacks: PyTree, order: Array | None) -> PyTree:
 def finalize(
     reduce: VectorReduce, combined: PyTree, memory: PyTree, key: Array, order: Array | None = None
 ) -> tuple[Array, PyTree, dict]:
-    """Calls `reduce.finalize` on reordered stacks, sharded over coordinates where that is possible."""
+    """Calls `reduce.finalize` on reordered stacks, sharded where that is possible."""
     placement = _mesh.get()
     if placement is None or not reduce.shardable:
         return reduce.finalize(reorder(combined, order), memory, key)

@@ -1,4 +1,4 @@
-"""What a method becomes whose uplinks pass transforms: its states, its messages, and the static description of both.
+"""A method whose uplinks pass transforms: states, messages, and their static description.
 
 The field names of `WrappedServer` and `WrappedClient` are part of checkpoints.
 """
@@ -100,7 +100,7 @@ class WrappedMethod(NamedTuple):
         return self.reduce.combine == "stack" or bool(self.attack_slots)
 
     def transform_key(self, key: Array, slot: int) -> Array:
-        """Returns the key of the transform with that index; the reduction has the index behind the last."""
+        """Returns the key of a transform."""
         return jax.random.fold_in(jax.random.fold_in(key, _STREAM), slot)
 
     def reduce_key(self, key: Array) -> Array:

@@ -7,8 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fedjax_core.privacy import Participation, Privacy, Release, epsilon, in_turn, matrix_factorization
-from fedjax_core.privacy.participation import promised
+from fedjax_core.privacy import Participation, Privacy, Release, compute_epsilon, cyclic_participation, matrix_factorization
+from fedjax_core.privacy.participation import weaken
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
 needs_peer = pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="jax-privacy is not installed")
@@ -89,7 +89,7 @@ def test_noise_is_optimised_for_the_participation(make):
 def test_what_is_optimised_falls_and_is_better_than_its_start(monkeypatch, make, participation):
     noise = lambda strategy: np.mean(strategy.sum_deviations() ** 2) * strategy.sensitivity() ** 2
     best = make(lambda name: getattr(matrix_factorization, name), participation)
-    monkeypatch.setattr(matrix_factorization, "_least", lambda loss, begin, gradient: begin)
+    monkeypatch.setattr(matrix_factorization, "_minimize", lambda loss, start, has_gradient: start)
     start = make(lambda name: getattr(matrix_factorization, name).__wrapped__, participation)
     assert noise(best) < 0.999 * noise(start)
     for strategy in (best, start):
@@ -152,21 +152,19 @@ def test_strategies_are_as_good_as_those_of_jax_privacy():
 
 def test_clients_come_in_turn_as_often_as_is_said():
     for cohort, population, rounds in [(8, 20, 10), (5, 10, 7), (3, 10, 4), (7, 7, 3), (6, 8, 9)]:
-        held = in_turn(rounds, cohort, population)
+        held = cyclic_participation(rounds, cohort, population)
         came = [{(r * cohort + i) % population for i in range(cohort)} for r in range(rounds)]
         mine = [[r for r in range(rounds) if client in came[r]] for client in range(population)]
         apart = [later - sooner for one in mine for sooner, later in itertools.pairwise(one)]
         assert max(map(len, mine)) == held.times
         assert min(apart, default=held.separation) >= held.separation
-        assert all(len([r for r in one if r < done]) <= held.by(done) for one in mine for done in range(rounds + 1))
-    held = in_turn(10, 8, 20)
-    assert promised(held, 1, 5) == Participation(10, 1, 5)
-    with pytest.raises(ValueError, match=r"privacy.min_separation=3: cohorts in turn bring a client back after 2 rounds"):
-        promised(held, 3, None)
-    with pytest.raises(
-        ValueError, match=r"privacy.participations=1: in 10 rounds of cohorts in turn a client takes part up to 4 times"
-    ):
-        promised(held, None, 1)
+        assert all(len([r for r in one if r < done]) <= held.times_by(done) for one in mine for done in range(rounds + 1))
+    held = cyclic_participation(10, 8, 20)
+    assert weaken(held, 1, 5) == Participation(10, 1, 5)
+    with pytest.raises(ValueError, match=r"privacy.min_separation=3: a client returns after 2 rounds"):
+        weaken(held, 3, None)
+    with pytest.raises(ValueError, match=r"privacy.participations=1: in 10 rounds a client participates up to 4 times"):
+        weaken(held, None, 1)
 
 
 def planned(name, **given):
@@ -179,7 +177,7 @@ def planned(name, **given):
 def test_epsilon_is_that_of_one_gaussian_mechanism(name):
     import dp_accounting as dp
 
-    spent = planned(name).spent(5, 20, "cyclic")
+    spent = planned(name).make_ledger(5, 20, "cyclic")
     one = dp.rdp.RdpAccountant().compose(dp.GaussianDpEvent(2.0)).get_epsilon(1e-5)
     assert spent.epsilon(12) == pytest.approx(one, rel=1e-9)
     early = dp.rdp.RdpAccountant().compose(dp.GaussianDpEvent(2.0 * spent.strategy.sensitivity() / spent.strategy.sensitivity(1)))
@@ -188,14 +186,15 @@ def test_epsilon_is_that_of_one_gaussian_mechanism(name):
     assert "each client at most 3 times, 4 rounds apart, not amplified" in spent.words(12)
     facts = spent.facts()
     assert (facts["sampling"], facts["min_separation"], facts["participations"], facts["rounds"]) == ("cyclic", 4, 3, 12)
-    wanted = planned(name, noise=None, epsilon=3.0).spent(5, 20, "cyclic")
+    wanted = planned(name, noise=None, epsilon=3.0).make_ledger(5, 20, "cyclic")
     assert 2.99 < wanted.epsilon(12) <= 3.0
-    larger = planned(name, cohort=10, population=1000).spent(5, 20, "cyclic")
-    assert larger.turns == Participation(12, 100, 1)
+    larger = planned(name, cohort=10, population=1000).make_ledger(5, 20, "cyclic")
+    assert larger.participation == Participation(12, 100, 1)
 
 
 @needs_library
 def test_independent_noise_of_clients_in_turn_counts_their_turns():
-    spent = planned("gaussian").spent(5, 20, "cyclic")
+    spent = planned("gaussian").make_ledger(5, 20, "cyclic")
     each = Release("gaussian", "all")
-    assert [spent.epsilon(done) for done in (1, 4, 5, 12)] == [epsilon(each, 2.0, times, 1e-5, "rdp") for times in (1, 1, 2, 3)]
+    wanted = [compute_epsilon(each, 2.0, times, 1e-5, "rdp") for times in (1, 1, 2, 3)]
+    assert [spent.epsilon(done) for done in (1, 4, 5, 12)] == wanted

@@ -18,7 +18,7 @@ def made(spec):
 
 
 @pytest.mark.parametrize(
-    ("spec", "wanted"),
+    ("spec", "expected"),
     [
         ("sign_flip(scale=2.0)", lambda x: -2 * x),
         ("scaled(factor=-3.0)", lambda x: -3 * x),
@@ -26,13 +26,13 @@ def made(spec):
         ("not_finite(value='inf')", lambda x: np.full_like(x, np.inf)),
     ],
 )
-def test_an_attacker_sends_something_else_and_the_honest_what_they_have(spec, wanted):
+def test_an_attacker_sends_something_else_and_the_honest_what_they_have(spec, expected):
     delta, values, counts = np.float32([1, -2]), np.float32([[3, 4], [5, 6]]), np.float32([7, 0])
     value = UplinkValue(({"w": delta},), ((values, counts),))
     send = jax.jit(lambda i: made(spec).send(value, ClientContext(i, 3, jax.random.key(0), ()), ()).value)
     for i in range(8):
         found = send(i)
-        change = wanted if i in IDS else lambda x: x
+        change = expected if i in IDS else lambda x: x
         np.testing.assert_array_equal(found.deltas[0]["w"], change(delta))
         np.testing.assert_array_equal(found.class_means[0][0], change(values))
         np.testing.assert_array_equal(found.class_means[0][1], counts)
@@ -65,28 +65,28 @@ def test_noise_has_its_deviation_and_a_draw_for_every_array():
     assert abs(np.corrcoef(found[0], found[1])[0, 1]) < 0.05
 
 
-def crafted(spec, ids, there):
+def crafted(spec, ids, mask):
     rows = np.random.default_rng(0).normal(size=(len(ids), 3)).astype(np.float32)
-    rows = np.where(there[:, None], rows, 0)
+    rows = np.where(mask[:, None], rows, 0)
     craft = jax.jit(made(spec).attack_stack)
-    return rows, np.asarray(craft(rows, there, np.array(ids, np.int32), jax.random.key(0)))
+    return rows, np.asarray(craft(rows, mask, np.array(ids, np.int32), jax.random.key(0)))
 
 
 def test_those_who_know_what_the_others_send():
-    ids, there = [7, 4, 0, 1, 9, 3, 8, 5, 2], np.array([1, 1, 1, 1, 0, 1, 1, 1, 1], bool)
-    evil = np.isin(ids, IDS) & there
-    honest = there & ~evil
+    ids, mask = [7, 4, 0, 1, 9, 3, 8, 5, 2], np.array([1, 1, 1, 1, 0, 1, 1, 1, 1], bool)
+    evil = np.isin(ids, IDS) & mask
+    honest = mask & ~evil
     n, m = 8, 2
     z = stats.norm.ppf((n - m - (n // 2 + 1 - m)) / (n - m))
-    for spec, wanted in {
+    for spec, expected in {
         "alie": lambda x: x.mean(0) - z * x.std(0),
         "alie(z=1.5)": lambda x: x.mean(0) - 1.5 * x.std(0),
         "inner_product(epsilon=0.3)": lambda x: -0.3 * x.mean(0),
         "mimic": lambda x: x[list(np.array(ids)[honest]).index(0)],
     }.items():
-        rows, found = crafted(spec, ids, there)
+        rows, found = crafted(spec, ids, mask)
         np.testing.assert_array_equal(found[~evil], rows[~evil])
-        np.testing.assert_allclose(found[evil], np.tile(wanted(rows[honest].astype(np.float64)), (m, 1)), atol=1e-5, err_msg=spec)
+        np.testing.assert_allclose(found[evil], np.tile(expected(rows[honest].astype(np.float64)), (m, 1)), atol=1e-5, err_msg=spec)
     rows, found = crafted("alie", [0, 2, 3], np.ones(3, bool))
     np.testing.assert_array_equal(found, rows)  # no attacker has come
 

@@ -117,7 +117,7 @@ def test_settings_that_do_nothing_are_said():
     assert said(50, 24) == []
     settings.adversary.attack = "alie(z=1.0)"
     assert said(10, 2) == []
-    of_rule = lambda text, there: config_warnings.of_rule(robust_aggregation.find_rules(text), there)
+    of_rule = lambda text, mask: config_warnings.of_rule(robust_aggregation.find_rules(text), mask)
     (line,) = of_rule("mixing(attackers=0.3) | krum", 4)
     assert line.startswith("aggregation.rule='mixing(attackers=0.3) | krum': ")
     assert line.endswith("attackers=0.2 of the 4 clients of a round is less than one, so krum withstands none")
@@ -146,7 +146,7 @@ def test_privacy_of_data_that_were_counted_before_is_said():
 
 
 class Composed(Case):
-    """A method whose uplinks pass through links."""
+    """A method whose uplinks pass transforms."""
 
     def __init__(self, name: str, attack: str, *links: Link):
         super().__init__(toy.CASES[name].method, task=toy.CASES[name].task, mixed=toy.CASES[name].mixed)

@@ -44,11 +44,11 @@ def test_what_is_clipped_keeps_its_direction():
     np.testing.assert_allclose(found, 2 * np.array([2, -1, 0]) / 5**0.5, rtol=1e-4)
 
 
-def summed(link, rows, memory=(), weights=None):
-    """The link's contributions of rows [C, D], added up."""
+def summed(transform, rows, memory=(), weights=None):
+    """The contributions of rows [C, D], added up."""
     weights = jnp.ones(len(rows)) if weights is None else weights
-    sender = ClientContext(jnp.int32(0), jnp.int32(1), jax.random.key(0), memory)
-    lifted = [link.reduce.map(row, w, sender) for row, w in zip(rows, weights, strict=True)]
+    context = ClientContext(jnp.int32(0), jnp.int32(1), jax.random.key(0), memory)
+    lifted = [transform.reduce.map(row, w, context) for row, w in zip(rows, weights, strict=True)]
     return jax.tree.map(lambda *x: sum(x), *lifted)
 
 
@@ -56,42 +56,42 @@ def summed(link, rows, memory=(), weights=None):
 def test_noise_has_the_stated_deviation(name):
     """20000 draws: their deviation is within 1.5 % of the stated one by three standard errors, so one that is 5 % off fails."""
     clip, noise, cohort, real = 0.4, 1.3, 50, 200
-    link = getattr(dp_mechanisms, name)(clip, noise, cohort, real)
-    memory = link.init_memory(None)
+    transform = getattr(dp_mechanisms, name)(clip, noise, cohort, real)
+    memory = transform.init_memory(None)
     rows = jnp.zeros((3, 20000)).at[0, 0].set(7.0)
-    made, _, said = link.reduce.finalize(summed(link, rows, memory), memory, jax.random.key(1))
-    wanted = noise * clip * (cohort / real) / cohort  # of the mean, a quarter of what the real cohort's sum has, over 50
+    made, _, said = transform.reduce.finalize(summed(transform, rows, memory), memory, jax.random.key(1))
+    expected = noise * clip * (cohort / real) / cohort  # of the mean, a quarter of what the real cohort's sum has, over 50
     if name == "adaptive":
-        wanted *= (1 - (noise / (2 * 10)) ** 2) ** -0.5  # sigma_b is a twentieth of 200
-    assert abs(np.std(made[1:]) / wanted - 1) < 0.015
-    assert abs(np.mean(made[1:])) < 4 * wanted / 20000**0.5
+        expected *= (1 - (noise / (2 * 10)) ** 2) ** -0.5  # sigma_b is a twentieth of 200
+    assert abs(np.std(made[1:]) / expected - 1) < 0.015
+    assert abs(np.mean(made[1:])) < 4 * expected / 20000**0.5
     deviation, one = said["privacy/deviation"]
-    np.testing.assert_allclose(deviation / one, wanted, rtol=1e-5)
+    np.testing.assert_allclose(deviation / one, expected, rtol=1e-5)
     assert said["privacy/clipped"] == (1, 3)
 
 
 @pytest.mark.parametrize("made", [local_gaussian, local_laplace])
 def test_local_noise_has_the_stated_deviation_and_each_client_its_own(made):
-    link, row = made(0.4, 1.3, 50, 50), jnp.zeros(20000)
-    send = lambda key: link.send(UplinkValue((row,), ()), ClientContext(0, jnp.int32(1), jax.random.key(key), ()), ()).value.deltas[
-        0
-    ]
-    wanted = 1.3 * 0.4 * (2**0.5 if made is local_laplace else 1)
-    assert abs(np.std(send(0)) / wanted - 1) < 0.03  # Laplace's kurtosis makes the error of its deviation larger
+    transform, row = made(0.4, 1.3, 50, 50), jnp.zeros(20000)
+    send = lambda key: transform.send(
+        UplinkValue((row,), ()), ClientContext(0, jnp.int32(1), jax.random.key(key), ()), ()
+    ).value.deltas[0]
+    expected = 1.3 * 0.4 * (2**0.5 if made is local_laplace else 1)
+    assert abs(np.std(send(0)) / expected - 1) < 0.03  # Laplace's kurtosis makes the error of its deviation larger
     assert abs(np.corrcoef(send(0), send(1))[0, 1]) < 0.04
 
 
 def test_the_clip_follows_the_quantile():
     """Norms spread evenly over (0, 10): the clip comes to the one below which three in ten lie."""
-    link = adaptive(0.1, 0.5, 100, 1e6, quantile=0.3, rate=0.5)
+    transform = adaptive(0.1, 0.5, 100, 1e6, quantile=0.3, rate=0.5)
     rows = jnp.linspace(0.05, 9.95, 100)[:, None] * jnp.array([[0.6, 0.8]])
 
     def step(memory, key):
-        lifted = jax.vmap(lambda row: link.reduce.map(row, jnp.float32(1), ClientContext(0, 1, key, memory)))(rows)
-        _, memory, _ = link.reduce.finalize(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), memory, key)
+        lifted = jax.vmap(lambda row: transform.reduce.map(row, jnp.float32(1), ClientContext(0, 1, key, memory)))(rows)
+        _, memory, _ = transform.reduce.finalize(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), memory, key)
         return memory, memory
 
-    _, clips = jax.lax.scan(step, link.init_memory(None), jax.random.split(jax.random.key(0), 120))
+    _, clips = jax.lax.scan(step, transform.init_memory(None), jax.random.split(jax.random.key(0), 120))
     assert abs(np.mean(clips[-20:]) - 3) < 0.6
 
 
@@ -100,19 +100,19 @@ def test_the_clip_follows_its_quantile_among_those_that_are_expected_to_come_bac
     spec = "adaptive(quantile=0.9, rate=0.5)"
     mechanism = registry.find("mechanism", spec, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN)
     spent = types.SimpleNamespace(release=Release("gaussian", "poisson", 100, 1000), strategy=None, clip=0.1, noise=1e-3)
-    (link,) = build_mechanism(mechanism, cast(Any, spent), 100, dropout=0.4)
+    (transform,) = build_mechanism(mechanism, cast(Any, spent), 100, dropout=0.4)
     rows = jnp.linspace(0.05, 9.95, 100)[:, None] * jnp.array([[0.6, 0.8]])
 
     def step(memory, key):
-        there = jnp.argsort(jax.random.uniform(key, 100)) < 60
-        lifted = jax.vmap(lambda row, w: link.reduce.map(row, w, ClientContext(0, 1, key, memory)))(rows, there * 1.0)
-        mean, after, _ = link.reduce.finalize(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), memory, key)
+        mask = jnp.argsort(jax.random.uniform(key, 100)) < 60
+        lifted = jax.vmap(lambda row, w: transform.reduce.map(row, w, ClientContext(0, 1, key, memory)))(rows, mask * 1.0)
+        mean, after, _ = transform.reduce.finalize(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), memory, key)
         return after, (memory, jnp.linalg.norm(mean))
 
-    _, (clips, means) = jax.lax.scan(step, link.init_memory(None), jax.random.split(jax.random.key(0), 120))
+    _, (clips, means) = jax.lax.scan(step, transform.init_memory(None), jax.random.split(jax.random.key(0), 120))
     assert abs(np.mean(clips[-20:]) - 9) < 0.6
-    wanted = np.minimum(np.linspace(0.05, 9.95, 100), 9).mean()
-    assert abs(np.mean(means[-20:]) / wanted - 1) < 0.1, "a mean over those that came"
+    expected = np.minimum(np.linspace(0.05, 9.95, 100), 9).mean()
+    assert abs(np.mean(means[-20:]) / expected - 1) < 0.1, "a mean over those that came"
 
 
 def test_indicators_without_enough_noise_are_refused():
@@ -214,8 +214,8 @@ def test_attackers_who_know_the_others_would_break_the_clip(name):
 
 def test_noise_and_running_statistics_that_travel_exclude_each_other():
     nets = {True: Net({"w": jnp.ones(2)}, {"norm": {"mean": jnp.zeros(2), "var": jnp.ones(2)}}), False: Net({"w": jnp.ones(2)})}
-    for link in (gaussian(1.0, 1.0, 5, 5), local_laplace(1.0, 1.0, 5, 5)):
-        link.check("fedavg", UplinkValue((nets[False],), ()))
+    for transform in (gaussian(1.0, 1.0, 5, 5), local_laplace(1.0, 1.0, 5, 5)):
+        transform.check("fedavg", UplinkValue((nets[False],), ()))
         with pytest.raises(ValueError, match="set statistics='local', which sends none, or use a network without") as refused:
-            link.check("fedavg", UplinkValue((nets[True],), ()))
+            transform.check("fedavg", UplinkValue((nets[True],), ()))
         assert "\n" not in str(refused.value)

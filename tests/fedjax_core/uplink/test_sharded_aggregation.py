@@ -74,8 +74,8 @@ def test_a_divided_rule_gives_what_it_gives_whole(rule):
     link, (rows, weights) = robust_aggregation.parse(rule), cohort()
     assert link.reduce.shardable
     memory = np.full(D, 4.0, np.float32) if rule.startswith("centred") else ()
-    wanted = of(link.reduce)(rows, weights, memory)
-    chex.assert_trees_all_close(of(link.reduce, devices())(rows, weights, memory), wanted, rtol=2e-6, atol=1e-6)
+    expected = of(link.reduce)(rows, weights, memory)
+    chex.assert_trees_all_close(of(link.reduce, devices())(rows, weights, memory), expected, rtol=2e-6, atol=1e-6)
 
 
 def test_a_divided_bulyan_averages_the_nearest_values_where_values_tie():
@@ -83,19 +83,19 @@ def test_a_divided_bulyan_averages_the_nearest_values_where_values_tie():
     rng = np.random.default_rng(1)
     rows, weights = rng.integers(-3, 4, (C, D)).astype(np.float32), np.ones(C, np.float32)
     rows[1:3] = rows[0]
-    wanted = naive_bulyan(rows.astype(np.float64), 2)
+    expected = naive_bulyan(rows.astype(np.float64), 2)
     reduce = robust_aggregation.parse("bulyan(attackers=0.2)").reduce
     for mesh in (None, devices()):
-        np.testing.assert_allclose(of(reduce, mesh)(rows, weights, ())[0], wanted, atol=2e-6)
+        np.testing.assert_allclose(of(reduce, mesh)(rows, weights, ())[0], expected, atol=2e-6)
 
 
 def test_beside_an_axis_of_networks_and_in_lanes():
     reduce, (rows, weights) = robust_aggregation.parse("krum(attackers=0.25)").reduce, cohort()
-    wanted, _, _ = of(reduce)(rows, weights, ())
-    np.testing.assert_array_equal(of(reduce, devices(axes=2))(rows, weights, ())[0], wanted)
+    expected, _, _ = of(reduce)(rows, weights, ())
+    np.testing.assert_array_equal(of(reduce, devices(axes=2))(rows, weights, ())[0], expected)
     with sharded_aggregation.over(devices(), "clients"):
         lanes = jax.jit(jax.vmap(lambda rows: sharded_aggregation.finalize(reduce, (rows, weights), (), jax.random.key(0))[0]))
-        np.testing.assert_array_equal(lanes(np.stack([rows, 2 * rows])), np.stack([wanted, 2 * wanted]))
+        np.testing.assert_array_equal(lanes(np.stack([rows, 2 * rows])), np.stack([expected, 2 * expected]))
 
 
 def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_path):
@@ -106,9 +106,9 @@ def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_pat
     for text in (f"{file}:size", f"mixing | {file}:size"):
         link = robust_aggregation.parse(text)
         assert not link.reduce.shardable
-        wanted = of(link.reduce)(rows, weights, ())
-        chex.assert_trees_all_close(of(link.reduce, devices())(rows, weights, ()), wanted, rtol=1e-6)
-    own = VectorReduce(combine="stack", finalize=lambda joined, memory, key: (joined[0][0], memory, {}), shardable=True)
+        expected = of(link.reduce)(rows, weights, ())
+        chex.assert_trees_all_close(of(link.reduce, devices())(rows, weights, ()), expected, rtol=1e-6)
+    own = VectorReduce(combine="stack", finalize=lambda combined, memory, key: (combined[0][0], memory, {}), shardable=True)
     np.testing.assert_array_equal(of(own, devices())(rows, weights, ())[0], rows[0])
 
 
