@@ -34,9 +34,11 @@ ROOMS = {  # of fedjax_core, top to bottom: what each may import beside itself
     "option_types": set(),
     "algorithm": set(),
     "distributed": set(),
+    "finite_checks": set(),
     "lazy_array": set(),
 }
 EVERYBODY = {
+    "finite_checks",
     "distributed",
     "registry",
     "own_packages",
@@ -47,7 +49,7 @@ EVERYBODY = {
     "lazy_array",
     "atomic_files",
 }  # what all others may import too
-ALONE = {"option_types", "algorithm", "lazy_array", "own_packages"}  # which import nothing of ours
+ALONE = {"finite_checks", "option_types", "algorithm", "lazy_array", "own_packages"}  # which import nothing of ours
 OF_METHODS = {"training", "nn", "task"} | EVERYBODY
 
 

@@ -14,7 +14,7 @@ from configs.tables.fedpft import all_methods as fedpft
 from configs.tables.private import mechanisms
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.experiment import protection
+from fedjax_core.experiment.uplink_options import account_privacy
 from tests import test_configs
 from tests.fedjax_core.commands.small_tables import run
 
@@ -142,7 +142,7 @@ def test_epsilons_of_the_mechanisms_differ_in_noise_that_is_felt():
         config = cells["Gaussian, in turn", column]
         config.privacy.accountant = "rdp"
         asked = experiment.resolve(config)
-        spent = protection.of_asked(asked, config.data.clients)
+        spent = account_privacy(asked.privacy, asked.cohort, config.data.clients, asked.sampling)
         assert spent is not None
         long[column] = spent.noise / spent.release.cohort * (64 * 32 + 32 + 32 * 10 + 10) ** 0.5
     assert long["epsilon 1"] > 5

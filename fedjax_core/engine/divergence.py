@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array, ClientOutput, PyTree, targets_of
+from fedjax_core.finite_checks import became_nonfinite, floating_leaves, is_finite
 
 METRICS, UPLINK, STATE = 1, 2, 4
 NAMES = {METRICS: "training loss", UPLINK: "uplink", STATE: "state"}
@@ -51,29 +52,16 @@ class Seen(NamedTuple):
 def of_client(out: ClientOutput, parts: Sequence[PyTree], before: PyTree, there: Array) -> Seen:
     """What one client's round left behind; `parts` of its uplink, its state `before`, and whether it is `there`."""
     sizes = jnp.stack([jnp.zeros(()), *(_magnitude(part) for part in parts)])[1:]
-    faults = METRICS * ~_finite(out.metrics) + UPLINK * ~jnp.all(jnp.isfinite(sizes)) + STATE * turned(out.state, before)
+    faults = (
+        METRICS * ~is_finite(out.metrics) + UPLINK * ~jnp.all(jnp.isfinite(sizes)) + STATE * became_nonfinite(out.state, before)
+    )
     return jax.tree.map(lambda x: jnp.where(there, x, 0), Seen(jnp.asarray(faults, jnp.int32), sizes))
-
-
-def turned(new: PyTree, old: PyTree) -> Array:
-    """[] whether an element that was finite is not any more."""
-    pairs = zip(_floating(new), _floating(old), strict=True)
-    return jnp.any(jnp.stack([jnp.bool(False), *(jnp.any(~jnp.isfinite(n) & jnp.isfinite(o)) for n, o in pairs)]))
-
-
-def _finite(tree: PyTree) -> Array:
-    return jnp.all(jnp.stack([jnp.bool(True), *(jnp.all(jnp.isfinite(x)) for x in _floating(tree))]))
 
 
 def _magnitude(tree: PyTree) -> Array:
     """[] the largest one; not finite if any element is not."""
-    found = [jnp.max(jnp.abs(x), initial=0).astype(jnp.float32) for x in _floating(tree)]
+    found = [jnp.max(jnp.abs(x), initial=0).astype(jnp.float32) for x in floating_leaves(tree)]
     return jnp.max(jnp.stack([jnp.zeros(()), *found]))
-
-
-def _floating(tree: PyTree) -> list[Array]:
-    leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
-    return [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
 def advice_for(y: np.ndarray | None) -> str:

@@ -11,6 +11,7 @@ from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.engine.client_state import host_store
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.federation import Federation, Held, State, key
+from fedjax_core.finite_checks import became_nonfinite
 from fedjax_core.uplink import sharded_aggregation
 
 Drawn = list[tuple[Cohort, Array]]  # per group: the cohort in the order of the plan, and its clients' places in the group's store
@@ -82,7 +83,7 @@ def on_host(fed: Federation, held: Held, state: State, initial: PyTree, drawn: D
 def _turned(server: PyTree, before: PyTree) -> Array:
     """[] whether a number of the server's state, which is as `before` in all but its numbers, is not finite any more."""
     contracts.same(before, server, "server_update must return the server's state as server_init made it")
-    return divergence.turned(server, before)
+    return became_nonfinite(server, before)
 
 
 def draw(fed: Federation, held: Held, of_run: Array, round: Array) -> Drawn:  # noqa: A002

@@ -8,7 +8,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientData, PyTree
 from fedjax_core.engine import client_loop, evaluation_step
 from fedjax_core.engine.data_feed import cohort_buffer
 from fedjax_core.engine.federation import Evaluation, Federation, Group, Held, key
-from fedjax_core.uplink.apply_transforms import Sent
+from fedjax_core.uplink.wrapped_method import Sent
 
 
 def reason(groups: tuple[Group, ...]) -> str:

@@ -12,7 +12,7 @@ from fedjax_core.data import federated_data, poisoning
 from fedjax_core.engine import client_loop
 from fedjax_core.engine import client_sampling as cohorts
 from fedjax_core.engine.simulator import Build, Group, Simulation
-from fedjax_core.experiment import adversaries, build_task, config_warnings, protection, python_overrides
+from fedjax_core.experiment import build_task, config_warnings, python_overrides, uplink_options
 from fedjax_core.experiment.lookup import OF_TARGETS, trained
 from fedjax_core.experiment.resolve_config import Asked, Config, algorithm, resolve
 from fedjax_core.task import Task
@@ -79,7 +79,8 @@ def build(
         places.setdefault((one.found.spec, one.file), []).append(i)
     make = algorithm(asked) if by_lane is None else by_lane(asked)
     make = local_statistics(make) if asked.statistics == "local" else make
-    poisons, links = adversaries.attacked(asked, data.clients)
+    attackers = () if asked.adversary is None else asked.adversary.client_ids(data.clients, asked.data.seed)
+    poisons, links = uplink_options.build_attacks(asked.adversary, attackers)
     trigger = next((one.trigger for one in poisons if one.trigger is not None), None)
     make = make if trigger is None else backdoor.watched(make, trigger)
     if trigger is not None and "backdoor" in asked.scores:
@@ -97,13 +98,16 @@ def build(
     if asked.adversary is not None and any(group.build(group.task).pooled for group in groups):
         attack = option_types.short(asked.said["adversary.attack"])
         raise ValueError(f"adversary.attack={attack}: a pooled method has no clients that could attack")
-    seed, evil = asked.data.seed, adversaries.attackers(asked, data.clients)
-    spent = protection.of_asked(asked, data.clients, accounted and not shapes_only, noise)
+    seed = asked.data.seed
+    calibrate = accounted and not shapes_only
+    spent = uplink_options.account_privacy(asked.privacy, asked.cohort, data.clients, asked.sampling, calibrate, noise)
+    cohort_size = cohorts.number(asked.cohort, data.clients)
+    links += uplink_options.build_mechanism(asked.mechanism, spent, cohort_size, asked.dropout)
     if not shapes_only:
-        config_warnings.say(asked, data, len(evil), fresh)
+        config_warnings.say(asked, data, len(attackers), fresh)
     return Simulation(
         groups,
-        poisoning.counted(data, poisons, evil) if shapes_only else poisoning.poisoned(data, poisons, evil, seed),
+        poisoning.counted(data, poisons, attackers) if shapes_only else poisoning.poisoned(data, poisons, attackers, seed),
         cohort=asked.cohort,
         dropout=asked.dropout,
         plan=_plan(asked, data.clients, devices),
@@ -112,7 +116,7 @@ def build(
         data_on=asked.data_on,
         episodes=asked.episodes,
         devices=devices,
-        links=order([*asked.links, *links, *protection.links(asked, spent, data.clients)]),
+        links=order([*asked.links, *links]),
         leave_out=asked.leave_out,
         sampling=asked.sampling,
     )

@@ -15,13 +15,12 @@ from fedjax_core.data import federated_data
 from fedjax_core.engine.simulator import Simulation, State
 from fedjax_core.experiment import lookup, python_overrides
 from fedjax_core.experiment import trust as trusted
-from fedjax_core.experiment.adversaries import attackers
 from fedjax_core.experiment.build_model import begun_from
 from fedjax_core.experiment.build_simulator import build
-from fedjax_core.experiment.protection import of_asked
 from fedjax_core.experiment.resolve_config import Asked, Config, resolve
 from fedjax_core.experiment.run_header import opening_lines
 from fedjax_core.experiment.schema import Incomplete
+from fedjax_core.experiment.uplink_options import account_privacy
 from fedjax_core.privacy import Spent
 from fedjax_core.run import Finished, check_inputs, digest_inputs, is_begun_anew, restored, run
 from fedjax_core.run.selection import SELECTED, summarised
@@ -89,7 +88,7 @@ def settings(
     """What a run is told of its config; see `fedjax_core.run.steps`. `noise`, `asked`: as `build` takes them; `given_data`: whether
     the data are others than the config's."""
     asked = resolve(config) if asked is None else asked
-    private = of_asked(asked, simulation.population, known=noise)
+    private = account_privacy(asked.privacy, asked.cohort, simulation.population, asked.sampling, recorded=noise)
     return {
         "seed": config.seed,
         "rounds": config.rounds,
@@ -209,8 +208,10 @@ def _weights(config: Config) -> dict[str, Any]:
 
 def _adversary(asked: Asked, population: int) -> dict[str, Any]:
     """Who attacks, for run.json."""
-    clients = attackers(asked, population)
-    return {"adversary": {"attack": asked.said["adversary.attack"], "clients": clients}} if clients else {}
+    if asked.adversary is None:
+        return {}
+    clients = asked.adversary.client_ids(population, asked.data.seed).tolist()
+    return {"adversary": {"attack": asked.said["adversary.attack"], "clients": clients}}
 
 
 def tuples(value: Any) -> Any:

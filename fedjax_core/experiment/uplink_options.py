@@ -1,98 +1,174 @@
-"""What a config puts between clients and server: attacks, compression, a rule, privacy; found by name and checked."""
+"""What a config puts between clients and server, as transforms of uplinks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedjax_core import option_types, outside, registry
 from fedjax_core.data import poisoning
+from fedjax_core.engine import client_sampling
 from fedjax_core.experiment.lookup import NORMALISATIONS
-from fedjax_core.privacy import Privacy, missing_settings
-from fedjax_core.privacy import asked as privacy_asked
+from fedjax_core.privacy import Privacy, Spent, build_privacy_config, missing_settings
 from fedjax_core.registry import Found
-from fedjax_core.uplink import Link, attacks, compression, dp_mechanisms, order, robust_aggregation
+from fedjax_core.uplink import Link, attacks, compression, dp_matrix_mechanism, dp_mechanisms, order, robust_aggregation
 
 
 class Adversary(NamedTuple):
     """Who attacks, and how.
 
     Attributes:
-      attacks: one after another: poisons of data, and changes of what is sent.
+      attacks: in order; they poison data or change uplinks.
       fraction: of the clients.
     """
 
     attacks: list[Found]
     fraction: float
 
+    def client_ids(self, population: int, seed: int) -> np.ndarray:
+        """Returns the sorted ids of the attackers."""
+        return attacks.draw_attackers(population, self.fraction, seed)
 
-def links(said: Mapping[str, Any]) -> tuple[Link, ...]:
-    """What uplinks pass through, in its order."""
+
+def links(fields: Mapping[str, Any]) -> tuple[Link, ...]:
+    """Returns the config's compression and rule, in the order of a message."""
     parsers = {
         "compression.uplink": compression.parse,
-        "compression.downlink": compression.down,
+        "compression.downlink": compression.compress_broadcast,
         "aggregation.rule": robust_aggregation.parse,
     }
-    return order([parse(said[field]) for field, parse in parsers.items() if said[field] is not None])
+    return order([parse(fields[name]) for name, parse in parsers.items() if fields[name] is not None])
 
 
-def leaves_out(said: Mapping[str, Any]) -> bool:
-    """Whether clients that send something not finite are left out: as the config says, else where there is a rule or privacy."""
-    asked = said["aggregation.not_finite"]
-    return bool(said["aggregation.rule"] or said["privacy.mechanism"]) if asked is None else asked == "leave_out"
+def leaves_out(fields: Mapping[str, Any]) -> bool:
+    """Whether clients with non-finite results are left out; by default, with a rule or privacy."""
+    not_finite = fields["aggregation.not_finite"]
+    if not_finite is None:
+        return bool(fields["aggregation.rule"] or fields["privacy.mechanism"])
+    return not_finite == "leave_out"
 
 
-def adversary(said: Mapping[str, Any]) -> Adversary | None:
-    """Who attacks, and how; None: nobody does."""
-    attack, fraction = said["adversary.attack"], said["adversary.fraction"]
+def adversary(fields: Mapping[str, Any]) -> Adversary | None:
+    """Returns who attacks, and how; None without attack."""
+    attack, fraction = fields["adversary.attack"], fields["adversary.fraction"]
+    given = f"adversary.attack={option_types.short(attack)}"
     if (attack is None) != (fraction is None):
-        found = f"adversary.attack={option_types.short(attack)}, adversary.fraction={fraction}"
-        raise ValueError(f"{found}: give both, such as 'sign_flip' and 0.2, or none")
+        raise ValueError(f"{given}, adversary.fraction={fraction}: set both, such as 'sign_flip' and 0.2, or neither")
     if attack is None:
         return None
-    found = attacks.find(attack, poisoning.POISONS)
-    if any(one.function is attacks.not_finite for one in found) and not leaves_out(said):
-        raise ValueError(
-            f"adversary.attack={option_types.short(attack)} ends the run at once; set aggregation.not_finite='leave_out', or a rule"
-        )
-    return Adversary(found, fraction)
+    specs = attacks.find_attacks(attack, poisoning.POISONS)
+    if any(spec.function is attacks.not_finite for spec in specs) and not leaves_out(fields):
+        raise ValueError(f"{given} ends the run at once; set aggregation.not_finite='leave_out', or a rule")
+    return Adversary(specs, fraction)
 
 
-def rule(said: Mapping[str, Any]) -> tuple[Found, ...]:
-    """The rule that takes the place of the mean, behind what stands before it; () for none."""
-    return () if said["aggregation.rule"] is None else tuple(robust_aggregation.found(said["aggregation.rule"]))
-
-
-def private(said: Mapping[str, Any], texts: bool, weights: str | None = None) -> tuple[Found | None, Privacy | None]:
-    """The mechanism, and how much of it.
+def build_attacks(adversary: Adversary | None, client_ids: Sequence[int] | np.ndarray) -> tuple[list[poisoning.Poison], list[Link]]:
+    """Returns how attackers change their data, and how they change their uplinks.
 
     Args:
-      said: all fields by dotted name.
-      texts: whether the data are texts, which are not normalised.
-      weights: how the method weighs clients; None: it does not say.
+      adversary: who attacks, and how; None: nobody.
+      client_ids: of the attackers.
 
     Raises:
-      ValueError: something is missing, all of it in one message, or does not go together.
+      TypeError: an attack of a user returns something else.
+      ValueError: there are two backdoors.
     """
-    spec = said["privacy.mechanism"]
-    if spec is None:
-        return None, privacy_asked(said, None)
-    if outside.PLACE.fullmatch(registry.parse(spec, "privacy.mechanism")[0]):
+    poisons, triggers, transforms = [], [], []
+    for spec in [] if adversary is None else adversary.attacks:
+        attack = spec()
+        if isinstance(attack, poisoning.Poison):
+            poisons.append(attack)
+            triggers += [spec.spec] if attack.trigger is not None else []
+        elif callable(attack) or isinstance(attack, attacks.Crafted):
+            transforms.append(attacks.link(spec.name, attack, client_ids))
+        else:
+            expected = (
+                "a function (array, key) -> array, a fedjax_core.uplink.attacks.Crafted or a fedjax_core.data.poisoning.Poison"
+            )
+            raise TypeError(f"attack {spec.name!r} must return {expected}, it returned {option_types.short(attack)}")
+    if len(triggers) > 1:
+        raise ValueError(f"adversary.attack has two backdoors, {' and '.join(triggers[:2])}; only one can be scored: give one")
+    return poisons, transforms
+
+
+def rule(fields: Mapping[str, Any]) -> tuple[Found, ...]:
+    """Returns the specifications of the rule and those before it; () without a rule."""
+    text = fields["aggregation.rule"]
+    return () if text is None else tuple(robust_aggregation.find_rules(text))
+
+
+def private(fields: Mapping[str, Any], texts: bool, weights: str | None = None) -> tuple[Found | None, Privacy | None]:
+    """Returns the mechanism and its settings.
+
+    Args:
+      fields: all fields of the config by dotted name.
+      texts: whether the data are texts, which are not normalised.
+      weights: how the method weights clients; None: unknown.
+
+    Raises:
+      ValueError: settings are missing, all named in one message, or exclude each other.
+    """
+    text = fields["privacy.mechanism"]
+    if text is None:
+        return None, build_privacy_config(fields, None)
+    given = f"privacy.mechanism={text!r}"
+    if outside.PLACE.fullmatch(registry.parse(text, "privacy.mechanism")[0]):
         names = ", ".join(dp_mechanisms.MECHANISMS)
-        raise ValueError(f"privacy.mechanism={spec!r}: only those whose privacy can be accounted for are allowed: {names}")
-    found = registry.find("mechanism", spec, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN, field="privacy.mechanism")
-    if said["aggregation.rule"] not in (None, "mean") and not found.name.startswith("local"):
+        raise ValueError(f"{given}: only mechanisms with an accountant are allowed: {names}")
+    spec = registry.find("mechanism", text, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN, field="privacy.mechanism")
+    aggregation, normalise = fields["aggregation.rule"], fields["normalise"]
+    if aggregation not in (None, "mean") and not spec.name.startswith("local"):
         raise ValueError(
-            f"privacy.mechanism={spec!r} and aggregation.rule={said['aggregation.rule']!r} each say how uplinks become one, and of "
-            "a rule's result nobody knows how far one client moves it; choose one of them"
+            f"{given} and aggregation.rule={aggregation!r} each replace the mean of uplinks, and the result of a rule has no "
+            "known sensitivity; choose one of them"
         )
-    own_scale = NORMALISATIONS.get(said["normalise"], ()) is None and not texts
-    if lacking := missing_settings(said, found.name):
-        others = [f"normalise={said['normalise']!r} changed to 'half' or 'unit'"] if own_scale else []
-        others += ["method.weights='uniform', so that clients count alike"] if weights == "samples" else []
-        raise ValueError(f"privacy.mechanism={spec!r} needs {'; '.join([*lacking, *others])}")
-    if own_scale:
+    scales_by_data = NORMALISATIONS.get(normalise, ()) is None and not texts
+    if missing := missing_settings(fields, spec.name):
+        missing += [f"normalise={normalise!r} changed to 'half' or 'unit'"] if scales_by_data else []
+        missing += ["method.weights='uniform', so that clients count alike"] if weights == "samples" else []
+        raise ValueError(f"{given} needs {'; '.join(missing)}")
+    if scales_by_data:
         names = ", ".join(repr(name) for name, scaling in NORMALISATIONS.items() if scaling is not None)
         raise ValueError(
-            f"privacy.mechanism={spec!r} and normalise={said['normalise']!r}: mean and deviation of all clients' rows would come "
-            f"without noise, which no epsilon is told of; set normalise to one of {names}"
+            f"{given} and normalise={normalise!r}: mean and deviation of all clients' examples would be used without "
+            f"noise, and epsilon would not include them; set normalise to one of {names}"
         )
-    return found, privacy_asked(said, found.name, found.options)
+    return spec, build_privacy_config(fields, spec.name, spec.options)
+
+
+def account_privacy(
+    privacy: Privacy | None,
+    cohort: int | float | None,
+    population: int,
+    sampling: str,
+    calibrate: bool = True,
+    recorded: Mapping[str, Any] | None = None,
+) -> Spent | None:
+    """Returns what rounds cost in privacy; None without privacy.
+
+    Args:
+      privacy: settings of the config.
+      cohort: size of a cohort, as in the config.
+      population: N.
+      sampling: of cohorts.
+      calibrate, recorded: see `PrivacyConfig.make_ledger`.
+    """
+    if privacy is None:
+        return None
+    cohort_size = client_sampling.number(cohort, population)
+    return privacy.make_ledger(cohort_size, population, sampling, calibrate, recorded)
+
+
+def build_mechanism(mechanism: Found | None, spent: Spent | None, cohort_size: int, dropout: float) -> list[Link]:
+    """Returns the transform that makes the noise; none without privacy.
+
+    Sums are divided by the number of clients that are expected to return: dropouts are drawn, so it
+    is as public as the cohort's size. Epsilon is computed as if nobody dropped out.
+    """
+    if mechanism is None or spent is None:
+        return []
+    real = spent.release.cohort if spent.release.sampling != "local" else cohort_size
+    settings = spent.clip, spent.noise, cohort_size * (1 - dropout), real * (1 - dropout)
+    if spent.strategy is not None:
+        return [dp_matrix_mechanism.make_mechanism(*settings, spent.strategy)]
+    return [mechanism.function(*settings, **mechanism.options)]

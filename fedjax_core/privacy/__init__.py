@@ -1,14 +1,15 @@
-"""What noise is worth: epsilon of a run's rounds by the accountants of `dp-accounting`, and the noise for a wanted epsilon.
+"""Differential privacy: epsilon of a run by `dp-accounting`, and noise for a wanted epsilon.
 
-The noise itself is made by `fedjax_core/uplink/dp_mechanisms.py` and `dp_matrix_mechanism.py`, the latter from the matrices in
-`matrix_factorization.py`. Records of a run are the simulator's own: losses, scores and counts in them are of the clients' data as
-they are, and no part of what epsilon is told of. That is the sequence of server states.
+`fedjax_core/uplink/dp_mechanisms.py` makes the noise, and `dp_matrix_mechanism.py` makes it from
+the matrices in `matrix_factorization.py`. Epsilon is about the sequence of server states. The
+losses, scores and counts that a run logs are computed on the clients' data without noise, and are
+not part of it.
 """
 
-from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrated, epsilon
-from fedjax_core.privacy.budget import Privacy, Spent, asked, missing_settings
+from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrate_noise, compute_epsilon
+from fedjax_core.privacy.budget import Privacy, Spent, build_privacy_config, missing_settings
 from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy
-from fedjax_core.privacy.participation import Participation, in_turn
+from fedjax_core.privacy.participation import Participation, cyclic_participation
 
 __all__ = [
     "ACCOUNTANTS",
@@ -18,9 +19,9 @@ __all__ = [
     "Release",
     "Spent",
     "Strategy",
-    "asked",
-    "calibrated",
-    "epsilon",
-    "in_turn",
+    "build_privacy_config",
+    "calibrate_noise",
+    "compute_epsilon",
+    "cyclic_participation",
     "missing_settings",
 ]

@@ -1,15 +1,20 @@
-"""Epsilon of rounds of noise, and noise for an epsilon; by `dp-accounting`, which the extra `[privacy]` installs.
+"""Epsilon of rounds with noise, and noise for an epsilon, by `dp-accounting`.
 
-Which event a round is, and whom its epsilon protects (the neighbouring relation):
+Each way of sampling a cohort is an event of dp-accounting, and protects a neighbouring relation:
 
-  "poisson"   each client comes with probability q = C / N: `PoissonSampledDpEvent`. Add or remove one client. PLD or RDP.
-  "fixed"     C clients of N without replacement: `SampledWithoutReplacementDpEvent`. Replace one client, by which the sum moves
-              by twice the clip, so the accountant is given half of the noise multiplier. RDP alone has it.
-  "all"       every client in every round, or "fixed" with C = N: no sampling. Remove one client's part of the sum. PLD or RDP.
-  "cyclic"    clients come in turn (`participation.py`): no sampling, nothing amplified. Remove all that one client sends, in the
-              rounds in which it takes part. PLD or RDP, of as many rounds as these; of noise that is correlated over rounds one
-              Gaussian mechanism in all (`matrix_factorization.py`).
-  "local"     what one client itself sends in every round. Replace all its data: twice the clip. PLD or RDP.
+  "poisson"   each client participates with probability q = C / N: `PoissonSampledDpEvent`. Add or
+              remove one client. PLD or RDP.
+  "fixed"     C clients of N without replacement: `SampledWithoutReplacementDpEvent`. Replace one
+              client, which moves the sum by twice the clip: the accountant gets half of the noise
+              multiplier. RDP.
+  "all"       every client in every round, or "fixed" with C = N: no sampling. Remove one client's
+              part of the sum. PLD or RDP.
+  "cyclic"    clients take turns (`participation.py`): no sampling and no amplification. Remove all
+              that one client sends. PLD or RDP of the rounds in which it participates; with noise
+              that is correlated over rounds, one Gaussian mechanism in all
+              (`matrix_factorization.py`).
+  "local"     what one client sends in every round. Replace all its data: twice the clip. PLD or
+              RDP.
 """
 
 import functools
@@ -27,9 +32,12 @@ RELATIONS = {
     "cyclic": "remove what one client sends",
     "local": "replace one client's data",
 }
-INTERVAL = 1e-3  # of the discretised privacy loss; ten times dp-accounting's default, at a tenth of the time; rounded upwards
-MOST_OF_ONE, MOST = 5 * 10**5, 2 * 10**8  # numbers of a discretised loss, of one round and of all: seconds each
-FINEST = 1e-4  # to which calibrated multipliers are rounded, upwards
+# Discretisation of the privacy loss: ten times dp-accounting's default, in a tenth of the time;
+# rounded up.
+INTERVAL = 1e-3
+# Largest numbers of points of a discretised loss, for one round and for all: seconds each.
+MAX_POINTS_PER_ROUND, MAX_POINTS = 5 * 10**5, 2 * 10**8
+RESOLUTION = 1e-4  # calibrated multipliers are rounded up to it
 
 
 class Release(NamedTuple):
@@ -49,98 +57,113 @@ class Release(NamedTuple):
 
     @property
     def relation(self) -> str:
-        """Which two sets of clients are told apart by no more than epsilon."""
+        """The neighbouring relation that epsilon protects."""
         return RELATIONS[self.sampling]
 
+    def effective_multiplier(self, multiplier: float) -> float:
+        """Returns the multiplier over what one change moves: twice the clip for "local"."""
+        return multiplier / 2 if self.sampling == "local" else multiplier
 
-def library() -> Any:
-    """dp-accounting.
+
+def import_library() -> Any:
+    """Imports dp-accounting.
 
     Raises:
       ValueError: it is not installed.
     """
     try:
-        found = importlib.import_module("dp_accounting")
+        library = importlib.import_module("dp_accounting")
         importlib.import_module("dp_accounting.pld")
         importlib.import_module("dp_accounting.rdp")
     except ImportError:
         raise ValueError(
             "privacy.mechanism needs dp-accounting for its epsilon: pip install 'fedjax-core[privacy]', or dp-accounting"
         ) from None
-    return found
+    return library
 
 
-def event(release: Release, multiplier: float) -> Any:
-    """One round as dp-accounting's event; `multiplier`: deviation, or Laplace's scale, over the clip."""
-    dp = library()
-    plain = dp.GaussianDpEvent if release.noise == "gaussian" else dp.LaplaceDpEvent
+def make_event(release: Release, multiplier: float) -> Any:
+    """Returns one round as dp-accounting's event.
+
+    Args:
+      release: of the round.
+      multiplier: deviation, or Laplace's scale, over the clip.
+    """
+    dp = import_library()
+    mechanism = dp.GaussianDpEvent if release.noise == "gaussian" else dp.LaplaceDpEvent
     if release.sampling == "poisson":
-        return dp.PoissonSampledDpEvent(release.cohort / release.population, plain(multiplier))
+        return dp.PoissonSampledDpEvent(release.cohort / release.population, mechanism(multiplier))
     if release.sampling == "fixed":
-        return dp.SampledWithoutReplacementDpEvent(release.population, release.cohort, plain(multiplier / 2))
-    return plain(multiplier / 2 if release.sampling == "local" else multiplier)
+        halved = mechanism(multiplier / 2)
+        return dp.SampledWithoutReplacementDpEvent(release.population, release.cohort, halved)
+    return mechanism(release.effective_multiplier(multiplier))
 
 
-def _accountant(release: Release, name: str) -> Any:
-    """A fresh one."""
-    dp = library()
+def _make_accountant(release: Release, name: str) -> Any:
+    dp = import_library()
     relations = dp.NeighboringRelation
     if name == "rdp":
-        replaced = release.sampling == "fixed"
-        return dp.rdp.RdpAccountant(neighboring_relation=relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE)
+        is_replaced = release.sampling == "fixed"
+        relation = relations.REPLACE_ONE if is_replaced else relations.ADD_OR_REMOVE_ONE
+        return dp.rdp.RdpAccountant(neighboring_relation=relation)
     return dp.pld.PLDAccountant(relations.ADD_OR_REMOVE_ONE, INTERVAL)
 
 
-def fits_pld(release: Release, multiplier: float, rounds: int) -> bool:
-    """Returns whether the privacy loss of so many rounds can be discretised: it takes a number for each
-    `INTERVAL` of its range, which grows with the rounds and, of Gaussian noise, with one over the squared
-    multiplier."""
-    scale = multiplier / 2 if release.sampling == "local" else multiplier
+def is_pld_feasible(release: Release, multiplier: float, rounds: int) -> bool:
+    """Whether the privacy loss of the rounds can be discretised.
+
+    It takes a point for each `INTERVAL` of its range, which grows with the rounds and, for Gaussian
+    noise, with the inverse of the squared multiplier.
+    """
+    scale = release.effective_multiplier(multiplier)
     inverse = 1 / scale if scale else math.inf
-    numbers = (2 * inverse if release.noise == "laplace" else (inverse / 2 + 8) * inverse) / INTERVAL
-    return numbers <= MOST_OF_ONE and rounds * numbers <= MOST
+    size = 2 * inverse if release.noise == "laplace" else (inverse / 2 + 8) * inverse
+    points = size / INTERVAL
+    return points <= MAX_POINTS_PER_ROUND and rounds * points <= MAX_POINTS
 
 
-def choose(release: Release, name: str | None, multiplier: float | None = None, rounds: int = 1, delta: float = 1) -> str:
-    """Returns the accountant to take: the one that is named, or the tightest that can account for the release.
+def choose_accountant(
+    release: Release, name: str | None, multiplier: float | None = None, rounds: int = 1, delta: float = 1
+) -> str:
+    """Returns the named accountant, or the tightest that supports the release.
 
     Args:
       release: of one round.
       name: "pld", "rdp" or None.
-      multiplier: deviation, or Laplace's scale, over the clip; None: it is not known yet.
-      rounds: how many, as `epsilon` takes them.
-      delta: see `epsilon`.
+      multiplier: deviation, or Laplace's scale, over the clip; None: not known yet.
+      rounds: how many, as in `compute_epsilon`.
+      delta: see `compute_epsilon`.
 
     Raises:
-      ValueError: the one that is named cannot.
+      ValueError: the named accountant does not support it.
     """
     if release.sampling == "fixed" and name == "pld":
         raise ValueError(
-            "privacy.accountant='pld' cannot account for cohorts of a fixed size, drawn without replacement: take 'rdp', or "
+            "privacy.accountant='pld' cannot account for cohorts of a fixed size, drawn without replacement: use 'rdp', or "
             "cohort.sampling='poisson'"
         )
-    tight = name or ("rdp" if release.sampling == "fixed" else "pld")
-    if tight == "rdp" or multiplier is None or (delta == 0 and release.noise == "laplace"):
-        return tight
-    if fits_pld(release, multiplier, rounds):
-        return tight
+    tightest = name or ("rdp" if release.sampling == "fixed" else "pld")
+    if tightest == "rdp" or multiplier is None or (delta == 0 and release.noise == "laplace"):
+        return tightest
+    if is_pld_feasible(release, multiplier, rounds):
+        return tightest
     if name == "pld":
         raise ValueError(
-            f"privacy.accountant='pld' has no room for a noise multiplier of {multiplier:.4g} over {rounds} rounds: "
-            "there is so little noise that epsilon is in the hundreds or more; take more noise, or 'rdp'"
+            f"privacy.accountant='pld' needs too much memory for a noise multiplier of {multiplier:.4g} over {rounds} rounds: "
+            "epsilon is in the hundreds or more; use more noise, or 'rdp'"
         )
     return "rdp"
 
 
 @functools.lru_cache(maxsize=4096)
-def epsilon(release: Release, multiplier: float, rounds: int, delta: float, accountant: str) -> float:
-    """Epsilon of so many rounds; infinite where the accountant finds no bound.
+def compute_epsilon(release: Release, multiplier: float, rounds: int, delta: float, accountant: str) -> float:
+    """Returns epsilon of the rounds; infinite if the accountant finds no bound.
 
     Args:
       release: of one round.
       multiplier: deviation, or Laplace's scale, over the clip.
-      rounds: how many; of "cyclic" those in which a client takes part.
-      delta: 0 for pure differential privacy, which Laplace noise has: by adding up.
+      rounds: how many; of "cyclic" those in which a client participates.
+      delta: 0 for pure differential privacy of Laplace noise, by addition.
       accountant: "pld" or "rdp".
 
     Raises:
@@ -149,50 +172,58 @@ def epsilon(release: Release, multiplier: float, rounds: int, delta: float, acco
     if rounds == 0:
         return 0.0
     if delta == 0 and release.noise == "laplace":
-        return rounds / (multiplier / 2 if release.sampling == "local" else multiplier)
+        return rounds / release.effective_multiplier(multiplier)
     if accountant == "rdp":
         try:
-            spent = rounds * _renyi(release, multiplier)
-        except ZeroDivisionError:  # the square of the multiplier is zero in floats
+            divergences = rounds * _renyi_divergences(release, multiplier)
+        except ZeroDivisionError:  # the square of the multiplier underflows
             return math.inf
-        return float(importlib.import_module("dp_accounting.rdp").compute_epsilon(_orders(), spent, delta)[0])
-    made = _accountant(release, accountant)
-    made.compose(event(release, multiplier), rounds)
-    return float(made.get_epsilon(delta))
+        rdp = importlib.import_module("dp_accounting.rdp")
+        return float(rdp.compute_epsilon(_renyi_orders(), divergences, delta)[0])
+    composed = _make_accountant(release, accountant)
+    composed.compose(make_event(release, multiplier), rounds)
+    return float(composed.get_epsilon(delta))
 
 
 @functools.lru_cache(maxsize=64)
-def _renyi(release: Release, multiplier: float) -> Any:
-    """Renyi divergences of one round by order: those of more rounds are multiples."""
-    made = _accountant(release, "rdp")
-    with np.errstate(divide="ignore", over="ignore"):  # of a multiplier whose square is no number
-        made.compose(event(release, multiplier))
-    return made.rdp
+def _renyi_divergences(release: Release, multiplier: float) -> Any:
+    """Returns the Renyi divergences of one round by order; those of more rounds are multiples."""
+    accountant = _make_accountant(release, "rdp")
+    with np.errstate(divide="ignore", over="ignore"):  # of multipliers with infinite squares
+        accountant.compose(make_event(release, multiplier))
+    return accountant.rdp
 
 
 @functools.lru_cache(maxsize=1)
-def _orders() -> Any:
-    return library().rdp.RdpAccountant().orders
+def _renyi_orders() -> Any:
+    return import_library().rdp.RdpAccountant().orders
 
 
 @functools.lru_cache(maxsize=64)
-def calibrated(release: Release, wanted: float, delta: float, rounds: int, accountant: str) -> float:
-    """The least noise multiplier, to 1e-4 and rounded upwards, with which so many rounds have at most an epsilon.
+def calibrate_noise(release: Release, wanted: float, delta: float, rounds: int, accountant: str) -> float:
+    """Returns the smallest noise multiplier, rounded up to 1e-4, for the wanted epsilon.
+
+    The search of `dp_accounting.calibrate_dp_mechanism` ends on other last digits in some cases,
+    and the noise of existing configs depends on them.
 
     Args:
       release: of one round.
       wanted: epsilon.
-      delta: see `epsilon`.
+      delta: see `compute_epsilon`.
       rounds: how many.
       accountant: "pld" or "rdp".
 
     Raises:
       ValueError: no multiplier below 1e6 is enough; dp-accounting is not installed.
     """
-    library()
-    spent = lambda z: epsilon(release, z, rounds, delta, accountant)
+    import_library()
+
+    def spent(multiplier: float) -> float:
+        return compute_epsilon(release, multiplier, rounds, delta, accountant)
+
     if accountant == "pld" and delta > 0:
-        high = calibrated(release, wanted, delta, rounds, "rdp")  # PLD needs less, and is slow where there is little noise
+        # PLD needs less noise than RDP, and takes long where there is little.
+        high = calibrate_noise(release, wanted, delta, rounds, "rdp")
         low = high * 0.9
     else:
         high = low = 1.0
@@ -200,14 +231,21 @@ def calibrated(release: Release, wanted: float, delta: float, rounds: int, accou
         low, high = high, high * 2
         if high > 1e6:
             raise ValueError(f"no noise multiplier below 1e6 gives epsilon {wanted:g} at delta {delta:g} after {rounds} rounds")
-    while low > FINEST and spent(low) <= wanted:
+    while low > RESOLUTION and spent(low) <= wanted:
         low, high = low * 0.9 if accountant == "pld" else low / 2, low
-    gap = lambda z: math.log(min(max(spent(z), 1e-12), 1e12) / wanted)
-    left, right = gap(low), gap(high)
-    while high - low > FINEST / 4:  # regula falsi with halvings: epsilon falls with the multiplier, smoothly
-        guess = low + (high - low) * min(max(left / max(left - right, 1e-12), 0.05), 0.95)
-        found = gap(guess)
-        low, left, high, right = (low, left, guess, found) if found <= 0 else (guess, found, high, right)
-        if -1e-5 < found <= 0:
+
+    def gap(multiplier: float) -> float:
+        return math.log(min(max(spent(multiplier), 1e-12), 1e12) / wanted)
+
+    gap_low, gap_high = gap(low), gap(high)
+    while high - low > RESOLUTION / 4:  # regula falsi with bisections: epsilon is smooth and falls
+        fraction = min(max(gap_low / max(gap_low - gap_high, 1e-12), 0.05), 0.95)
+        guess = low + (high - low) * fraction
+        gap_guess = gap(guess)
+        if gap_guess <= 0:
+            high, gap_high = guess, gap_guess
+        else:
+            low, gap_low = guess, gap_guess
+        if -1e-5 < gap_guess <= 0:
             break
-    return math.ceil(round(high / FINEST, 6)) * FINEST
+    return math.ceil(round(high / RESOLUTION, 6)) * RESOLUTION

@@ -1,31 +1,30 @@
-"""What a config asks of privacy, and what a run of it has spent."""
+"""The privacy settings of a config, and what a run spends of its budget."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_core.privacy.accounting import Release, calibrated, choose, epsilon
+from fedjax_core.privacy.accounting import Release, calibrate_noise, choose_accountant, compute_epsilon
 from fedjax_core.privacy.matrix_factorization import STRATEGIES, Strategy, recorded
-from fedjax_core.privacy.participation import Participation, in_turn, promised
+from fedjax_core.privacy.participation import Participation, cyclic_participation, weaken
 
-OF_TURNS = ("min_separation", "participations")  # fields of config.privacy that say how clients take turns
-ALONE = ("clip", "noise", "epsilon", "delta", "cohort", "population", "accountant", *OF_TURNS)  # all beside the mechanism
-NOISE = {"local_laplace": "laplace"}  # of the others Gaussian
-STEPS = 16  # epsilon by PLD is found at so many numbers of rounds between one power of two and the next
+PARTICIPATION_FIELDS = ("min_separation", "participations")  # of config.privacy, for cohorts that take turns
+ALONE = ("clip", "noise", "epsilon", "delta", "cohort", "population", "accountant", *PARTICIPATION_FIELDS)
+STEPS_PER_OCTAVE = 16  # PLD computes epsilon at so many numbers of rounds between powers of two
 
 
 class Privacy(NamedTuple):
-    """What a config asks for, checked as far as it can be without data.
+    """Settings of a config, checked as far as possible without data.
 
     Attributes:
       name: of the mechanism.
-      clip: norm that a client's delta is clipped to.
-      noise: multiplier, or None.
-      epsilon: in place of it, or None.
+      clip: norm of a clipped delta.
+      noise: noise multiplier, or None.
+      epsilon: wanted instead of a multiplier, or None.
       delta: 0 for pure differential privacy.
-      cohort, population: of the deployment, or None: the simulated ones.
+      cohort, population: of the deployment; None: as simulated.
       accountant: "pld", "rdp" or None.
-      min_separation, participations: what is promised of clients that come in turn, or None: what their cohorts hold.
+      min_separation, participations: declared bounds for clients that take turns; None: those of
+        the cohorts.
       rounds: T, which the noise is calibrated to.
       options: of the mechanism.
     """
@@ -43,63 +42,95 @@ class Privacy(NamedTuple):
     rounds: int
     options: Mapping[str, Any] = {}
 
-    def spent(
-        self, cohort: int, population: int, sampling: str, calibrate: bool = True, known: Mapping[str, Any] | None = None
+    def make_ledger(
+        self,
+        cohort: int,
+        population: int,
+        sampling: str,
+        calibrate: bool = True,
+        recorded_facts: Mapping[str, Any] | None = None,
     ) -> "Spent":
-        """With the simulation known: what one round is, and how much noise it has.
+        """Returns the ledger of a run, with its noise calibrated.
 
         Args:
-          cohort: C of the simulation, expected.
-          population: N of it.
+          cohort: expected size of a simulated cohort.
+          population: simulated number of clients.
           sampling: "fixed", "poisson" or "cyclic".
-          calibrate: False: nothing is accounted, and noise that would have to be calibrated is the known one, or 1: for shapes
-            alone.
-          known: what run.json has of the run's noise (`Spent.facts`), which is not found anew: another machine might find it
-            differently in the last digits. None: nothing.
+          calibrate: False: no accountant is used, and noise that would have to be calibrated is the
+            recorded one, or 1: for shapes alone.
+          recorded_facts: what run.json has about the run's noise (`Spent.facts`), which is not
+            computed again: another machine may find other last digits. None: nothing.
 
         Raises:
-          ValueError: the deployment is smaller than the simulation; the accountant cannot do it; cohorts do not hold what is
-            promised of clients' turns; dp-accounting is not installed.
+          ValueError: the deployment is smaller than the simulation; the accountant does not support
+            the mechanism; cohorts exceed the declared bounds; dp-accounting is not installed.
         """
+        facts = recorded_facts or {}
+        release = self._make_release(cohort, population, sampling)
+        participation, strategy, times = None, None, self.rounds
+        if release.sampling == "cyclic":
+            actual = cyclic_participation(self.rounds, release.cohort, release.population)
+            participation = weaken(actual, self.min_separation, self.participations)
+            times = participation.times
+            if self.name in STRATEGIES:
+                strategy = recorded(self.name, participation, facts)
+                strategy = strategy or STRATEGIES[self.name](participation, **self.options)
+                times = 1
+        if not calibrate:
+            accountant = choose_accountant(release, self.accountant)
+            noise = facts.get("noise_multiplier") or 1.0 if self.noise is None else self.noise
+        elif self.noise is None:
+            noise, accountant = self._calibrate(release, times, facts.get("noise_multiplier"))
+        else:
+            noise = self.noise
+            accountant = choose_accountant(release, self.accountant, noise, times, self.delta)
+        ledger = Spent(
+            release=release,
+            noise=noise,
+            clip=self.clip,
+            delta=self.delta,
+            accountant=accountant,
+            rounds=self.rounds,
+            name=self.name,
+            simulated=(cohort, population),
+            participation=participation,
+            strategy=strategy,
+        )
+        if calibrate:
+            ledger.epsilon(1)  # raises before round 1 if dp-accounting is not installed
+        return ledger
+
+    def _make_release(self, cohort: int, population: int, sampling: str) -> Release:
+        """Returns what leaves in one round of the deployment."""
         real, everybody = self.cohort or cohort, self.population or population
         if everybody < population:
             raise ValueError(f"privacy.population={everybody} must be at least the simulated population, {population}")
         if real < cohort:
             raise ValueError(
-                f"privacy.cohort={real} must be at least the simulated cohort, {cohort}: noise can be scaled down only"
+                f"privacy.cohort={real} must be at least the simulated cohort, {cohort}: noise can only be scaled down"
             )
         if real > everybody:
             raise ValueError(f"privacy.cohort={real} must be at most the population, {everybody}; set privacy.population")
-        kind, turns, strategy = NOISE.get(self.name, "gaussian"), None, None
+        noise = "laplace" if self.name == "local_laplace" else "gaussian"
         if self.name.startswith("local"):
-            release = Release(kind, "local")
-        elif sampling == "cyclic":
-            release = Release(kind, sampling, real, everybody)
-            turns = promised(in_turn(self.rounds, real, everybody), self.min_separation, self.participations)
-            if self.name in STRATEGIES:
-                strategy = recorded(self.name, turns, known or {}) or STRATEGIES[self.name](turns, **self.options)
-        else:
-            release = Release(kind, "all" if real == everybody else sampling, real, everybody)
-        accountant = choose(release, self.accountant)
-        noise, before = self.noise, (known or {}).get("noise_multiplier")
-        times = 1 if strategy is not None else self.rounds if turns is None else turns.times
-        if noise is None and not calibrate:
-            noise = before or 1.0
-        elif noise is None:
-            assert self.epsilon is not None
-            if accountant == "pld" and self.delta > 0:  # which may need half of the noise that RDP does
-                least = calibrated(release, self.epsilon, self.delta, times, "rdp") / 2
-                accountant = choose(release, self.accountant, least, times, self.delta)
-            found = epsilon(release, before, times, self.delta, accountant) / self.epsilon if before else math.inf
-            noise = before if before and 0.999 <= found <= 1 + 1e-6 else None  # else it is of other rounds
-            noise = calibrated(release, self.epsilon, self.delta, times, accountant) if noise is None else noise
-        elif calibrate:
-            accountant = choose(release, self.accountant, noise, times, self.delta)
-        simulated = cohort, population
-        made = Spent(release, noise, self.clip, self.delta, accountant, self.rounds, self.name, simulated, turns, strategy)
-        if calibrate:
-            made.epsilon(1)  # says before round 1 that the accountant is missing
-        return made
+            return Release(noise, "local")
+        if sampling != "cyclic" and real == everybody:
+            sampling = "all"
+        return Release(noise, sampling, real, everybody)
+
+    def _calibrate(self, release: Release, times: int, recorded_noise: float | None) -> tuple[float, str]:
+        """Returns the noise multiplier for the wanted epsilon, and its accountant."""
+        assert self.epsilon is not None
+        accountant = choose_accountant(release, self.accountant)
+        if accountant == "pld" and self.delta > 0:
+            # PLD may need half of the noise that RDP does.
+            least = calibrate_noise(release, self.epsilon, self.delta, times, "rdp") / 2
+            accountant = choose_accountant(release, self.accountant, least, times, self.delta)
+        if recorded_noise:
+            spent = compute_epsilon(release, recorded_noise, times, self.delta, accountant)
+            if 0.999 <= spent / self.epsilon <= 1 + 1e-6:  # else it is of other rounds
+                return recorded_noise, accountant
+        return calibrate_noise(release, self.epsilon, self.delta, times, accountant), accountant
 
 
 class Spent(NamedTuple):
@@ -111,10 +142,10 @@ class Spent(NamedTuple):
       clip: the (first) norm.
       delta: 0 for pure differential privacy.
       accountant: "pld" or "rdp".
-      rounds: the last one.
+      rounds: of the whole run.
       name: of the mechanism.
-      simulated: cohort and population of the simulation, which are not always the release's.
-      turns: how often clients come, where they come in turn; else None.
+      simulated: simulated cohort and population, which may differ from the release's.
+      participation: bounds for clients that take turns; else None.
       strategy: of noise that is correlated over rounds; else None.
     """
 
@@ -126,114 +157,125 @@ class Spent(NamedTuple):
     rounds: int
     name: str
     simulated: tuple[int, int]
-    turns: Participation | None = None
+    participation: Participation | None = None
     strategy: Strategy | None = None
 
     @property
-    def larger(self) -> bool:
-        """Whether epsilon is of a deployment that is larger than the simulation."""
-        return self.release.sampling != "local" and self.simulated != (self.release.cohort, self.release.population)
+    def is_scaled(self) -> bool:
+        """Whether epsilon is about a deployment that is larger than the simulation."""
+        deployment = self.release.cohort, self.release.population
+        return self.release.sampling != "local" and self.simulated != deployment
 
     def epsilon(self, done: int) -> float:
-        """Of so many rounds. PLD finds it anew for each number of rounds, so it is found for a few, and told for those before: an
-        upper bound, of at most a sixteenth more rounds; exact at the last round."""
+        """Returns epsilon after `done` rounds.
+
+        PLD takes long for each number of rounds. It is evaluated at a few of them, and the others
+        have the value of the next one: an upper bound, for at most a sixteenth more rounds, and
+        exact at the
+          last.
+        """
         if self.accountant == "pld":
-            step = max(1, 2 ** (max(done, 1).bit_length() - 1) // STEPS)
+            step = max(1, 2 ** (max(done, 1).bit_length() - 1) // STEPS_PER_OCTAVE)
             ahead = -(-done // step) * step
             done = min(ahead, self.rounds) if done <= self.rounds else done
+        noise = self.noise
         if self.strategy is not None and done:
-            done = min(done, self.rounds)  # there is no noise for more
-            multiplier = self.noise * self.strategy.sensitivity() / self.strategy.sensitivity(done)
-            return epsilon(self.release, multiplier, 1, self.delta, self.accountant)
-        done = done if self.turns is None else self.turns.by(done)
-        return epsilon(self.release, self.noise, done, self.delta, self.accountant)
+            # One mechanism in all; there is no noise for more rounds.
+            sensitivity = self.strategy.sensitivity(min(done, self.rounds))
+            noise, done = self.noise * self.strategy.sensitivity() / sensitivity, 1
+        elif self.participation is not None:
+            done = self.participation.times_by(done)
+        return compute_epsilon(self.release, noise, done, self.delta, self.accountant)
 
     def so_far(self, done: int) -> dict[str, float]:
-        """For the record of a round."""
+        """Returns the metrics of a round."""
         return {"privacy/epsilon": self.epsilon(done)}
 
     def facts(self) -> dict[str, Any]:
-        """For run.json and summary.json: all but rounds done."""
-        said = {"mechanism": self.name, "clip": self.clip, "noise_multiplier": self.noise, "delta": self.delta}
-        whose = {"sampling": self.release.sampling, "neighbours": self.release.relation, "accountant": self.accountant}
-        if self.release.sampling == "local":
-            return said | whose
-        of = {"cohort": self.release.cohort, "population": self.release.population}
-        simulated = dict(zip(("simulated_cohort", "simulated_population"), self.simulated, strict=True)) if self.larger else {}
-        turns = {} if self.turns is None else {"min_separation": self.turns.separation}
-        if self.strategy is not None:  # whose numbers are of these rounds alone
-            turns |= {"rounds": self.rounds, "participations": self.strategy.participation.times}
-            turns |= {"sensitivity": self.strategy.sensitivity()} | self.strategy.facts()
-        return said | of | simulated | turns | whose
+        """Returns all but the rounds done, for run.json and summary.json."""
+        facts = {"mechanism": self.name, "clip": self.clip, "noise_multiplier": self.noise, "delta": self.delta}
+        if self.release.sampling != "local":
+            facts |= {"cohort": self.release.cohort, "population": self.release.population}
+            if self.is_scaled:
+                facts |= {"simulated_cohort": self.simulated[0], "simulated_population": self.simulated[1]}
+            if self.participation is not None:
+                facts["min_separation"] = self.participation.separation
+            if self.strategy is not None:  # its numbers are for these rounds only
+                facts |= {"rounds": self.rounds, "participations": self.strategy.participation.times}
+                facts |= {"sensitivity": self.strategy.sensitivity()} | self.strategy.facts()
+        facts |= {"sampling": self.release.sampling, "neighbours": self.release.relation}
+        return facts | {"accountant": self.accountant}
 
     def words(self, done: int) -> str:
-        """One line on what was spent."""
-        told = f"epsilon {self.epsilon(done):.4g} at delta {self.delta:g} after round {done}"
+        """Returns one line on what was spent after `done` rounds."""
+        text = f"epsilon {self.epsilon(done):.4g} at delta {self.delta:g} after round {done}"
         if done < self.rounds:
-            told += f", {self.epsilon(self.rounds):.4g} after round {self.rounds}"
+            text += f", {self.epsilon(self.rounds):.4g} after round {self.rounds}"
         clients = "of one client that sends in every round"
         if self.release.sampling != "local":
             clients = f"{self.release.sampling} cohorts of {self.release.cohort} of {self.release.population}"
-        if self.larger:
+        if self.is_scaled:
             clients += " (deployment; simulated {} of {})".format(*self.simulated)
-        if self.turns is not None:
-            clients += f", each client at most {self.turns.times} times, {self.turns.separation} rounds apart, not amplified"
+        if self.participation is not None:
+            _, separation, times = self.participation
+            clients += f", each client at most {times} times, {separation} rounds apart, not amplified"
         how = f"noise multiplier {self.noise:.4g}, clip {self.clip:g}, {clients}, by {self.accountant}"
-        return f"privacy  {told} ({self.name}: {how}; neighbours: {self.release.relation})"
+        return f"privacy  {text} ({self.name}: {how}; neighbours: {self.release.relation})"
 
 
-def missing_settings(said: Mapping[str, Any], name: str) -> list[str]:
-    """Returns the fields that a mechanism of this name needs and that are not given, each with what it is."""
+def missing_settings(fields: Mapping[str, Any], name: str) -> list[str]:
+    """Returns the fields that a mechanism needs and that are not given, each with its meaning."""
     needed = {
         ("clip",): "privacy.clip, the norm that a client's delta is clipped to",
-        ("noise", "epsilon"): "privacy.noise, the noise multiplier, or privacy.epsilon, what all rounds together may cost",
+        ("noise", "epsilon"): "privacy.noise, the noise multiplier, or privacy.epsilon, the budget of all rounds",
         ("delta",): "privacy.delta, at most one over the number of clients (1e-6 for a million)",
     }
     if name == "local_laplace":
         del needed["delta",]
-    return [what for fields, what in needed.items() if all(said[f"privacy.{field}"] is None for field in fields)]
+    return [text for names, text in needed.items() if all(fields[f"privacy.{field}"] is None for field in names)]
 
 
-def asked(said: Mapping[str, Any], name: str | None, options: Mapping[str, Any] = {}) -> Privacy | None:
-    """What the config's fields ask for.
+def build_privacy_config(fields: Mapping[str, Any], name: str | None, options: Mapping[str, Any] = {}) -> Privacy | None:
+    """Returns the privacy settings of a config; None if privacy is off.
 
     Args:
-      said: all fields by dotted name.
+      fields: all fields of the config by dotted name.
       name: of the mechanism, without its options; None: privacy is off.
       options: of the mechanism.
 
     Raises:
-      ValueError: a field is missing, or is given where it says nothing.
+      ValueError: a field is missing, or is given where it has no effect.
     """
-    found: dict[str, Any] = {field: said[f"privacy.{field}"] for field in ALONE}
-    given = [field for field, value in found.items() if value is not None]
+    values: dict[str, Any] = {field: fields[f"privacy.{field}"] for field in ALONE}
+    given = [field for field, value in values.items() if value is not None]
     if name is None:
         if given:
-            raise ValueError(f"privacy.{given[0]}={found[given[0]]!r} needs privacy.mechanism, such as 'gaussian'")
+            raise ValueError(f"privacy.{given[0]}={values[given[0]]!r} needs privacy.mechanism, such as 'gaussian'")
         return None
-    if lacking := missing_settings(said, name):
-        raise ValueError(f"privacy.mechanism={name!r} needs {'; '.join(lacking)}")
-    if found["noise"] is not None and found["epsilon"] is not None:
+    if missing := missing_settings(fields, name):
+        raise ValueError(f"privacy.mechanism={name!r} needs {'; '.join(missing)}")
+    if values["noise"] is not None and values["epsilon"] is not None:
         raise ValueError(
-            f"privacy.noise={found['noise']}, privacy.epsilon={found['epsilon']}: give one of them, the noise multiplier or the "
-            "epsilon that all rounds together may have"
+            f"privacy.noise={values['noise']}, privacy.epsilon={values['epsilon']}: give one of them, the noise "
+            "multiplier or the budget of all rounds"
         )
-    if name.startswith("local"):
+    is_local = name.startswith("local")
+    if is_local:
         for field in ("cohort", "population"):
-            if found[field] is not None:
-                raise ValueError(f"privacy.{field}={found[field]} says nothing of {name!r}: each client has noise of its own")
-    elif found["population"] is not None and found["cohort"] is None:
+            if values[field] is not None:
+                raise ValueError(f"privacy.{field}={values[field]} has no effect with {name!r}: each client has its own noise")
+    elif values["population"] is not None and values["cohort"] is None:
         raise ValueError(
-            f"privacy.population={found['population']} needs privacy.cohort, the clients that the deployment has in a round"
+            f"privacy.population={values['population']} needs privacy.cohort, the clients of the deployment in a round"
         )
-    sampling = said["cohort.sampling"]
+    sampling = fields["cohort.sampling"]
     if name in STRATEGIES and sampling != "cyclic":
         raise ValueError(
-            f"privacy.mechanism={name!r} is for clients that come in turn, and cohort.sampling={sampling!r} draws them: set it to "
-            "'cyclic', or take 'gaussian'"
+            f"privacy.mechanism={name!r} is for clients that take turns, and cohort.sampling={sampling!r} draws them: "
+            "set it to 'cyclic', or use 'gaussian'"
         )
-    for field in OF_TURNS:
-        if found[field] is not None and (sampling != "cyclic" or name.startswith("local")):
-            raise ValueError(f"privacy.{field}={found[field]} is for a central mechanism with cohort.sampling='cyclic'")
-    found["delta"] = found["delta"] or 0.0
-    return Privacy(name=name, rounds=said["rounds"], options=options, **found)
+    for field in PARTICIPATION_FIELDS:
+        if values[field] is not None and (sampling != "cyclic" or is_local):
+            raise ValueError(f"privacy.{field}={values[field]} is for a central mechanism with cohort.sampling='cyclic'")
+    values["delta"] = values["delta"] or 0.0
+    return Privacy(name=name, rounds=fields["rounds"], options=options, **values)

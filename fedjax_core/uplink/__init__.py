@@ -1,45 +1,86 @@
-"""What happens to an uplink between client and server: attacks, compression, privacy, robust rules, for deltas and class means.
+"""Transforms of uplinks between clients and server: attacks, compression, privacy and robust rules.
 
-Attacks, compression, privacy and robust rules are `Link`s. `wrap(algorithm, links, like)` gives an Algorithm that passes every
-uplink through the links in their order; the method itself has no line of it. Without links nothing is wrapped, and the compiled
-program is what it was.
+Each is an `UplinkTransform`. `wrap(method, transforms, shapes)` returns an Algorithm whose uplinks
+pass all of them; the method itself does not know. Without transforms nothing is wrapped, and the
+compiled program is the method's own.
 
-    client_update --uplink--> link.send, link.send, ... --> [the stack: link.craft] --> reduction --> server_update
-                              (per client, in its loop)      (all clients at once)
+    client_update --uplink--> send, send, ... --> [attack_stack] --> reduce --> server_update
+                              (per client,         (all clients at once)
+                               in the client loop)
 
-What an uplink carries is said by the `Reduce` of each of its parts, made by `aggregators`:
+An uplink passes these files, in order:
 
-  "delta"         `aggregators.mean(weights)`: differences, of which the server takes the weighted mean. FedAvg's whole network with
-                  its batch statistics, FedPer's shared part; both parts of SCAFFOLD's, model and control variate, are of this kind.
-  "class means"   `aggregators.class_mean()`: (values [K, ...], counts [K]), of which it takes the mean of each class. FedProto's
-                  prototypes, FedMD's logits of public examples. Links change the values; the counts travel as they are.
-  neither         the server takes clients singly (`aggregators.stack`), or computes something of its own. Such a method is refused
-                  by name: nobody but the method knows what of it may be changed.
+   1  experiment/uplink_options.py   the config's fields -> transforms
+   2  uplink/transform.py            `UplinkTransform`, and `order`
+   3  uplink/apply_transforms.py     `wrap`: validates them and builds the Algorithm
+   4  uplink/wrapped_method.py       its states and messages
+   5  uplink/client_side.py          the client's side: method, `send` of each transform, `map`
+   6  uplink/layout.py               the uplink's parts, as trees and as vectors (flatten.py)
+   7  uplink/dp_mechanisms.py, attacks.py, compression.py   what `send` does
+   8  engine/round.py                contributions are summed or stacked over the client axis
+   9  uplink/server_side.py          the server's side: attacks on the stack, the reduction, method
+  10  uplink/sharded_aggregation.py  the reduction, sharded over devices
+  11  uplink/robust_aggregation.py, dp_mechanisms.py, dp_matrix_mechanism.py   what `finalize` does
 
-A link is a `Link` made by a function with options, such as `robust_aggregation.krum(attackers=0.2)`:
+The `payload` of each part's `Reduce` says what an uplink has; `aggregators` set it:
 
-  send     changes what one client sends, inside the client loop: an attack, a compression with its decoding, a clipping with
-           noise. It knows the client's id, number of examples, a key of its own, what the link's memory shows to clients, and what
-           the link keeps with the client (error feedback). What it says in `notes` stands in the round's record.
-  down     changes what a client is sent: the model in fewer bits. It has neither key nor memory.
-  craft    changes the uplinks of all clients at once, for attackers that know what the others send. The cohort is then stacked.
-  reduction   takes the place of the weighted mean: "add" streams with memory O(1), "stack" has all [C, D] at once. One link may.
-  memory   what the server keeps of the link from round to round; `reduction.combine` renews it.
+  "delta"        `aggregators.mean(weights)`: a difference, of which the server takes the weighted
+                 mean. FedAvg's network with its batch statistics, FedPer's shared part, and both
+                 parts of SCAFFOLD's uplink, model and control variate.
+  "class means"  `aggregators.class_mean()`: (values [K, ...], counts [K]), of which it takes the
+                 mean of each class. FedProto's prototypes, FedMD's logits of public examples.
+                 Transforms change the values; the counts stay.
+  ""             the server reads clients one by one (`aggregators.stack`), or computes something
+                 else. Such a method is rejected: only it knows which parts may be changed.
 
-The order is that of the simulated message, and `order` gives it to a set of links:
+A function with options makes an `UplinkTransform`, such as `robust_aggregation.krum()`:
 
-  1 "local privacy"   an honest client clips its delta and adds noise
-  2 "attack"          an attacker sends something else in its place; it does not follow the protocol above
-  3 "compression"     what is sent is packed, and unpacked as the server does; its packed arrays are the bytes that are counted
-  4 "attack" by craft  attackers that know what the server has received of the others
-  5 "rule", "privacy"   the server: a robust rule; or a clipping, a sum and noise
+  send           changes what one client sends, inside the client loop: an attack, a compression
+                 with its decoding, clipping with noise. Its `ClientContext` has the client's id,
+                 number of examples, random key, and the transform's memory. It may keep a client
+                 state (error feedback) and log metrics.
+  broadcast      changes what a client is sent, such as to fewer bits; without key or memory.
+  attack_stack   changes the uplinks of all clients at once, for attackers that know what others
+                 send. The cohort is then stacked.
+  reduce         replaces the weighted mean by map, combine, finalize. It streams with memory O(1)
+                 if it combines by "add"; "stack" keeps all vectors [C, D]. At most one transform
+                 has it.
+  memory         what the server keeps between rounds; `reduce.finalize` updates it.
 
-Noise stands before compression, which is then a function of what is private already; a clipping by the server stands behind it,
-inside the reduction's `lift`, so that nothing that a client sends escapes it. A rule and central privacy exclude each other: each
-says how uplinks become one, and a rule's result has no known sensitivity.
+`order` sorts a set of transforms by `KIND_ORDER`, the order of the simulated message:
+
+  1  "local privacy"     an honest client clips its delta and adds noise
+  2  "attack"            an attacker replaces its uplink; it does not follow the protocol above
+  3  "compression"       the uplink is packed, and unpacked as the server does
+  4  "attack" on the stack  attackers that know what the server has received from others
+  5  "rule", "privacy"   the server: a robust rule; or clipping, a sum, and noise
+
+Local noise precedes compression, which then works on data that are already private. Clipping by the
+server comes last, inside `reduce.map`, so that it covers all that a client sends. A rule and
+central privacy exclude each other: each replaces the mean, and the result of a rule has no known
+sensitivity.
 """
 
 from fedjax_core.uplink.apply_transforms import bare, wrap, wrapped
-from fedjax_core.uplink.transform import ORDER, Carried, Link, Passed, Reduction, Sender, order
+from fedjax_core.uplink.transform import (
+    KIND_ORDER,
+    ClientContext,
+    Link,
+    TransformOutput,
+    UplinkValue,
+    VectorReduce,
+    order,
+)
 
-__all__ = ["ORDER", "Carried", "Link", "Passed", "Reduction", "Sender", "bare", "order", "wrap", "wrapped"]
+__all__ = [
+    "KIND_ORDER",
+    "ClientContext",
+    "Link",
+    "TransformOutput",
+    "UplinkValue",
+    "VectorReduce",
+    "bare",
+    "order",
+    "wrap",
+    "wrapped",
+]

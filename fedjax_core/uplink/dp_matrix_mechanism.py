@@ -1,14 +1,15 @@
-"""Central privacy by noise that is correlated over rounds, drawn as a stream: row t of C^-1 z from what earlier rounds have left.
+"""Central privacy by noise that is correlated over rounds, generated as a stream: row t of C^-1 z.
 
-`privacy/matrix_factorization.py` has the matrices C and their papers. What is kept from round to round lies in the server's
-state, so a resumed run goes on with the noise that it had: as many vectors [D] as a tree has levels, as there are bands less one,
-or buffers.
+The matrices C and their papers are in `privacy/matrix_factorization.py`. The state of the stream is
+part of the server's state, so that a resumed run continues the same noise. It has as many vectors
+[D] as a tree has levels, as there are bands less one, or as there are buffers.
 
-  z_t   independent Gaussian noise of the round, from the server's stream of keys
-  y_t   row t of C^-1 z, what is added to the round's sum
+  z_t   independent Gaussian noise of round t, from the server's stream of keys
+  y_t   row t of C^-1 z, which is added to the round's sum
 
-banded: y_t = z_t - c_1 y_(t-1) - ... (c_0 is 1); blt: y_t = z_t - sum_j omega_j s_j, then s_j becomes theta_j s_j + y_t; tree: the
-estimate of the sum of rounds 1 ... t less that of 1 ... t - 1.
+  banded   y_t = z_t - c_1 y_(t-1) - ..., where c_0 is 1
+  blt      y_t = z_t - sum_j omega_j s_j, then s_j <- theta_j s_j + y_t
+  tree     the estimate of the noise on the sum of rounds 1 ... t, less that of 1 ... t - 1
 """
 
 from collections.abc import Callable
@@ -19,17 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Array
-from fedjax_core.privacy.matrix_factorization import Strategy, honaker, levels
-from fedjax_core.uplink.dp_mechanisms import central, lifted
-from fedjax_core.uplink.flatten import length
-from fedjax_core.uplink.transform import Link, Reduction
+from fedjax_core.privacy.matrix_factorization import Strategy, honaker_variances, num_levels
+from fedjax_core.uplink.dp_mechanisms import make_central, map_clipped
+from fedjax_core.uplink.flatten import flat_size
+from fedjax_core.uplink.transform import Link, VectorReduce
 
 
 class Noise(NamedTuple):
-    """What the server keeps of the noise.
+    """State of the noise at the server; its field names are part of checkpoints.
 
     Attributes:
-      done: [] rounds so far.
+      done: [] number of rounds so far.
       kept: [vectors, D].
     """
 
@@ -37,76 +38,89 @@ class Noise(NamedTuple):
     kept: Array
 
 
-class Stream(NamedTuple):
-    """Noise row by row.
+class NoiseStream(NamedTuple):
+    """Generates correlated noise row by row.
 
     Attributes:
-      vectors: that are kept.
+      num_vectors: size of the state.
       step: (Noise, key) -> (row [D] for z of deviation 1, Noise).
     """
 
-    vectors: int
+    num_vectors: int
     step: Callable[[Noise, Array], tuple[Array, Noise]]
 
 
-def stream(strategy: Strategy) -> Stream:
-    """The rows of C^-1 z."""
+def make_stream(strategy: Strategy) -> NoiseStream:
+    """Returns the stream of the rows of C^-1 z."""
     if strategy.name == "tree":
-        return _tree(strategy.participation.rounds)
-    decays, weights = np.array(strategy.decays, np.float32), np.array(strategy.scales or strategy.coefficients[1:], np.float32)
+        return _make_tree_stream(strategy.participation.rounds)
+    decays = np.array(strategy.decays, np.float32)
+    weights = np.array(strategy.scales or strategy.coefficients[1:], np.float32)
 
     def step(noise: Noise, key: Array) -> tuple[Array, Noise]:
-        row = jax.random.normal(key, noise.kept.shape[1:]) - jnp.matmul(weights, noise.kept, precision=jax.lax.Precision.HIGHEST)
+        z = jax.random.normal(key, noise.kept.shape[1:])
+        row = z - jnp.matmul(weights, noise.kept, precision=jax.lax.Precision.HIGHEST)
         if len(decays):
             kept = jnp.asarray(decays)[:, None] * noise.kept + row[None]
         else:
             kept = jnp.concatenate([row[None], noise.kept])[: len(weights)]
         return row, Noise(noise.done + 1, kept)
 
-    return Stream(len(weights), step)
+    return NoiseStream(len(weights), step)
 
 
-def _tree(rounds: int) -> Stream:
-    """Kept is, of each level, the estimate of the noise of the last complete node that stands for itself in the sum so far."""
-    variance = jnp.asarray(honaker(levels(rounds)), jnp.float32)
+def _make_tree_stream(rounds: int) -> NoiseStream:
+    """Keeps, per level, the estimated noise of the last complete node that the current sum uses."""
+    variance = jnp.asarray(honaker_variances(num_levels(rounds)), jnp.float32)
 
     def step(noise: Noise, key: Array) -> tuple[Array, Noise]:
-        kept, ended = (
-            noise.kept,
-            jax.lax.population_count(noise.done & ~(noise.done + 1)),
-        )  # nodes on the left that are complete now
-        draw = lambda level: jax.random.normal(jax.random.fold_in(key, level), kept.shape[1:])
+        kept = noise.kept
+        completed = jax.lax.population_count(noise.done & ~(noise.done + 1))  # left siblings that join
 
-        def joined(level: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            node, before = carry
+        def draw(level: Array | int) -> Array:
+            return jax.random.normal(jax.random.fold_in(key, level), kept.shape[1:])
+
+        def join_sibling(level: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            node, previous = carry
             below = (kept[level] + node) / (2 * variance[level])
-            return variance[level + 1] * (draw(level + 1) + below), before + kept[level]
+            return variance[level + 1] * (draw(level + 1) + below), previous + kept[level]
 
-        node, before = jax.lax.fori_loop(0, ended, joined, (draw(0), jnp.zeros(kept.shape[1:])))
-        return node - before, Noise(noise.done + 1, kept.at[ended].set(node))
+        start = draw(0), jnp.zeros(kept.shape[1:])
+        node, previous = jax.lax.fori_loop(0, completed, join_sibling, start)
+        return node - previous, Noise(noise.done + 1, kept.at[completed].set(node))
 
-    return Stream(levels(rounds), step)
+    return NoiseStream(num_levels(rounds), step)
 
 
-def link(clip: float, noise: float, cohort: float, real: float, strategy: Strategy) -> Link:
-    """The mechanism: as `dp_mechanisms.gaussian`, with other noise.
+def make_mechanism(clip: float, noise: float, cohort: float, real: float, strategy: Strategy) -> Link:
+    """Returns the mechanism: `dp_mechanisms.gaussian` with correlated noise.
 
     Args:
       clip: norm.
-      noise: multiplier: deviation of z over the clip times the sensitivity of C. Its epsilon is that of one Gaussian mechanism.
+      noise: multiplier: deviation of z over the clip times the sensitivity of C. Its epsilon is
+        that of one Gaussian mechanism.
       cohort, real: see `dp_mechanisms.py`.
       strategy: C.
     """
-    rows, scale = stream(strategy), noise * clip * strategy.sensitivity() * (cohort / real)
-    of_rounds, of_sums = (np.asarray(found() * scale / cohort, np.float32) for found in (strategy.of_rounds, strategy.of_sums))
+    stream = make_stream(strategy)
+    scale = noise * clip * strategy.sensitivity() * (cohort / real)
+    round_deviations = np.asarray(strategy.round_deviations() * scale / cohort, np.float32)
+    sum_deviations = np.asarray(strategy.sum_deviations() * scale / cohort, np.float32)
 
-    def combine(joined: Any, memory: Noise, key: Array) -> tuple[Array, Noise, dict]:
-        total, long, number = joined
-        row, after = rows.step(memory, key)
-        one, at = jnp.float32(1), jnp.minimum(memory.done, len(of_rounds) - 1)
-        deviations = {"deviation": jnp.asarray(of_rounds)[at], "deviation_of_sums": jnp.asarray(of_sums)[at]}
-        said = {"privacy/clipped": (long, number)} | {f"privacy/{name}": (value, one) for name, value in deviations.items()}
-        return (total + scale * row) / cohort, after, said
+    def finalize(combined: Any, memory: Noise, key: Array) -> tuple[Array, Noise, dict]:
+        total, num_clipped, num_clients = combined
+        row, new_memory = stream.step(memory, key)
+        index = jnp.minimum(memory.done, len(round_deviations) - 1)
+        one = jnp.float32(1)
+        metrics = {
+            "privacy/clipped": (num_clipped, num_clients),
+            "privacy/deviation": (jnp.asarray(round_deviations)[index], one),
+            "privacy/deviation_of_sums": (jnp.asarray(sum_deviations)[index], one),
+        }
+        return (total + scale * row) / cohort, new_memory, metrics
 
-    made = central(strategy.name, Reduction(lifted(clip), "add", combine), cohort)
-    return made._replace(memory=lambda like: Noise(jnp.int32(0), jnp.zeros((rows.vectors, length(like.deltas)))))
+    def init_memory(shapes: Any) -> Noise:
+        return Noise(jnp.int32(0), jnp.zeros((stream.num_vectors, flat_size(shapes.deltas))))
+
+    mechanism = make_central(strategy.name, VectorReduce(map_clipped(clip), "add", finalize), cohort)
+    return mechanism._replace(init_memory=init_memory)

@@ -1,19 +1,21 @@
-"""Differential privacy at user level: what one client sends is clipped, and noise covers it.
+"""Differential privacy of clients: the uplink of a client is clipped, and noise covers it.
 
-Central: the server is trusted. It clips what each client sends, adds up, adds noise to the sum once, and divides by a fixed number
-of clients, never by how many came; noise that is correlated over rounds is in `dp_matrix_mechanism.py`. Local: nobody is trusted,
-each client adds the noise to what it sends itself.
+Central: the server is trusted. It clips what each client sends, adds noise once to the sum, and
+divides by a fixed number of clients, never by how many came. Noise that is correlated over rounds
+is in `dp_matrix_mechanism.py`. Local: nobody is trusted, and each client adds noise to what it
+sends.
 
-One client's part is all that it sends as one vector: the whole delta, and SCAFFOLD's control variate beside the model's. Clipped
-together, they need no bounds of their own. A vector that is not finite counts as zeros, so that it moves the sum by less than the
-clip. Running statistics may not be part of it: with noise a running variance becomes negative.
+The clip bounds all deltas of a client as one vector, such as SCAFFOLD's model and control variate
+together. A vector that is not finite counts as zeros. Running statistics may not be part of an
+uplink: noise makes a running variance negative.
 
-Where the server's noise stands: behind everything else (`ORDER`), so attackers and compressed messages are clipped like others.
-The draws of the server's noise come from the server's stream of keys, which no client sees.
+The server's noise is behind all other transforms (`KIND_ORDER`), so that the uplinks of attackers
+and compressed messages are clipped too. Its draws come from the server's stream of keys, which no
+client sees.
 
-  clip S, noise z     deviation of the sum's noise: z * S, for the `real` number of clients in a cohort
-  cohort, real        clients that are expected to come back from a simulated cohort, and from that of the deployment whose
-                      epsilon is told
+  clip S, noise z     the noise on the sum of a `real` cohort has deviation z * S
+  cohort, real        expected number of clients that return from a simulated cohort, and from a
+                      cohort of the deployment that epsilon is about
 """
 
 from collections.abc import Callable
@@ -26,47 +28,56 @@ from fedjax_core import option_types
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import Positive
 from fedjax_core.privacy.matrix_factorization import STRATEGIES
-from fedjax_core.uplink.flatten import of_vector, vector
-from fedjax_core.uplink.statistics import has_statistics
-from fedjax_core.uplink.transform import Carried, Link, Passed, Reduction
+from fedjax_core.uplink.flatten import flatten, has_statistics, unflatten
+from fedjax_core.uplink.transform import ClientContext, Link, TransformOutput, UplinkValue, VectorReduce
 
-GIVEN = ("clip", "noise", "cohort", "real", "participation")  # what mechanisms take beside the options in their specs
+GIVEN = ("clip", "noise", "cohort", "real", "participation")  # arguments beside the options of a spec
 Quantile = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
-SAFETY = 1 - 1e-5  # the length of a clipped vector is found in float32; rounding must not carry it above the clip
+SAFETY = 1 - 1e-5  # norms are computed in float32: rounding must not exceed the clip
 
 
-def clipped(row: Array, clip: Array | float, order: int = 2) -> tuple[Array, Array]:
-    """(the vector [D] scaled to a norm of at most `clip`, [] whether it was longer); zeros for one that is not finite.
+def clip_vector(vector: Array, clip: Array | float, order: int = 2) -> tuple[Array, Array]:
+    """Scales a float32 vector [D] to a norm of at most `clip`.
 
     Args:
-      row: float32.
+      vector: one that is not finite becomes zeros.
       clip: the largest norm.
       order: 2, or 1 for the sum of magnitudes.
+
+    Returns:
+      The scaled vector, and [] whether it was longer or not finite.
     """
-    fits = jnp.all(jnp.isfinite(row))
-    row = jnp.where(fits, row, 0)
-    largest = jnp.max(jnp.abs(row), initial=0)
-    scale = jnp.where(largest > 1e12, 1e-25, jnp.where(largest < 1e-12, 1e25, 1.0))  # so that no square overflows or vanishes
-    shape = row * scale
-    size = jnp.sqrt(jnp.sum(shape * shape)) if order == 2 else jnp.sum(jnp.abs(shape))
-    long = size > SAFETY * clip * scale
-    scaled = shape * (SAFETY * clip / jnp.maximum(size, 1e-30))
-    return jnp.where(long, scaled, row), long | ~fits
+    is_finite = jnp.all(jnp.isfinite(vector))
+    vector = jnp.where(is_finite, vector, 0)
+    largest = jnp.max(jnp.abs(vector), initial=0)
+    # Prevents squares from overflowing or vanishing.
+    scale = jnp.where(largest > 1e12, 1e-25, jnp.where(largest < 1e-12, 1e25, 1.0))
+    scaled = vector * scale
+    norm = jnp.sqrt(jnp.sum(scaled * scaled)) if order == 2 else jnp.sum(jnp.abs(scaled))
+    is_longer = norm > SAFETY * clip * scale
+    clipped = scaled * (SAFETY * clip / jnp.maximum(norm, 1e-30))
+    return jnp.where(is_longer, clipped, vector), is_longer | ~is_finite
 
 
 def gaussian(clip: Positive, noise: Positive, cohort: float, real: float) -> Link:
-    """Central, with a fixed clip: McMahan, Ramage, Talwar, Zhang. Learning Differentially Private Recurrent Language Models. ICLR
-    2018; with `real` above `cohort` the noise of a larger cohort, scaled to the simulated one."""
+    """Central, with a fixed clip.
 
-    def combine(joined, memory, key):
-        total, long, number = joined
+    McMahan, Ramage, Talwar, Zhang. Learning Differentially Private Recurrent Language Models. ICLR
+    2018. With `real` above `cohort` it is the noise of a larger cohort, scaled to the simulated
+    one.
+    """
+
+    def finalize(combined, memory, key):
+        total, num_clipped, num_clients = combined
         deviation = noise * clip * (cohort / real)
         total = total + deviation * jax.random.normal(key, total.shape, total.dtype)
-        one = jnp.float32(1)
-        said = {"privacy/clipped": (long, number), "privacy/deviation": (jnp.float32(deviation / cohort), one)}
-        return total / cohort, memory, said
+        metrics = {
+            "privacy/clipped": (num_clipped, num_clients),
+            "privacy/deviation": (jnp.float32(deviation / cohort), jnp.float32(1)),
+        }
+        return total / cohort, memory, metrics
 
-    return central("gaussian", Reduction(lifted(clip), "add", combine), cohort)
+    return make_central("gaussian", VectorReduce(map_clipped(clip), "add", finalize), cohort)
 
 
 def adaptive(
@@ -81,96 +92,113 @@ def adaptive(
 ) -> Link:
     """Central, with a clip that follows a quantile of the clients' norms.
 
-    Andrew, Thakkar, McMahan, Ramaswamy. Differentially Private Learning with Adaptive Clipping. NeurIPS 2021, Algorithm 1. `clip`
-    is the first one. Each client also sends whether its norm is within the clip; that sum has noise of its own, and both together
-    are as private as one Gaussian mechanism with multiplier z (Theorem 1): 1 / z^2 = 1 / z_delta^2 + 1 / (2 sigma_b)^2.
+    Andrew, Thakkar, McMahan, Ramaswamy. Differentially Private Learning with Adaptive Clipping.
+    NeurIPS 2021, Algorithm 1. `clip` is the first one. Each client also sends whether its norm is
+    within the clip; that sum has noise of its own, and both together are as private as one Gaussian
+    mechanism with multiplier z (Theorem 1): 1 / z^2 = 1 / z_delta^2 + 1 / (2 sigma_b)^2.
 
     Args:
       clip, noise, cohort, real: see the module; `noise` is z.
-      quantile: gamma, the fraction of clients whose deltas are to be within the clip.
+      quantile: gamma, the fraction of clients whose deltas should be within the clip.
       rate: eta_C.
-      deviation: sigma_b, of the noise on the sum of indicators in the real cohort; None: a twentieth of the cohort, at least z.
+      deviation: sigma_b, of the noise on the sum of indicators in the real cohort; None: a
+        twentieth of the cohort, at least z.
 
     Raises:
-      ValueError: the deviation is not above half of z.
+      ValueError: the deviation is at most half of z.
     """
-    of_bits = max(real / 20, noise) if deviation is None else deviation
-    if 2 * of_bits <= noise:
-        raise ValueError(f"privacy.mechanism: deviation={of_bits:g} must be above half of the noise multiplier {noise:g}")
-    of_delta = (noise**-2 - (2 * of_bits) ** -2) ** -0.5
+    bit_deviation = max(real / 20, noise) if deviation is None else deviation
+    if 2 * bit_deviation <= noise:
+        raise ValueError(f"privacy.mechanism: deviation={bit_deviation:g} must be above half of the noise multiplier {noise:g}")
+    delta_multiplier = (noise**-2 - (2 * bit_deviation) ** -2) ** -0.5
     share = cohort / real
 
-    def lift(row, weight, sender):
-        bound = sender.memory
-        part, long = clipped(row, bound)
-        there = (weight > 0).astype(jnp.float32)
-        return there * part, there * (0.5 - long), there * long, there
+    def map_adaptive(vector, weight, context):
+        clipped, is_longer = clip_vector(vector, context.memory)
+        is_present = (weight > 0).astype(jnp.float32)
+        return is_present * clipped, is_present * (0.5 - is_longer), is_present * is_longer, is_present
 
-    def combine(joined, bound, key):
-        total, bits, long, number = joined
-        k_delta, k_bits = jax.random.split(key)
-        spread = of_delta * bound * share
-        total = total + spread * jax.random.normal(k_delta, total.shape, total.dtype)
-        within = (bits + of_bits * share * jax.random.normal(k_bits)) / cohort + 0.5
-        following = bound * jnp.exp(-rate * (within - quantile))
-        said = {"clipped": (long, number), "deviation": (spread / cohort, jnp.float32(1)), "clip": (bound, jnp.float32(1))}
-        return total / cohort, following, {f"privacy/{name}": pair for name, pair in said.items()}
+    def finalize(combined, clip_norm, key):
+        total, bits, num_clipped, num_clients = combined
+        delta_key, bit_key = jax.random.split(key)
+        delta_deviation = delta_multiplier * clip_norm * share
+        total = total + delta_deviation * jax.random.normal(delta_key, total.shape, total.dtype)
+        within = (bits + bit_deviation * share * jax.random.normal(bit_key)) / cohort + 0.5
+        new_clip_norm = clip_norm * jnp.exp(-rate * (within - quantile))
+        metrics = {
+            "privacy/clipped": (num_clipped, num_clients),
+            "privacy/deviation": (delta_deviation / cohort, jnp.float32(1)),
+            "privacy/clip": (clip_norm, jnp.float32(1)),
+        }
+        return total / cohort, new_clip_norm, metrics
 
-    made = central("adaptive", Reduction(lift, "add", combine), cohort)
-    return made._replace(memory=lambda like: jnp.float32(clip))
+    mechanism = make_central("adaptive", VectorReduce(map_adaptive, "add", finalize), cohort)
+    return mechanism._replace(init_memory=lambda shapes: jnp.float32(clip))
 
 
 def local_gaussian(clip: Positive, noise: Positive, cohort: float, real: float) -> Link:
-    """Local: each client clips its delta to the Euclidean norm `clip` and adds Gaussian noise of deviation `noise` * `clip`."""
-    return _local("local_gaussian", clip, noise, jax.random.normal, 2)
+    """Local: each client clips its delta to the Euclidean norm `clip`, and adds Gaussian noise of
+    deviation `noise` * `clip`."""
+    return _make_local("local_gaussian", clip, noise, jax.random.normal, 2)
 
 
 def local_laplace(clip: Positive, noise: Positive, cohort: float, real: float) -> Link:
-    """Local: each client clips its delta to the sum of magnitudes `clip` and adds Laplace noise of scale `noise` * `clip`."""
-    return _local("local_laplace", clip, noise, jax.random.laplace, 1)
+    """Local: each client clips its delta to the sum of magnitudes `clip`, and adds Laplace noise of
+    scale `noise` * `clip`."""
+    return _make_local("local_laplace", clip, noise, jax.random.laplace, 1)
 
 
-def lifted(clip: float) -> Callable[[Array, Array, Any], Any]:
-    """One client's contribution: its clipped vector, whether it was longer, and that it came."""
+def map_clipped(clip: float) -> Callable[[Array, Array, Any], Any]:
+    """Returns a `VectorReduce.map`: (clipped vector, whether it was longer, 1)."""
 
-    def lift(row: Array, weight: Array, sender: Any) -> tuple[Array, Array, Array]:
-        del sender
-        part, long = clipped(row, clip)
-        there = (weight > 0).astype(jnp.float32)
-        return there * part, there * long, there
+    def map_client(vector: Array, weight: Array, context: ClientContext) -> tuple[Array, Array, Array]:
+        del context
+        clipped, is_longer = clip_vector(vector, clip)
+        is_present = (weight > 0).astype(jnp.float32)
+        return is_present * clipped, is_present * is_longer, is_present
 
-    return lift
-
-
-def central(name: str, reduction: Reduction, cohort: float) -> Link:
-    """The link of a mechanism whose noise is the server's."""
-    return Link("privacy", name, reduction=reduction, check=_bounded("privacy", name), alike=True, counted=max(1, round(cohort)))
+    return map_client
 
 
-def _local(name: str, clip: float, noise: float, draw: Callable, order: int) -> Link:
-    def send(value: Carried, sender, kept):
-        row, long = clipped(vector(value.deltas), clip, order)
-        row = row + noise * clip * draw(sender.key, row.shape, row.dtype)
-        there = (sender.examples > 0).astype(jnp.float32)
-        return Passed(value._replace(deltas=of_vector(row, value.deltas)), kept, {"privacy/clipped": (there * long, there)})
+def make_central(name: str, reduce: VectorReduce, cohort: float) -> Link:
+    """Returns the transform of a mechanism whose noise is the server's."""
+    return Link(
+        "privacy",
+        name,
+        reduce=reduce,
+        check=_check_bounded("privacy", name),
+        requires_uniform_weights=True,
+        reported_cohort_size=max(1, round(cohort)),
+    )
 
-    return Link("local privacy", name, send=send, check=_bounded("local privacy", name), alike=True)
+
+def _make_local(name: str, clip: float, noise: float, draw: Callable, order: int) -> Link:
+    def send(value: UplinkValue, context: ClientContext, client_state: Any) -> TransformOutput:
+        vector, is_longer = clip_vector(flatten(value.deltas), clip, order)
+        vector = vector + noise * clip * draw(context.key, vector.shape, vector.dtype)
+        is_present = (context.examples > 0).astype(jnp.float32)
+        value = value._replace(deltas=unflatten(vector, value.deltas))
+        return TransformOutput(value, client_state, {"privacy/clipped": (is_present * is_longer, is_present)})
+
+    kind = "local privacy"
+    return Link(kind, name, send=send, check=_check_bounded(kind, name), requires_uniform_weights=True)
 
 
-def _bounded(kind: str, name: str) -> Callable[[str, Carried], None]:
-    """Refuses what is sent beside the delta, and has no bound; and running statistics, which noise makes senseless."""
+def _check_bounded(kind: str, name: str) -> Callable[[str, UplinkValue], None]:
+    """Returns a check against class means, which have no bound, and running statistics."""
 
-    def check(method: str, like: Carried) -> None:
-        if has_statistics(like.deltas):
+    def check(method: str, shapes: UplinkValue) -> None:
+        if has_statistics(shapes.deltas):
             raise ValueError(
-                f"{kind} {name!r} adds noise to all that {method}'s clients send, and with noise a running variance becomes "
-                "negative: set statistics='local', which sends none, or take a network without them, such as norm='group'"
+                f"{kind} {name!r} adds noise to all that clients of {method} send, which makes running "
+                "variances negative: set statistics='local', which sends none, or use a network without "
+                "them, such as norm='group'"
             )
-        if like.classes:
-            what = "class means" if not like.deltas else "class means beside its delta"
+        if shapes.class_means:
+            what = "class means beside its delta" if shapes.deltas else "class means"
             raise ValueError(
-                f"{kind} {name!r} clips deltas; {method} sends {what}, whose counts tell how many examples of each class a client "
-                "has, and which nothing bounds"
+                f"{kind} {name!r} clips deltas; {method} sends {what}, whose counts reveal the client's "
+                "numbers of examples per class and have no bound"
             )
 
     return check
@@ -181,5 +209,5 @@ MECHANISMS: dict[str, Callable[..., Any]] = {
     "adaptive": adaptive,
     "local_gaussian": local_gaussian,
     "local_laplace": local_laplace,
-    **STRATEGIES,  # whose links `dp_matrix_mechanism.py` makes
+    **STRATEGIES,  # `dp_matrix_mechanism.py` makes their transforms
 }

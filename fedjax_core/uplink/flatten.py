@@ -1,4 +1,4 @@
-"""Trees of deltas as vectors, and back."""
+"""Uplinks as vectors and back, masked sums, and running statistics among what is sent."""
 
 import math
 from typing import Any
@@ -7,52 +7,88 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.algorithm import Array, Net, PyTree
+
+VARIANCE = "var"  # the last key of a running variance's path, in Flax modules and in ours
 
 
-def vector(tree: PyTree) -> Array:
-    """All leaves behind one another, [D] float32."""
-    return jnp.concatenate([jnp.zeros(0), *(x.reshape(-1).astype(jnp.float32) for x in jax.tree.leaves(tree))])
+def flatten(tree: PyTree) -> Array:
+    """Returns all leaves concatenated, [D] float32."""
+    leaves = (x.reshape(-1).astype(jnp.float32) for x in jax.tree.leaves(tree))
+    return jnp.concatenate([jnp.zeros(0), *leaves])
 
 
-def length(like: PyTree) -> int:
-    """D of `vector`."""
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(like))
+def flat_size(shapes: PyTree) -> int:
+    """Returns the size D of `flatten`."""
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
 
-def of_vector(row: Array, like: PyTree) -> PyTree:
-    """The inverse of `vector`: a tree of the shapes and types of `like`."""
-    leaves, structure = jax.tree.flatten(like)
+def unflatten(vector: Array, shapes: PyTree) -> PyTree:
+    """Inverts `flatten`: returns a tree with the shapes and dtypes of `shapes`."""
+    leaves, structure = jax.tree.flatten(shapes)
     ends = np.cumsum([math.prod(x.shape) for x in leaves])
-    pieces = jnp.split(row, ends[:-1]) if leaves else []
-    return structure.unflatten([p.reshape(x.shape).astype(x.dtype) for p, x in zip(pieces, leaves, strict=True)])
+    pieces = zip(jnp.split(vector, ends[:-1]) if leaves else [], leaves, strict=True)
+    return structure.unflatten([piece.reshape(x.shape).astype(x.dtype) for piece, x in pieces])
 
 
-def checked(made: Any, shape: tuple[int, ...], who: str) -> Array:
-    """What a function from outside has made, whose shape everything behind it relies on.
+def check_shape(value: Any, shape: tuple[int, ...], source: str) -> Array:
+    """Returns the result of a user's function, if it is a real array of the expected shape.
 
     Args:
-      made: what it returned.
-      shape: wanted.
-      who: the subject of the message, such as "rule 'mine'".
+      value: the result.
+      shape: the expected shape.
+      source: subject of the message, such as "rule 'mine'".
 
     Raises:
-      ValueError: it is no array, or one of another shape, or of complex numbers.
+      ValueError: it is no array, has another shape, or is complex.
     """
-    found, dtype = getattr(made, "shape", None), getattr(made, "dtype", None)
-    if found != shape or dtype is None or jnp.issubdtype(dtype, jnp.complexfloating):
-        what = type(made).__name__ if found is None else f"an array {list(found)}"
-        what += f" of {dtype}" if found == shape else ""
-        raise ValueError(f"{who} returned {what}; an array {list(shape)} is wanted")
-    return made
+    actual, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if actual != shape or dtype is None or jnp.issubdtype(dtype, jnp.complexfloating):
+        what = type(value).__name__ if actual is None else f"an array {list(actual)}"
+        what += f" of {dtype}" if actual == shape else ""
+        raise ValueError(f"{source} returned {what}; expected a real array {list(shape)}")
+    return value
 
 
-def joined(stacked: PyTree, there: Array) -> PyTree:
-    """The sum over the leading axis [C], of those that are `there` [C]."""
-    only = lambda x: jnp.where(there.reshape(-1, *[1] * (x.ndim - 1)), x, 0)
-    return jax.tree.map(lambda x: jnp.sum(only(x), 0), stacked)
+def masked_sum(stacked: PyTree, mask: Array) -> PyTree:
+    """Returns the sums over the leading axis [C] of the entries that the mask [C] selects."""
+
+    def sum_leaf(x: Array) -> Array:
+        return jnp.sum(jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, 0), 0)
+
+    return jax.tree.map(sum_leaf, stacked)
 
 
-def mean_of(rows: Array, chosen: Array) -> Array:
-    """[D], of the chosen [C] of rows [C, D]; zeros if there are none."""
-    return joined(rows, chosen) / jnp.maximum(jnp.sum(chosen), 1)
+def masked_mean(vectors: Array, mask: Array) -> Array:
+    """Returns the mean [D] of the vectors [C, D] that the mask selects; zeros if there are none."""
+    return masked_sum(vectors, mask) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def _is_net(x: Any) -> bool:
+    return isinstance(x, Net)
+
+
+def has_statistics(tree: PyTree) -> bool:
+    """Whether a network in the tree has running statistics."""
+    nets = [x for x in jax.tree.leaves(tree, is_leaf=_is_net) if _is_net(x)]
+    return any(jax.tree.leaves(net.stats) for net in nets)
+
+
+def clamp_variances(tree: PyTree) -> PyTree:
+    """Returns the tree with all running variances of networks at least 0.
+
+    Attacks and majority votes can make them negative. States of optax transformations are left as
+    they are: the momentum of a variance is negative wherever the variance falls.
+    """
+
+    def clamp(path, leaf):
+        last = getattr(path[-1], "key", getattr(path[-1], "name", None)) if path else None
+        return jnp.maximum(leaf, 0) if last == VARIANCE else leaf
+
+    def clamp_net(x):
+        return x._replace(stats=jax.tree.map_with_path(clamp, x.stats)) if _is_net(x) else x
+
+    def is_whole(x):
+        return _is_net(x) or type(x).__module__.partition(".")[0] == "optax"
+
+    return jax.tree.map(clamp_net, tree, is_leaf=is_whole)

@@ -1,8 +1,8 @@
-"""A rule on several devices: each has all clients' values of its part of the coordinates.
+"""Robust rules on several devices, each of which holds some of the coordinates.
 
-A rule that wants the cohort's vectors together would otherwise have all of them, C * D numbers, on every device, and each would
-compute the same. Coordinate by coordinate nothing else is needed; sums over all coordinates, such as squared distances, are added
-up by `total`, so that a rule that uses it where it sums is written once for one device and for many.
+Without it every device would hold all vectors of the cohort, C * D numbers, and compute the same.
+Most of a rule is coordinate-wise; sums over coordinates, such as squared distances, go through
+`sum_over_devices`, so that a rule is written once for one device and for many.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.uplink.transform import Reduction
+from fedjax_core.uplink.transform import VectorReduce
 
-TILE = 1024  # a device's coordinates are a multiple: XLA compiles for TPUs some fifty times as long for other numbers
-_devices: contextvars.ContextVar[tuple[Mesh, str] | None] = contextvars.ContextVar("devices", default=None)
+TILE = 1024  # a device's coordinates are a multiple: other sizes take XLA for TPUs 50 times as long to compile
+_mesh: contextvars.ContextVar[tuple[Mesh, str] | None] = contextvars.ContextVar("mesh", default=None)
 _axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("axis", default=None)
 
 
 @contextlib.contextmanager
 def over(mesh: Mesh, axis: str) -> Iterator[None]:
-    """What is traced inside divides coordinates among the devices along an axis of the mesh."""
-    with _set(_devices, (mesh, axis) if mesh.shape[axis] > 1 else None):
+    """Reductions traced inside shard their coordinates along an axis of the mesh."""
+    with _set(_mesh, (mesh, axis) if mesh.shape[axis] > 1 else None):
         yield
 
 
@@ -38,45 +38,54 @@ def _set(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
         variable.reset(token)
 
 
-def total(parts: Array) -> Array:
-    """Sums over all coordinates, of sums over those that are here."""
+def sum_over_devices(partial_sums: Array) -> Array:
+    """Returns sums over all coordinates, given those over this device's coordinates."""
     axis = _axis.get()
-    return parts if axis is None else jax.lax.psum(parts, axis)
+    return partial_sums if axis is None else jax.lax.psum(partial_sums, axis)
 
 
-def lengths(rows: Array) -> Array:
-    """[C] of rows [C, D]."""
-    return jnp.sqrt(total(jnp.sum(jnp.square(rows), 1)))
+def row_norms(vectors: Array) -> Array:
+    """Returns the Euclidean norms [C] of vectors [C, D]."""
+    return jnp.sqrt(sum_over_devices(jnp.sum(jnp.square(vectors), 1)))
 
 
-def placed(stacks: PyTree, order: Array | None) -> PyTree:
-    """Stacks [C, ...] with their rows in that order [C]; as they are without one."""
+def reorder(stacks: PyTree, order: Array | None) -> PyTree:
+    """Returns stacks [C, ...] in the order of the indices [C]; unchanged for None."""
     return stacks if order is None else jax.tree.map(lambda x: x[order], stacks)
 
 
-def combine(
-    reduction: Reduction, joined: PyTree, memory: PyTree, key: Array, order: Array | None = None
+def finalize(
+    reduce: VectorReduce, combined: PyTree, memory: PyTree, key: Array, order: Array | None = None
 ) -> tuple[Array, PyTree, dict]:
-    """`reduction.combine` of stacks `placed` in that order, divided where the reduction and the devices allow it."""
-    found = _devices.get()
-    if found is None or not reduction.divides:
-        return reduction.combine(placed(joined, order), memory, key)
-    mesh, axis = found
-    number, length = mesh.shape[axis], joined[0].shape[1]
-    each = -(-length // (number * TILE)) * TILE
+    """Calls `reduce.finalize` on reordered stacks, sharded where that is possible."""
+    placement = _mesh.get()
+    if placement is None or not reduce.shardable:
+        return reduce.finalize(reorder(combined, order), memory, key)
+    mesh, axis = placement
+    devices, size = mesh.shape[axis], combined[0].shape[1]
+    per_device = -(-size // (devices * TILE)) * TILE
 
-    def of_part(joined, memory, key, order):
-        gathered = lambda x: jax.lax.all_gather(x, axis, tiled=True)
-        padded = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, number * each - length)])
-        part = lambda x: jax.lax.dynamic_slice_in_dim(padded(x), jax.lax.axis_index(axis) * each, each)
-        rows, weights = joined
-        rows = jax.lax.all_to_all(padded(rows), axis, 1, 0, tiled=True)  # of some clients all -> of all clients a part
+    def pad(x: Array) -> Array:
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, devices * per_device - size)])
+
+    def take_shard(x: Array) -> Array:
+        start = jax.lax.axis_index(axis) * per_device
+        return jax.lax.dynamic_slice_in_dim(pad(x), start, per_device)
+
+    def gather(x: Array) -> Array:
+        return jax.lax.all_gather(x, axis, tiled=True)
+
+    def finalize_shard(combined, memory, key, order):
+        vectors, weights = combined
+        # From all coordinates of some clients to some coordinates of all clients.
+        vectors = jax.lax.all_to_all(pad(vectors), axis, 1, 0, tiled=True)
+        stacks = reorder((vectors, gather(weights)), order)
         with _set(_axis, axis):
-            made, new, said = reduction.combine(placed((rows, gathered(weights)), order), jax.tree.map(part, memory), key)
-        return gathered(made)[:length], jax.tree.map(lambda x: gathered(x)[:length], new), said
+            vector, memory, metrics = reduce.finalize(stacks, jax.tree.map(take_shard, memory), key)
+        return gather(vector)[:size], jax.tree.map(lambda x: gather(x)[:size], memory), metrics
 
-    clients, everywhere = PartitionSpec(axis), PartitionSpec()
+    clients, replicated = PartitionSpec(axis), PartitionSpec()
     manual: dict[str, Any] = {} if mesh.axis_names == (axis,) else {"axis_names": {axis}}
-    inputs = clients, everywhere, everywhere, everywhere
-    divided = jax.shard_map(of_part, mesh=mesh, in_specs=inputs, out_specs=everywhere, check_vma=False, **manual)
-    return divided(joined, memory, key, order)
+    in_specs = clients, replicated, replicated, replicated
+    sharded = jax.shard_map(finalize_shard, mesh=mesh, in_specs=in_specs, out_specs=replicated, check_vma=False, **manual)
+    return sharded(combined, memory, key, order)

@@ -1,4 +1,4 @@
-"""What a link of the chain between clients and server is."""
+"""The type of a transform between clients and server, and what it works on."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -7,29 +7,40 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, PyTree
 
-ORDER = ("local privacy", "attack", "compression", "rule", "privacy")  # kinds of links, as a message meets them
+# Kinds of transforms, in the order in which a message meets them.
+KIND_ORDER = ("local privacy", "attack", "compression", "rule", "privacy")
 
 
-class Carried(NamedTuple):
-    """What of an uplink links may change.
+class UplinkValue(NamedTuple):
+    """The parts of an uplink that transforms may change.
 
     Attributes:
-      deltas: the parts of which the server takes the mean, each a tree.
-      classes: the parts of which it takes the mean of each class, each (values [K, ...], counts [K]).
+      deltas: parts of which the server takes the mean, each a tree.
+      class_means: parts of which it takes the mean per class, each (values [K, ...], counts [K]).
     """
 
     deltas: tuple[PyTree, ...]
-    classes: tuple[tuple[Array, Array], ...]
+    class_means: tuple[tuple[Array, Array], ...]
+
+    @property
+    def class_values(self) -> tuple[Array, ...]:
+        """The values of all class means, without their counts."""
+        return tuple(values for values, _ in self.class_means)
+
+    def with_class_values(self, class_values: Sequence[Array]) -> "UplinkValue":
+        """Returns the uplink with other values of class means, and the same counts."""
+        pairs = zip(class_values, self.class_means, strict=True)
+        return self._replace(class_means=tuple((values, counts) for values, (_, counts) in pairs))
 
 
-class Sender(NamedTuple):
-    """What a link knows of the client whose uplink it has.
+class ClientContext(NamedTuple):
+    """What a transform knows about the client whose uplink it changes.
 
     Attributes:
-      id: [] of the client.
-      examples: [] its number of training examples; 0 if it is absent.
-      key: for this client, round and link alone.
-      memory: the link's, as the server had it when the round began.
+      id: [] client id.
+      examples: [] number of training examples; 0 for an absent client.
+      key: random key of this client, round and transform.
+      memory: the transform's memory at the server, as of the beginning of the round.
     """
 
     id: Array
@@ -38,92 +49,108 @@ class Sender(NamedTuple):
     memory: PyTree
 
 
-class Passed(NamedTuple):
-    """What a link makes of an uplink.
+class TransformOutput(NamedTuple):
+    """The result of `UplinkTransform.send`.
 
     Attributes:
-      value: as the server will have it.
-      state: what the link keeps with the client.
-      notes: dict of (sum, weight) pairs, merged over the cohort; they stand in the record as "server/<name>".
-      wire: the arrays that travel in its place, if they are packed.
+      value: the uplink as the server will have it.
+      client_state: what the transform keeps with the client.
+      metrics: (sum, weight) pairs, merged over the cohort; logged as "server/<name>".
+      wire: the arrays that are transmitted, if they differ from `value`.
     """
 
-    value: Carried
-    state: PyTree = ()
-    notes: dict[str, tuple[Array, Array]] = {}  # noqa: RUF012 - nobody writes into it
+    value: UplinkValue
+    client_state: PyTree = ()
+    metrics: dict[str, tuple[Array, Array]] = {}  # noqa: RUF012 - never written to
     wire: PyTree = None
 
 
-def _weighed(value: Array, weight: Array, sender: Sender) -> tuple[Array, Array]:
-    del sender
-    return jnp.where(weight > 0, weight * value, 0), weight
+def _map_weighted(vector: Array, weight: Array, context: ClientContext) -> tuple[Array, Array]:
+    del context
+    return jnp.where(weight > 0, weight * vector, 0), weight
 
 
-def _mean(joined: tuple[Array, Array], memory: PyTree, key: Array) -> tuple[Array, PyTree, dict]:
+def _finalize_mean(combined: PyTree, memory: PyTree, key: Array) -> tuple[Array, PyTree, dict]:
     del key
-    total, weight = joined
+    total, weight = combined
     return total / jnp.maximum(weight, jnp.finfo(total.dtype).tiny), memory, {}
 
 
-class Reduction(NamedTuple):
-    """How the vectors of a cohort become one. A vector [D] is all deltas of an uplink behind one another, as float32; of class
-    means it is one class's values, and the reduction is mapped over the classes, with the holders of each and without a memory.
+class VectorReduce(NamedTuple):
+    """Reduces the vectors of a cohort to one; the default is the weighted mean.
+
+    A vector is the concatenation of all deltas of an uplink, [D] float32. Of class means it is the
+    values of one class: the reduction is then vmapped over classes and has no memory.
 
     Attributes:
-      lift: (vector [D], weight [], Sender) -> one client's contribution; the weight is the method's own, 0 of a client that is
-        absent or left out, whose vector is zeros.
-      join: "add": contributions are summed inside the client loop, or "stack": [C, ...] of them.
-      combine: (joined, memory, key) -> (vector [D], memory, record of pairs), once a round. The memory is `()` for class means.
-      divides: whether `combine`, of (vectors [C, D], weights [C]), may have a part of the coordinates on each of several devices:
-        its sums over them are then `sharded_aggregation.total`, the arrays of its memory [D], and zeros behind the last
-        coordinate change nothing.
+      map: (vector [D], weight [], ClientContext) -> one client's contribution. An absent or
+        left-out client has weight 0 and a vector of zeros.
+      combine: "add" sums contributions inside the client loop; "stack" keeps them, [C, ...].
+      finalize: (combined, memory, key) -> (vector [D], memory, metrics); once a round. The memory
+        is `()` for class means.
+      shardable: whether `finalize` of (vectors [C, D], weights [C]) may see some of the coordinates
+        on each device. It must then sum over coordinates by `sharded_aggregation.sum_over_devices`,
+        have memory arrays of shape [D], and ignore trailing coordinates of zeros.
     """
 
-    lift: Callable[[Array, Array, Sender], PyTree] = _weighed
-    join: str = "add"
-    combine: Callable[[PyTree, PyTree, Array], tuple[Array, PyTree, dict]] = _mean
-    divides: bool = False
+    map: Callable[[Array, Array, ClientContext], PyTree] = _map_weighted
+    combine: str = "add"
+    finalize: Callable[[PyTree, PyTree, Array], tuple[Array, PyTree, dict]] = _finalize_mean
+    shardable: bool = False
 
 
 class Link(NamedTuple):
-    """See the package's docstring.
+    """A transform of uplinks; see the package's docstring.
 
     Attributes:
-      kind: one of `ORDER`.
-      name: what messages call it, such as "krum".
-      send: (value, Sender, what the link keeps with the client) -> Passed.
-      craft: (rows [C, D], there [C] which of them count, ids [C], key) -> rows: what the server is made to receive.
-      reduction: in place of the weighted mean.
-      down: what is sent to a client -> (as the client has it, the arrays that travel).
-      memory: the shapes of one client's `Carried` -> what the server keeps, before round 1.
-      state: likewise, what each client keeps.
-      check: (name of the method, Carried shapes) -> None; raises ValueError for a method that the link is not for.
-      alike: whether a method must count clients alike, so that the weight of one has a bound; one that weighs them is refused.
-      counted: how many clients the method's server is told took part, in place of the round's own number.
+      kind: one of `KIND_ORDER`.
+      name: for messages, such as "krum".
+      send: (value, ClientContext, client state) -> TransformOutput; runs inside the client loop.
+      attack_stack: (vectors [C, D], mask [C], ids [C], key) -> vectors as the server receives them;
+        `mask` selects the clients that count.
+      reduce: replaces the weighted mean.
+      broadcast: what is sent to a client -> (as the client receives it, the arrays transmitted).
+      init_memory: shapes of one client's `UplinkValue` -> the transform's memory at the server.
+      init_client_state: the same shapes -> what each client keeps.
+      check: (name of the method, shapes of `UplinkValue`) -> None; raises ValueError for a method
+        that the transform does not support.
+      requires_uniform_weights: whether a method that weights clients is rejected.
+      reported_cohort_size: number of participants that the method's server is given, instead of the
+        round's own.
     """
 
     kind: str
     name: str
-    send: Callable[[Carried, Sender, PyTree], Passed] | None = None
-    craft: Callable[[Array, Array, Array, Array], Array] | None = None
-    reduction: Reduction | None = None
-    down: Callable[[PyTree], tuple[PyTree, PyTree]] | None = None
-    memory: Callable[[Carried], PyTree] = lambda like: ()
-    state: Callable[[Carried], PyTree] = lambda like: ()
-    check: Callable[[str, Carried], Any] = lambda method, like: None
-    alike: bool = False
-    counted: int | None = None
+    send: Callable[[UplinkValue, ClientContext, PyTree], TransformOutput] | None = None
+    attack_stack: Callable[[Array, Array, Array, Array], Array] | None = None
+    reduce: VectorReduce | None = None
+    broadcast: Callable[[PyTree], tuple[PyTree, PyTree]] | None = None
+    init_memory: Callable[[UplinkValue], PyTree] = lambda shapes: ()
+    init_client_state: Callable[[UplinkValue], PyTree] = lambda shapes: ()
+    check: Callable[[str, UplinkValue], Any] = lambda method, shapes: None
+    requires_uniform_weights: bool = False
+    reported_cohort_size: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Kind and name, for messages."""
+        return f"{self.kind} {self.name!r}"
+
+    @property
+    def may_hide_nonfinite(self) -> bool:
+        """Whether the transform may replace NaN or Inf by a finite number."""
+        hiding = self.kind in ("local privacy", "compression", "privacy")
+        return hiding and (self.send is not None or self.reduce is not None)
 
 
-def order(links: Sequence[Link]) -> tuple[Link, ...]:
-    """The links as a message meets them; those of one kind stay as they are.
+def order(transforms: Sequence[Link]) -> tuple[Link, ...]:
+    """Returns the transforms sorted by `KIND_ORDER`; those of one kind keep their order.
 
     Raises:
-      ValueError: two of them have a reduction.
+      ValueError: two of them replace the mean.
     """
-    ordered = tuple(sorted(links, key=lambda link: ORDER.index(link.kind)))
-    reducing = [link for link in ordered if link.reduction is not None]
+    ordered = tuple(sorted(transforms, key=lambda transform: KIND_ORDER.index(transform.kind)))
+    reducing = [transform.label for transform in ordered if transform.reduce is not None]
     if len(reducing) > 1:
-        names = " and ".join(f"{link.kind} {link.name!r}" for link in reducing[:2])
-        raise ValueError(f"{names} each say how uplinks become one; choose one of them")
+        raise ValueError(f"{' and '.join(reducing[:2])} each replace the mean of uplinks; choose one of them")
     return ordered

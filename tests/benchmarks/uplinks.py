@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from fedjax_core.engine.simulator import Simulation, one_group
-from fedjax_core.privacy import in_turn, matrix_factorization
+from fedjax_core.privacy import cyclic_participation, matrix_factorization
 from fedjax_core.uplink import Link, compression, dp_matrix_mechanism, dp_mechanisms, robust_aggregation
 from tests.benchmarks import ours
 from tests.benchmarks.turns import Contender, measure, table
@@ -29,14 +29,14 @@ COMPRESSORS = ("bfloat16", "quantise(bits=4)", "top_k", "random_k", "power_sgd",
 def links() -> dict[str, Link | None]:
     """What is compared with plain FedAvg, the first."""
     cohort = WORKLOADS["a"].cohort
-    turns = in_turn(1000, cohort, WORKLOADS["a"].population)
+    turns = cyclic_participation(1000, cohort, WORKLOADS["a"].population)
     noise = {"gaussian": dp_mechanisms.gaussian(1.0, 1.0, cohort, cohort)}
     for strategy in (
         matrix_factorization.tree(turns),
         matrix_factorization.banded(turns, bands=8),
         matrix_factorization.blt(turns, buffers=3),
     ):
-        noise[strategy.name] = dp_matrix_mechanism.link(1.0, 1.0, cohort, cohort, strategy)
+        noise[strategy.name] = dp_matrix_mechanism.make_mechanism(1.0, 1.0, cohort, cohort, strategy)
     parsed = {text: robust_aggregation.parse(text) for text in RULES} | {text: compression.parse(text) for text in COMPRESSORS}
     return {"FedAvg": None, **parsed, **noise}
 

@@ -7,8 +7,8 @@ import pytest
 from configs import fedavg, fedpft, fedproto
 from fedjax_core import experiment
 from fedjax_core.experiment import config_warnings
-from fedjax_core.experiment.protection import of_asked
 from fedjax_core.experiment.run_header import COLUMNS, noise_to_signal, opening_lines
+from fedjax_core.experiment.uplink_options import account_privacy
 
 PRIVATE = {"mechanism": "gaussian", "clip": 1.0, "delta": 1e-3}
 
@@ -17,7 +17,8 @@ def opened(config, **options) -> dict[str, str]:
     """Returns the first lines of a config's run by what stands before them, those that go on joined."""
     asked = experiment.resolve(config)
     simulation = experiment.build(config, asked=asked)
-    lines = opening_lines(asked, config, simulation, of_asked(asked, simulation.population), **options)
+    private = account_privacy(asked.privacy, asked.cohort, simulation.population, asked.sampling)
+    lines = opening_lines(asked, config, simulation, private, **options)
     assert all(len(line) <= COLUMNS for line in lines)
     found: dict[str, str] = {}
     label = ""

@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from fedjax_core.privacy import Privacy, Release, accounting, calibrated, epsilon
+from fedjax_core.privacy import Privacy, Release, accounting, calibrate_noise, compute_epsilon
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
 MANY = Release("gaussian", "poisson", 10, 1000)
@@ -18,33 +18,33 @@ def test_epsilon_is_that_of_the_accountants():
     replaced = dp.NeighboringRelation.REPLACE_ONE
     fixed = dp.rdp.RdpAccountant(neighboring_relation=replaced)
     fixed.compose(dp.SampledWithoutReplacementDpEvent(1000, 10, dp.GaussianDpEvent(1.0)), 100)
-    assert epsilon(Release("gaussian", "fixed", 10, 1000), 2.0, 100, 1e-5, "rdp") == pytest.approx(
+    assert compute_epsilon(Release("gaussian", "fixed", 10, 1000), 2.0, 100, 1e-5, "rdp") == pytest.approx(
         fixed.get_epsilon(1e-5), rel=1e-9
     )
     poisson = dp.rdp.RdpAccountant().compose(dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.0)), 100)
-    assert epsilon(MANY, 1.0, 100, 1e-5, "rdp") == pytest.approx(poisson.get_epsilon(1e-5), rel=1e-9)
+    assert compute_epsilon(MANY, 1.0, 100, 1e-5, "rdp") == pytest.approx(poisson.get_epsilon(1e-5), rel=1e-9)
     tight = dp.pld.PLDAccountant(value_discretization_interval=3e-4).compose(
         dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.0)), 100
     )
-    assert epsilon(MANY, 1.0, 100, 1e-5, "pld") == pytest.approx(tight.get_epsilon(1e-5), rel=2e-3)
-    assert epsilon(MANY, 1.0, 100, 1e-5, "pld") >= tight.get_epsilon(1e-5) * 0.9999, "rounded upwards"
-    assert epsilon(MANY, 1.0, 0, 1e-5, "pld") == 0
+    assert compute_epsilon(MANY, 1.0, 100, 1e-5, "pld") == pytest.approx(tight.get_epsilon(1e-5), rel=2e-3)
+    assert compute_epsilon(MANY, 1.0, 100, 1e-5, "pld") >= tight.get_epsilon(1e-5) * 0.9999, "rounded upwards"
+    assert compute_epsilon(MANY, 1.0, 0, 1e-5, "pld") == 0
 
 
 @needs_library
 def test_known_values():
     """Gaussian alone: the exact epsilon of multiplier 1 at delta 1e-5 is 4.3776 (Balle and Wang, 2018); Laplace adds up."""
-    assert epsilon(Release("gaussian", "all"), 1.0, 1, 1e-5, "pld") == pytest.approx(4.3776, rel=1e-3)
-    assert epsilon(Release("gaussian", "local"), 2.0, 1, 1e-5, "pld") == pytest.approx(4.3776, rel=1e-3), "twice the clip"
-    assert epsilon(Release("laplace", "local"), 4.0, 3, 0.0, "rdp") == pytest.approx(1.5)
-    assert epsilon(Release("laplace", "local"), 4.0, 300, 1e-5, "rdp") < 150
+    assert compute_epsilon(Release("gaussian", "all"), 1.0, 1, 1e-5, "pld") == pytest.approx(4.3776, rel=1e-3)
+    assert compute_epsilon(Release("gaussian", "local"), 2.0, 1, 1e-5, "pld") == pytest.approx(4.3776, rel=1e-3), "twice the clip"
+    assert compute_epsilon(Release("laplace", "local"), 4.0, 3, 0.0, "rdp") == pytest.approx(1.5)
+    assert compute_epsilon(Release("laplace", "local"), 4.0, 300, 1e-5, "rdp") < 150
 
 
 @needs_library
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_calibrated_noise_is_the_least(accountant):
-    z = calibrated(MANY, 1.5, 1e-5, 50, accountant)
-    assert epsilon(MANY, z, 50, 1e-5, accountant) <= 1.5 < epsilon(MANY, z - 3e-4, 50, 1e-5, accountant)
+    z = calibrate_noise(MANY, 1.5, 1e-5, 50, accountant)
+    assert compute_epsilon(MANY, z, 50, 1e-5, accountant) <= 1.5 < compute_epsilon(MANY, z - 3e-4, 50, 1e-5, accountant)
     assert z == pytest.approx(round(z, 4))
 
 
@@ -59,7 +59,7 @@ def test_noise_of_pfl_research(cohort, population, rounds, wanted):
     that its default of 10^7 holds). `wanted` is the multiplier by its own way: privacy loss distributions of dp-accounting 0.6.0,
     Poisson sampling, discretised at 1e-4; found once."""
     release = Release("gaussian", "poisson", cohort, population)
-    assert calibrated(release, 2.0, 1e-6, rounds, "pld") == pytest.approx(wanted, rel=0.01)
+    assert calibrate_noise(release, 2.0, 1e-6, rounds, "pld") == pytest.approx(wanted, rel=0.01)
 
 
 def planned(name="gaussian", **given):
@@ -69,13 +69,13 @@ def planned(name="gaussian", **given):
 
 @needs_library
 def test_a_run_says_what_it_has_spent():
-    spent = planned().spent(5, 50, "poisson")
-    assert spent.so_far(40)["privacy/epsilon"] == epsilon(Release("gaussian", "poisson", 5, 50), 1.0, 40, 1e-5, "rdp")
+    spent = planned().make_ledger(5, 50, "poisson")
+    assert spent.so_far(40)["privacy/epsilon"] == compute_epsilon(Release("gaussian", "poisson", 5, 50), 1.0, 40, 1e-5, "rdp")
     assert "epsilon" in spent.words(3)
     assert "add or remove one client" in spent.words(3)
-    assert planned().spent(5, 50, "fixed").facts()["neighbours"] == "replace one client"
-    assert planned().spent(50, 50, "fixed").release.sampling == "all"
-    larger = planned(cohort=500, population=10**6, accountant="pld").spent(5, 50, "poisson")
+    assert planned().make_ledger(5, 50, "fixed").facts()["neighbours"] == "replace one client"
+    assert planned().make_ledger(50, 50, "fixed").release.sampling == "all"
+    larger = planned(cohort=500, population=10**6, accountant="pld").make_ledger(5, 50, "poisson")
     assert (larger.release.cohort, larger.release.population) == (500, 10**6)
     assert "poisson cohorts of 500 of 1000000 (deployment; simulated 5 of 50), by pld" in larger.words(40)
     assert "poisson cohorts of 5 of 50, by rdp" in spent.words(3)
@@ -84,7 +84,7 @@ def test_a_run_says_what_it_has_spent():
     known = [larger.epsilon(done) for done in range(33, 41)]
     assert len(set(known)) < 8, "PLD is asked for a few numbers of rounds"
     assert known == sorted(known)
-    assert known[-1] == epsilon(larger.release, 1.0, 40, 1e-5, "pld")
+    assert known[-1] == compute_epsilon(larger.release, 1.0, 40, 1e-5, "pld")
 
 
 def test_what_cannot_be_accounted_for_is_refused(monkeypatch):
@@ -95,12 +95,12 @@ def test_what_cannot_be_accounted_for_is_refused(monkeypatch):
         ({"accountant": "pld"}, "cannot account for cohorts of a fixed size"),
     ]:
         with pytest.raises(ValueError, match=says):
-            planned(**given).spent(5, 50, "fixed", calibrate=False)
+            planned(**given).make_ledger(5, 50, "fixed", calibrate=False)
     missing = lambda name: (_ for _ in ()).throw(ImportError(name))
     monkeypatch.setattr(accounting.importlib, "import_module", missing)
     with pytest.raises(ValueError, match=r"needs dp-accounting for its epsilon: pip install 'fedjax-core\[privacy\]'"):
-        planned(noise=1.01).spent(5, 51, "poisson")
-    assert planned(noise=None, epsilon=2.0).spent(5, 50, "poisson", calibrate=False).noise == 1
+        planned(noise=1.01).make_ledger(5, 51, "poisson")
+    assert planned(noise=None, epsilon=2.0).make_ledger(5, 50, "poisson", calibrate=False).noise == 1
 
 
 @needs_library
@@ -108,16 +108,16 @@ def test_what_cannot_be_accounted_for_is_refused(monkeypatch):
 def test_very_little_noise_is_accounted_for_at_once(name):
     """By RDP, for PLD would need memory for each thousandth of a loss of thousands and more."""
     for noise in (1e-3, 1e-6, 1e-200):
-        spent = planned(name, noise=noise, accountant=None).spent(5, 50, "poisson")
+        spent = planned(name, noise=noise, accountant=None).make_ledger(5, 50, "poisson")
         assert spent.accountant == "rdp"
         assert spent.epsilon(40) > 1000
-        with pytest.raises(ValueError, match=r"privacy\.accountant='pld' has no room for a noise multiplier of"):
-            planned(name, noise=noise, accountant="pld").spent(5, 50, "poisson")
+        with pytest.raises(ValueError, match=r"privacy\.accountant='pld' needs too much memory for a noise multiplier of"):
+            planned(name, noise=noise, accountant="pld").make_ledger(5, 50, "poisson")
     if name == "gaussian":
-        little = planned(noise=None, epsilon=1e6, accountant=None).spent(5, 50, "poisson")
+        little = planned(noise=None, epsilon=1e6, accountant=None).make_ledger(5, 50, "poisson")
         assert little.accountant == "rdp"
         assert little.epsilon(40) == pytest.approx(1e6, rel=1e-2)
-    assert planned(name, accountant=None).spent(5, 50, "poisson").accountant == "pld"
+    assert planned(name, accountant=None).make_ledger(5, 50, "poisson").accountant == "pld"
 
 
 def test_release_names_whom_it_protects():

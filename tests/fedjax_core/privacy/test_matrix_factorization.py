@@ -7,8 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fedjax_core.privacy import Participation, Privacy, Release, epsilon, in_turn, matrix_factorization
-from fedjax_core.privacy.participation import promised
+from fedjax_core.privacy import Participation, Privacy, Release, compute_epsilon, cyclic_participation, matrix_factorization
+from fedjax_core.privacy.participation import weaken
 
 needs_library = pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
 needs_peer = pytest.mark.skipif(importlib.util.find_spec("jax_privacy") is None, reason="jax-privacy is not installed")
@@ -66,7 +66,7 @@ def test_noise_of_a_tree_is_honakers():
     for t in (1, 2, 3, 4):
         mine = nodes[[not row[t:].any() for row in nodes.astype(bool)]][:, :t]
         best = np.linalg.inv(mine.T @ mine)  # of all rounds' values by least squares
-        assert tree.of_sums()[t - 1] == pytest.approx(np.sqrt(best.sum()), rel=1e-9)
+        assert tree.sum_deviations()[t - 1] == pytest.approx(np.sqrt(best.sum()), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -75,21 +75,21 @@ def test_noise_of_a_tree_is_honakers():
 def test_noise_is_optimised_for_the_participation(make):
     """Less noise on sums than by independent noise or a tree, and than by what is best for another participation."""
     participation, other = Participation(32, 2, 16), Participation(32, 32, 1)
-    noise = lambda strategy: np.sqrt(np.mean(strategy.of_sums() ** 2)) * strategy.sensitivity()
+    noise = lambda strategy: np.sqrt(np.mean(strategy.sum_deviations() ** 2)) * strategy.sensitivity()
     for worse in (matrix_factorization.banded(participation, bands=1), matrix_factorization.tree(participation)):
         assert noise(make(participation)) < 0.9 * noise(worse)
     assert noise(make(participation)) < noise(make(other)._replace(participation=participation))
     inverse = np.linalg.inv(dense(make(participation)))
-    np.testing.assert_allclose(make(participation).of_rounds(), np.linalg.norm(inverse, axis=1), rtol=1e-6)
-    np.testing.assert_allclose(make(participation).of_sums(), np.linalg.norm(np.cumsum(inverse, 0), axis=1), rtol=1e-6)
+    np.testing.assert_allclose(make(participation).round_deviations(), np.linalg.norm(inverse, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(make(participation).sum_deviations(), np.linalg.norm(np.cumsum(inverse, 0), axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("make", [lambda of, p: of("banded")(p, bands=4), lambda of, p: of("blt")(p, buffers=3)])
 @pytest.mark.parametrize("participation", [Participation(30, 1, 30), Participation(24, 8, 3), Participation(40, 40, 1)])
 def test_what_is_optimised_falls_and_is_better_than_its_start(monkeypatch, make, participation):
-    noise = lambda strategy: np.mean(strategy.of_sums() ** 2) * strategy.sensitivity() ** 2
+    noise = lambda strategy: np.mean(strategy.sum_deviations() ** 2) * strategy.sensitivity() ** 2
     best = make(lambda name: getattr(matrix_factorization, name), participation)
-    monkeypatch.setattr(matrix_factorization, "_least", lambda loss, begin, gradient: begin)
+    monkeypatch.setattr(matrix_factorization, "_minimize", lambda loss, start, has_gradient: start)
     start = make(lambda name: getattr(matrix_factorization, name).__wrapped__, participation)
     assert noise(best) < 0.999 * noise(start)
     for strategy in (best, start):
@@ -103,7 +103,7 @@ def test_noise_of_many_rounds_takes_memory_of_its_buffers():
     participation = Participation(4_000, 400, 10)
     many = matrix_factorization.Strategy("blt", participation, decays=(0.9995, 0.98, 0.7), scales=(0.001, 0.02, 0.2))
     tracemalloc.start()
-    sums, rounds = many.of_sums(), many.of_rounds()
+    sums, rounds = many.sum_deviations(), many.round_deviations()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 5e6
@@ -146,27 +146,25 @@ def test_strategies_are_as_good_as_those_of_jax_privacy():
             error = lambda c: float(np.mean(toeplitz.per_query_error(strategy_coef=c, n=32)))
             size = lambda c: float(toeplitz.minsep_sensitivity_squared(c, min_sep=8, max_participations=4, n=32))
             assert size(ours.column) == pytest.approx(ours.sensitivity() ** 2, rel=1e-6)
-            assert error(ours.column) == pytest.approx(np.mean(ours.of_sums() ** 2), rel=1e-6)
+            assert error(ours.column) == pytest.approx(np.mean(ours.sum_deviations() ** 2), rel=1e-6)
             assert error(ours.column) * size(ours.column) == pytest.approx(error(theirs) * size(theirs), rel=0.01)
 
 
 def test_clients_come_in_turn_as_often_as_is_said():
     for cohort, population, rounds in [(8, 20, 10), (5, 10, 7), (3, 10, 4), (7, 7, 3), (6, 8, 9)]:
-        held = in_turn(rounds, cohort, population)
+        held = cyclic_participation(rounds, cohort, population)
         came = [{(r * cohort + i) % population for i in range(cohort)} for r in range(rounds)]
         mine = [[r for r in range(rounds) if client in came[r]] for client in range(population)]
         apart = [later - sooner for one in mine for sooner, later in itertools.pairwise(one)]
         assert max(map(len, mine)) == held.times
         assert min(apart, default=held.separation) >= held.separation
-        assert all(len([r for r in one if r < done]) <= held.by(done) for one in mine for done in range(rounds + 1))
-    held = in_turn(10, 8, 20)
-    assert promised(held, 1, 5) == Participation(10, 1, 5)
-    with pytest.raises(ValueError, match=r"privacy.min_separation=3: cohorts in turn bring a client back after 2 rounds"):
-        promised(held, 3, None)
-    with pytest.raises(
-        ValueError, match=r"privacy.participations=1: in 10 rounds of cohorts in turn a client takes part up to 4 times"
-    ):
-        promised(held, None, 1)
+        assert all(len([r for r in one if r < done]) <= held.times_by(done) for one in mine for done in range(rounds + 1))
+    held = cyclic_participation(10, 8, 20)
+    assert weaken(held, 1, 5) == Participation(10, 1, 5)
+    with pytest.raises(ValueError, match=r"privacy.min_separation=3: a client returns after 2 rounds"):
+        weaken(held, 3, None)
+    with pytest.raises(ValueError, match=r"privacy.participations=1: in 10 rounds a client participates up to 4 times"):
+        weaken(held, None, 1)
 
 
 def planned(name, **given):
@@ -179,7 +177,7 @@ def planned(name, **given):
 def test_epsilon_is_that_of_one_gaussian_mechanism(name):
     import dp_accounting as dp
 
-    spent = planned(name).spent(5, 20, "cyclic")
+    spent = planned(name).make_ledger(5, 20, "cyclic")
     one = dp.rdp.RdpAccountant().compose(dp.GaussianDpEvent(2.0)).get_epsilon(1e-5)
     assert spent.epsilon(12) == pytest.approx(one, rel=1e-9)
     early = dp.rdp.RdpAccountant().compose(dp.GaussianDpEvent(2.0 * spent.strategy.sensitivity() / spent.strategy.sensitivity(1)))
@@ -188,14 +186,15 @@ def test_epsilon_is_that_of_one_gaussian_mechanism(name):
     assert "each client at most 3 times, 4 rounds apart, not amplified" in spent.words(12)
     facts = spent.facts()
     assert (facts["sampling"], facts["min_separation"], facts["participations"], facts["rounds"]) == ("cyclic", 4, 3, 12)
-    wanted = planned(name, noise=None, epsilon=3.0).spent(5, 20, "cyclic")
+    wanted = planned(name, noise=None, epsilon=3.0).make_ledger(5, 20, "cyclic")
     assert 2.99 < wanted.epsilon(12) <= 3.0
-    larger = planned(name, cohort=10, population=1000).spent(5, 20, "cyclic")
-    assert larger.turns == Participation(12, 100, 1)
+    larger = planned(name, cohort=10, population=1000).make_ledger(5, 20, "cyclic")
+    assert larger.participation == Participation(12, 100, 1)
 
 
 @needs_library
 def test_independent_noise_of_clients_in_turn_counts_their_turns():
-    spent = planned("gaussian").spent(5, 20, "cyclic")
+    spent = planned("gaussian").make_ledger(5, 20, "cyclic")
     each = Release("gaussian", "all")
-    assert [spent.epsilon(done) for done in (1, 4, 5, 12)] == [epsilon(each, 2.0, times, 1e-5, "rdp") for times in (1, 1, 2, 3)]
+    wanted = [compute_epsilon(each, 2.0, times, 1e-5, "rdp") for times in (1, 1, 2, 3)]
+    assert [spent.epsilon(done) for done in (1, 4, 5, 12)] == wanted

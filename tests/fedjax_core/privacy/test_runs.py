@@ -10,7 +10,7 @@ from configs import fedavg
 from fedjax_core import experiment
 from fedjax_core.data import partition
 from fedjax_core.experiment import run_experiment
-from fedjax_core.privacy import Participation, Release, budget, epsilon
+from fedjax_core.privacy import Participation, Release, budget, compute_epsilon
 from fedjax_core.storage.json_files import read_json, read_jsonl, write_json
 from fedjax_core.uplink import dp_matrix_mechanism
 
@@ -31,7 +31,7 @@ def private(rounds=2, **given):
 def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
     heard: list[str] = []
     release = Release("gaussian", "poisson", 4, 20)
-    spent = [epsilon(release, 1.1, done, 1e-5, "rdp") for done in range(4)]
+    spent = [compute_epsilon(release, 1.1, done, 1e-5, "rdp") for done in range(4)]
     for rounds in (2, 3):
         experiment.execute(private(rounds), str(tmp_path / "run"), progress=False, console=heard.append)
     records = read_jsonl(tmp_path / "run" / "metrics.jsonl")
@@ -42,11 +42,11 @@ def test_a_run_tells_its_epsilon(tmp_path: Path, monkeypatch):
     assert any(line.startswith(f"privacy  epsilon {spent[2]:.4g} at delta 1e-05 after round 2") for line in resumed)
     with pytest.raises(ValueError, match="privacy"):
         experiment.execute(private(3, noise=1.2), str(tmp_path / "run"), progress=False)
-    for name in ("epsilon", "calibrated"):
+    for name in ("compute_epsilon", "calibrate_noise"):
         monkeypatch.setattr(budget, name, lambda *given: pytest.fail("a run is read without an accountant"))
     assert experiment.load(str(tmp_path / "run"))[1].cohort == 4
     calibrated = budget.Privacy("gaussian", 0.5, None, 2.0, 1e-5, None, None, "rdp", None, None, 3)
-    assert calibrated.spent(4, 20, "poisson", False, {"noise_multiplier": 1.25}).noise == 1.25
+    assert calibrated.make_ledger(4, 20, "poisson", False, {"noise_multiplier": 1.25}).noise == 1.25
 
 
 @needs_library
@@ -56,7 +56,7 @@ def test_a_run_with_correlated_noise_tells_its_epsilon_and_takes_no_other_rounds
     experiment.execute(config, str(tmp_path), progress=False)
     told = [record["privacy/epsilon"] for record in read_jsonl(tmp_path / "metrics.jsonl")]
     assert told == sorted(told)
-    assert told[-1] == pytest.approx(epsilon(Release("gaussian", "all", 4, 4), 1.1, 1, 1e-5, "rdp")), "one mechanism in all"
+    assert told[-1] == pytest.approx(compute_epsilon(Release("gaussian", "all", 4, 4), 1.1, 1, 1e-5, "rdp")), "one mechanism in all"
     assert read_json(tmp_path / "summary.json")["facts"]["privacy"]["epsilon"] == pytest.approx(told[-1])
     config.rounds = 4
     with pytest.raises(
@@ -75,7 +75,11 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
     told: dict[str, Any] = {}
     links: list[Any] = []
     monkeypatch.setattr(run_experiment, "run", lambda simulation, workdir, config, **given: told.update(given))
-    monkeypatch.setattr(dp_matrix_mechanism, "link", lambda *given, of=dp_matrix_mechanism.link: links.append(given) or of(*given))
+    monkeypatch.setattr(
+        dp_matrix_mechanism,
+        "make_mechanism",
+        lambda *given, of=dp_matrix_mechanism.make_mechanism: links.append(given) or of(*given),
+    )
 
     def resumed(**other: Any) -> budget.Spent:
         there = Participation(2, 5, 1)
@@ -84,7 +88,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
         write_json(tmp_path / "config.json", written)
         write_json(tmp_path / "run.json", {"partition": {"hash": ""}, "privacy": of_noise})
         experiment.execute(config, str(tmp_path))
-        assert told["private"].turns == there
+        assert told["private"].participation == there
         assert links[-1][1:] == (told["private"].noise, 4, 4, told["private"].strategy), "so is what makes the noise"
         return told["private"]
 
@@ -101,7 +105,7 @@ def test_a_resumed_run_has_the_noise_that_is_recorded(tmp_path: Path, monkeypatc
 def test_what_is_recorded_of_independent_noise_does_not_change_with_the_rounds():
     """Else a run in turn could not be gone on with."""
     of = lambda rounds: budget.Privacy("gaussian", 0.5, 1.1, None, 1e-5, None, None, "rdp", None, None, rounds)
-    first, more = (of(rounds).spent(5, 20, "cyclic").facts() for rounds in (12, 20))
+    first, more = (of(rounds).make_ledger(5, 20, "cyclic").facts() for rounds in (12, 20))
     assert first == more
     assert first["min_separation"] == 4
 
@@ -114,11 +118,11 @@ def test_what_is_recorded_of_independent_noise_does_not_change_with_the_rounds()
         ({"epsilon": 2.0}, r"privacy\.noise=1\.1, privacy\.epsilon=2\.0: give one of them"),
         ({"delta": None}, r"^privacy\.mechanism='gaussian' needs privacy\.delta, at most one over"),
         ({"delta": 1.5}, r"privacy\.delta=1\.5 must be in \(0, 1\)"),
-        ({"mechanism": "local_gaussian", "cohort": 9}, "privacy.cohort=9 says nothing of 'local_gaussian'"),
-        ({"population": 90}, "privacy.population=90 needs privacy.cohort, the clients that the deployment has in a round"),
+        ({"mechanism": "local_gaussian", "cohort": 9}, "privacy.cohort=9 has no effect with 'local_gaussian'"),
+        ({"population": 90}, "privacy.population=90 needs privacy.cohort, the clients of the deployment in a round"),
         ({"mechanism": "gauss"}, "unknown mechanism 'gauss'; allowed: .*Did you mean"),
         ({"mechanism": "adaptive(quantile=2.0)"}, r"quantile=2\.0 must be in \(0, 1\)"),
-        ({"mechanism": "tests.toy:simulate"}, "only those whose privacy can be accounted for"),
+        ({"mechanism": "tests.toy:simulate"}, "only mechanisms with an accountant are allowed"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(given, says):
@@ -154,7 +158,7 @@ def test_scaling_by_all_rows_has_no_noise_and_is_refused():
 def test_a_rule_and_noise_on_the_sum_exclude_each_other():
     config = private()
     config.aggregation.rule = "median"
-    with pytest.raises(ValueError, match=r"privacy\.mechanism='gaussian' and aggregation\.rule='median' each say how"):
+    with pytest.raises(ValueError, match=r"privacy\.mechanism='gaussian' and aggregation\.rule='median' each replace the mean"):
         experiment.resolve(config)
     config.privacy.mechanism = "local_gaussian"
     assert experiment.resolve(config).leave_out

@@ -1,4 +1,4 @@
-"""Uplinks that pass through links: what changes nothing, who is left out, who is refused."""
+"""Uplinks that pass transforms: what changes nothing, who is left out, who is refused."""
 
 import chex
 import jax
@@ -12,8 +12,8 @@ from fedjax_core.engine import divergence
 from fedjax_core.training import aggregators
 from fedjax_core.uplink import (
     Link,
-    Passed,
-    Reduction,
+    TransformOutput,
+    VectorReduce,
     bare,
     compression,
     dp_mechanisms,
@@ -21,21 +21,21 @@ from fedjax_core.uplink import (
     robust_aggregation,
     wrap,
 )
-from fedjax_core.uplink.statistics import floored
+from fedjax_core.uplink.flatten import clamp_variances
 from tests import toy
 
-SAME = Link("attack", "same", send=lambda value, sender, kept: Passed(value))
-STREAMED = Link("rule", "streamed", reduction=Reduction())
+SAME = Link("attack", "same", send=lambda value, context, client_state: TransformOutput(value))
+STREAMED = Link("rule", "streamed", reduce=VectorReduce())
 VOTES = compression.parse("sign(majority=True)")
-CRAFTED = Link("attack", "crafted", craft=lambda rows, there, ids, key: rows)
+CRAFTED = Link("attack", "crafted", attack_stack=lambda rows, mask, ids, key: rows)
 
 
-def _stacked(joined, memory, key):
-    rows, weights = joined
+def _stacked(combined, memory, key):
+    rows, weights = combined
     return weights @ rows / jnp.maximum(jnp.sum(weights), 1e-30), memory, {"stacked": (jnp.sum(weights > 0), 1)}
 
 
-STACKED = Link("rule", "stacked", reduction=Reduction(lambda row, weight, sender: (row, weight), "stack", _stacked))
+STACKED = Link("rule", "stacked", reduce=VectorReduce(lambda row, weight, context: (row, weight), "stack", _stacked))
 
 
 def round_of(name, links=(), **settings):
@@ -49,29 +49,31 @@ def round_of(name, links=(), **settings):
     ("name", "links"),  # of two deltas; of a delta and class means
     [("scaffold", [SAME, CRAFTED, STACKED]), ("fednh", [CRAFTED, STREAMED])],
 )
-def test_links_that_change_nothing_leave_rounds_as_they_were(name, links):
-    plain, _, wanted = toy.reference(name)
+def test_transforms_that_change_nothing_leave_rounds_as_they_were(name, links):
+    plain, _, expected = toy.reference(name)
     sim = toy.simulate(name, links=links, leave_out=True)
     state, (*_, record) = sim.rounds(sim.init(0), 2)
-    chex.assert_trees_all_close(bare(jax.device_get(state.server)), wanted.server, atol=1e-6, rtol=1e-5)
+    chex.assert_trees_all_close(bare(jax.device_get(state.server)), expected.server, atol=1e-6, rtol=1e-5)
     assert record["server/left_out"] == 0
     assert record.get("server/stacked", 5) == 5
     assert (sim.shapes.down, sim.shapes.up) == (plain.shapes.down, plain.shapes.up), "what wraps a method is not sent"
 
 
 def sends(what, who=3):
-    """A link by which one client sends `what` in every place."""
-    at = lambda sender: jnp.where(sender.id == who, what, 0.0)
-    return Link("attack", "one", send=lambda value, sender, kept: Passed(jax.tree.map(lambda x: x + at(sender), value)))
+    """A transform by which one client sends `what` in every place."""
+    at = lambda context: jnp.where(context.id == who, what, 0.0)
+    return Link(
+        "attack", "one", send=lambda value, context, client_state: TransformOutput(jax.tree.map(lambda x: x + at(context), value))
+    )
 
 
 def test_who_sends_what_is_not_finite_is_left_out_and_counted():
     gone = cohort("fedavg")[0]
     found, record, _ = round_of("fedavg", [sends(jnp.nan, gone), STREAMED], leave_out=True)
     assert (record["server/left_out"], record["cohort"]) == (1, 5)
-    of_others = lambda row, w, sender: (jnp.where(sender.id == gone, 0, w) * row, jnp.where(sender.id == gone, 0, w))
-    wanted, _, _ = round_of("fedavg", [Link("rule", "of the others", reduction=Reduction(of_others))])
-    chex.assert_trees_all_close(found, wanted, atol=1e-6)
+    of_others = lambda row, w, context: (jnp.where(context.id == gone, 0, w) * row, jnp.where(context.id == gone, 0, w))
+    expected, _, _ = round_of("fedavg", [Link("rule", "of the others", reduce=VectorReduce(of_others))])
+    chex.assert_trees_all_close(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -96,22 +98,22 @@ def test_whose_vote_has_no_number_is_left_out():
     gone = cohort("fedavg")[0]
     found, record, _ = round_of("fedavg", [sends(jnp.nan, gone), VOTES], leave_out=True)
     assert record["server/left_out"] == 1
-    without = lambda row, weight, sender: VOTES.reduction.lift(row, jnp.where(sender.id == gone, 0, weight), sender)
-    wanted, _, _ = round_of("fedavg", [SAME, VOTES._replace(reduction=VOTES.reduction._replace(lift=without))])
-    chex.assert_trees_all_equal(found, wanted)
+    without = lambda row, weight, context: VOTES.reduce.map(row, jnp.where(context.id == gone, 0, weight), context)
+    expected, _, _ = round_of("fedavg", [SAME, VOTES._replace(reduce=VOTES.reduce._replace(map=without))])
+    chex.assert_trees_all_equal(found, expected)
 
 
-def test_a_link_keeps_something_with_clients_and_at_the_server():
-    def send(value, sender, kept):
-        return Passed(value, kept + 1, {"before": (kept, jnp.float32(1))}, jnp.zeros(3, jnp.uint8))
+def test_a_transform_keeps_something_with_clients_and_at_the_server():
+    def send(value, context, client_state):
+        return TransformOutput(value, client_state + 1, {"before": (client_state, jnp.float32(1))}, jnp.zeros(3, jnp.uint8))
 
-    def combine(joined, memory, key):
-        total, weight = joined
+    def finalize(combined, memory, key):
+        total, weight = combined
         return total / weight, memory + 1, {"memory": (memory, 1)}
 
     links = [
-        Link("compression", "counted", send=send, state=lambda like: jnp.float32(0)),
-        Link("rule", "counted", reduction=Reduction(combine=combine), memory=lambda like: jnp.float32(0)),
+        Link("compression", "counted", send=send, init_client_state=lambda shapes: jnp.float32(0)),
+        Link("rule", "counted", reduce=VectorReduce(finalize=finalize), init_memory=lambda shapes: jnp.float32(0)),
     ]
     sim = toy.simulate("fedavg", links=links, cohort=8)
     state, records = sim.rounds(sim.init(0), 3)
@@ -147,7 +149,7 @@ def updated(algorithm, sizes):
 
 def test_rows_that_are_not_there_are_zeros():
     """Also where noise or what compression has left is added in place of an absent client's delta."""
-    told = lambda value, sender, kept: Passed(jax.tree.map(lambda x: x + 3.0, value))
+    told = lambda value, context, client_state: TransformOutput(jax.tree.map(lambda x: x + 3.0, value))
     links = [Link("local privacy", "noise", send=told), robust_aggregation.parse("median")]
     made = wrap(one_part(aggregators.mean(), jnp.ones(2)), links, jax.ShapeDtypeStruct((2,), jnp.float32))
     rows, weights = updated(made, [5, 0])[1].deltas
@@ -156,11 +158,13 @@ def test_rows_that_are_not_there_are_zeros():
 
 
 def test_attackers_draw_anew_for_every_class():
-    craft = lambda rows, there, ids, key: rows + jax.random.normal(key)
+    craft = lambda rows, mask, ids, key: rows + jax.random.normal(key)
     values = jnp.zeros((4, 1)), jnp.ones(4)
-    made = wrap(one_part(aggregators.class_mean(), values), [Link("attack", "noise", craft=craft)], jax.eval_shape(lambda: values))
+    made = wrap(
+        one_part(aggregators.class_mean(), values), [Link("attack", "noise", attack_stack=craft)], jax.eval_shape(lambda: values)
+    )
     server, sent = updated(made, [5, 2])
-    sent = sent._replace(weights=jax.tree.map(lambda x: jnp.sum(x, 0), sent.weights))
+    sent = sent._replace(class_weights=jax.tree.map(lambda x: jnp.sum(x, 0), sent.class_weights))
     after, _ = made.server_update(server, sent, Cohort(jnp.arange(2), jnp.array([5, 2])), jax.random.key(0))
     assert len(np.unique(after.inner[0])) == 4
 
@@ -172,14 +176,14 @@ def test_a_running_variance_is_not_below_zero_behind_links():
     server, sent = updated(made, [1])
     sent = sent._replace(uplink=jax.tree.map(lambda x: x[0], sent.uplink[0]))
     after, _ = made.server_update(server, sent, Cohort(jnp.arange(1), jnp.ones(1)), jax.random.key(0))
-    wanted = net._replace(stats={"norm": {"mean": net.stats["norm"]["mean"], "var": jnp.zeros(2)}})
-    chex.assert_trees_all_equal(after.inner, wanted)
+    expected = net._replace(stats={"norm": {"mean": net.stats["norm"]["mean"], "var": jnp.zeros(2)}})
+    chex.assert_trees_all_equal(after.inner, expected)
 
 
 def test_momentum_of_a_variance_may_be_below_zero_behind_links():
     momentum = optax.trace(0.9).init(Net({}, {"norm": {"var": jnp.zeros(2)}}))
     moved = jax.tree.map(lambda x: x - 1, momentum)
-    chex.assert_trees_all_equal(floored((momentum, (moved,))), (momentum, (moved,)))
+    chex.assert_trees_all_equal(clamp_variances((momentum, (moved,))), (momentum, (moved,)))
 
 
 def cohort(name):
@@ -192,21 +196,21 @@ def cohort(name):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("fedamp", "attack 'same' is for deltas and class means; what fedamp's clients send is neither"),
-        ("fedskc", r"part \[0\] of what fedskc's clients send is neither: the server takes it client by client"),
-        ("local", "needs clients that send something; local's send nothing"),
+        ("fedamp", "attack 'same' supports deltas and class means; the uplink of fedamp is neither"),
+        ("fedskc", r"part \[0\] of the uplink of fedskc is neither: its server reads it client by client"),
+        ("local", "needs an uplink; clients of local send nothing"),
         ("centralized", "a pooled method has no clients that send"),
     ],
 )
-def test_what_links_are_not_for_is_refused_by_name(name, says):
+def test_what_transforms_are_not_for_is_refused_by_name(name, says):
     with pytest.raises(ValueError, match=says):
         toy.simulate(name, links=[SAME])
 
 
-def test_links_have_one_order_and_one_reduction():
-    noise = Link("privacy", "gaussian", reduction=Reduction())
-    assert [link.name for link in order([STREAMED, SAME])] == ["same", "streamed"]
-    with pytest.raises(ValueError, match="rule 'streamed' and privacy 'gaussian' each say how uplinks become one"):
+def test_transforms_have_one_order_and_one_reduction():
+    noise = Link("privacy", "gaussian", reduce=VectorReduce())
+    assert [transform.name for transform in order([STREAMED, SAME])] == ["same", "streamed"]
+    with pytest.raises(ValueError, match="rule 'streamed' and privacy 'gaussian' each replace the mean of uplinks"):
         order([noise, STREAMED])
 
 
@@ -222,6 +226,8 @@ def test_links_have_one_order_and_one_reduction():
 )
 def test_a_round_in_which_nobody_counts_has_diverged(links):
     """Else its server would stay as it is, or take steps of noise, in every round to come."""
-    everybody = Link("attack", "all", send=lambda value, sender, kept: Passed(jax.tree.map(lambda x: x * jnp.nan, value)))
+    everybody = Link(
+        "attack", "all", send=lambda value, context, client_state: TransformOutput(jax.tree.map(lambda x: x * jnp.nan, value))
+    )
     with pytest.raises(divergence.Diverged, match=r"^round 1: all 5 clients of the cohort .* nobody is left"):
         round_of("fedavg_uniform", [everybody, *links], statistics=False, leave_out=True)

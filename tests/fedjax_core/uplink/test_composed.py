@@ -42,7 +42,7 @@ def test_a_run_with_all_of_them_says_so_in_its_files(tmp_path):
     recorded = json.loads((tmp_path / "run" / "run.json").read_text())
     assert recorded["adversary"] == {
         "attack": settings.adversary.attack,
-        "clients": attacks.attackers(toy.CLIENTS, 0.25, settings.data.seed).tolist(),
+        "clients": attacks.draw_attackers(toy.CLIENTS, 0.25, settings.data.seed).tolist(),
     }
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     (last,) = [line for line in lines if line.get("round") == 2 and "server/left_out" in line]
@@ -74,15 +74,15 @@ def test_an_option_that_is_off_leaves_the_program_as_it_was():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (dict(adversary__attack="alie"), "adversary.attack='alie', adversary.fraction=None: give both"),
-        (dict(adversary__fraction=0.1), "give both, such as 'sign_flip' and 0.2, or none"),
+        (dict(adversary__attack="alie"), "adversary.attack='alie', adversary.fraction=None: set both"),
+        (dict(adversary__fraction=0.1), "set both, such as 'sign_flip' and 0.2, or neither"),
         (dict(adversary__attack="not_finite", adversary__fraction=0.1), "ends the run at once; set aggregation.not_finite"),
         (dict(compression__uplink="quantise(bits=9)"), r"bits=9 .*\[2, 8\]"),
         (dict(compression__downlink="top_k"), "compression.downlink='top_k' .*'float16', 'bfloat16'"),
         (dict(aggregation__not_finite="go on"), "aggregation.not_finite='go on' .*'leave_out', 'end'"),
         (
             dict(compression__uplink="sign(majority=True)", aggregation__rule="krum"),
-            "compression 'sign' and rule 'krum' each say how uplinks become one; choose one of them",
+            "compression 'sign' and rule 'krum' each replace the mean of uplinks; choose one of them",
         ),
     ],
 )
@@ -117,7 +117,7 @@ def test_settings_that_do_nothing_are_said():
     assert said(50, 24) == []
     settings.adversary.attack = "alie(z=1.0)"
     assert said(10, 2) == []
-    of_rule = lambda text, there: config_warnings.of_rule(robust_aggregation.found(text), there)
+    of_rule = lambda text, mask: config_warnings.of_rule(robust_aggregation.find_rules(text), mask)
     (line,) = of_rule("mixing(attackers=0.3) | krum", 4)
     assert line.startswith("aggregation.rule='mixing(attackers=0.3) | krum': ")
     assert line.endswith("attackers=0.2 of the 4 clients of a round is less than one, so krum withstands none")
@@ -146,11 +146,11 @@ def test_privacy_of_data_that_were_counted_before_is_said():
 
 
 class Composed(Case):
-    """A method whose uplinks pass through links."""
+    """A method whose uplinks pass transforms."""
 
     def __init__(self, name: str, attack: str, *links: Link):
         super().__init__(toy.CASES[name].method, task=toy.CASES[name].task, mixed=toy.CASES[name].mixed)
-        found = attacks.find(attack, poisoning.POISONS)
+        found = attacks.find_attacks(attack, poisoning.POISONS)
         evil = [attacks.link(one.name, one(), (2, 5)) for one in found]
         self.links = [*evil, *links]
 

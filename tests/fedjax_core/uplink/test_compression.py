@@ -7,29 +7,31 @@ import numpy as np
 import pytest
 
 from fedjax_core.training.metrics import nbytes
-from fedjax_core.uplink import Carried, Sender, bare, compression
-from fedjax_core.uplink.packing import packed, unpacked
+from fedjax_core.uplink import ClientContext, UplinkValue, bare, compression
+from fedjax_core.uplink.compression import pack_bits, unpack_bits
 from tests import toy
 
 X = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
 
 
-def sent(spec, x=X, key=0, kept=None):
+def sent(spec, x=X, key=0, client_state=None):
     """(packed arrays, what the server has of them, what the client keeps) of one delta."""
-    link, value = compression.parse(spec), Carried(({"w": jnp.asarray(x)},), ())
-    kept = link.state(value) if kept is None else kept
-    passed = jax.jit(lambda key, kept: tuple(link.send(value, Sender(jnp.int32(0), jnp.int32(1), key, ()), kept)))
-    found, kept, _, wire = passed(jax.random.key(key), kept)
-    return wire[0], np.asarray(found.deltas[0]["w"]), kept
+    transform, value = compression.parse(spec), UplinkValue(({"w": jnp.asarray(x)},), ())
+    client_state = transform.init_client_state(value) if client_state is None else client_state
+    passed = jax.jit(
+        lambda key, client_state: tuple(transform.send(value, ClientContext(jnp.int32(0), jnp.int32(1), key, ()), client_state))
+    )
+    found, client_state, _, wire = passed(jax.random.key(key), client_state)
+    return wire[0], np.asarray(found.deltas[0]["w"]), client_state
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8])
 def test_packed_codes_come_back(bits):
     codes = np.random.default_rng(bits).integers(0, 2**bits, 21)
-    words = packed(jnp.asarray(codes), bits)
+    words = pack_bits(jnp.asarray(codes), bits)
     assert words.dtype == jnp.uint8
     assert len(words) == -(-21 * bits // 8)
-    np.testing.assert_array_equal(unpacked(words, bits, 21), codes)
+    np.testing.assert_array_equal(unpack_bits(words, bits, 21), codes)
 
 
 @pytest.mark.parametrize(
@@ -65,16 +67,16 @@ def test_quantisation_is_without_bias_and_within_a_step():
 
 def test_what_was_not_sent_is_kept_and_sent_later():
     for spec in ("top_k(fraction=0.05)", "random_k(fraction=0.05)", "power_sgd(rank=1)", "sign"):
-        _, first, kept = sent(spec)
-        np.testing.assert_allclose(first + np.reshape(kept[0][0], X.shape), X, atol=1e-5)
-        _, second, again = sent(spec, key=1, kept=kept)
+        _, first, client_state = sent(spec)
+        np.testing.assert_allclose(first + np.reshape(client_state[0][0], X.shape), X, atol=1e-5)
+        _, second, again = sent(spec, key=1, client_state=client_state)
         left = np.reshape(again[0][0], X.shape)
         np.testing.assert_allclose(first + second + left, 2 * X, atol=1e-4)
     _, first, _ = sent("top_k(fraction=0.05)")
     assert np.abs(first[first != 0]).min() > np.abs(X[first == 0]).max()
-    _, unbiased, kept = sent("random_k(fraction=0.25, feedback=False)")
+    _, unbiased, client_state = sent("random_k(fraction=0.25, feedback=False)")
     np.testing.assert_allclose(unbiased[unbiased != 0], 4 * X[unbiased != 0], rtol=1e-6)
-    assert kept[0] == ()
+    assert client_state[0] == ()
 
 
 def test_power_sgd_is_exact_at_the_rank_of_a_matrix():
@@ -84,19 +86,21 @@ def test_power_sgd_is_exact_at_the_rank_of_a_matrix():
 
 def test_a_majority_votes_on_the_step():
     """Three clients, of whom one is absent: the sign of the sum of signs, times the step."""
-    reduction = compression.parse("sign(majority=True, step=0.5)").reduction
+    reduce = compression.parse("sign(majority=True, step=0.5)").reduce
     rows, weights = jnp.array([[3.0, -1, 2], [0.1, -9, -1], [0, 0, 0]]), jnp.array([5.0, 1, 0])
-    votes = jnp.sum(jax.vmap(lambda row, w: reduction.lift(row, w, None))(rows, weights), 0)
-    np.testing.assert_array_equal(reduction.combine(votes, (), None)[0], [0.5, -0.5, 0])
+    votes = jnp.sum(jax.vmap(lambda row, w: reduce.map(row, w, None))(rows, weights), 0)
+    np.testing.assert_array_equal(reduce.finalize(votes, (), None)[0], [0.5, -0.5, 0])
 
 
 def test_a_majority_leaves_alone_what_nobody_trains():
     """Nine clients whose deltas are zero: each votes by a draw of its own, so that the steps go both ways."""
-    link = compression.parse("sign(majority=True, step=0.5)")
-    value = Carried((jnp.zeros(400),), ())
-    send = lambda key: link.send(value, Sender(jnp.int32(0), jnp.int32(1), key, ()), link.state(value)).value.deltas[0]
+    transform = compression.parse("sign(majority=True, step=0.5)")
+    value = UplinkValue((jnp.zeros(400),), ())
+    send = lambda key: transform.send(
+        value, ClientContext(jnp.int32(0), jnp.int32(1), key, ()), transform.init_client_state(value)
+    ).value.deltas[0]
     votes = jax.jit(jax.vmap(send))(jax.random.split(jax.random.key(0), 9))
-    steps = np.asarray(link.reduction.combine(jnp.sum(votes, 0), (), None)[0])
+    steps = np.asarray(transform.reduce.finalize(jnp.sum(votes, 0), (), None)[0])
     assert abs(np.mean(steps)) < 0.1, "four standard errors of 400 steps"
     assert abs(np.corrcoef(votes[0], votes[1])[0, 1]) < 0.2, "clients vote independently"
 
@@ -104,15 +108,17 @@ def test_a_majority_leaves_alone_what_nobody_trains():
 def test_products_are_in_full_precision():
     """Else TPUs and GPUs round their factors."""
     one = compression.power_sgd(rank=2)
-    kept = one.begin(X.shape)
+    client_state = one.init_state(X.shape)
     with jax.default_matmul_precision(None):
-        text = str(jax.make_jaxpr(lambda x: one.unpack(one.pack(x, None, kept)[0], X.shape))(X))
+        text = str(jax.make_jaxpr(lambda x: one.unpack(one.pack(x, None, client_state)[0], X.shape))(X))
     assert text.count("dot_general") == text.count("Precision.HIGHEST, Precision.HIGHEST") == 3
 
 
 def test_a_round_sends_packed_arrays_up_and_down():
     plain, _, state = toy.reference("scaffold")
-    everything = toy.simulate("scaffold", links=[compression.parse("top_k(fraction=1.0)"), compression.down("float16")])
+    everything = toy.simulate(
+        "scaffold", links=[compression.parse("top_k(fraction=1.0)"), compression.compress_broadcast("float16")]
+    )
     found, _ = everything.rounds(everything.init(0), 2)
     chex.assert_trees_all_close(jax.device_get(bare(found.server)), state.server, atol=5e-3)
     numbers = plain.shapes.up / 4
@@ -121,5 +127,5 @@ def test_a_round_sends_packed_arrays_up_and_down():
 
 
 def test_class_means_are_not_sent_in_part():
-    with pytest.raises(ValueError, match="'top_k' sends a part of a delta, and the rest later; fedproto sends class means"):
+    with pytest.raises(ValueError, match="'top_k' sends a part of a delta now and the rest later; fedproto sends class means"):
         toy.simulate("fedproto", links=[compression.parse("top_k")])

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_core import experiment
 from fedjax_core.engine import client_sampling
-from fedjax_core.privacy import Participation, in_turn, matrix_factorization
+from fedjax_core.privacy import Participation, cyclic_participation, matrix_factorization
 from fedjax_core.uplink import dp_matrix_mechanism
 from tests import toy
 from tests.fedjax_core.privacy.test_matrix_factorization import dense, most
@@ -27,8 +27,8 @@ MADE = {
 
 def rows_of(strategy, keys, size):
     """[n, size] of the stream."""
-    rows = dp_matrix_mechanism.stream(strategy)
-    begin = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.vectors, size)))
+    rows = dp_matrix_mechanism.make_stream(strategy)
+    begin = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.num_vectors, size)))
     return jax.jit(lambda keys: jax.lax.scan(lambda noise, key: rows.step(noise, key)[::-1], begin, keys)[1])(keys)
 
 
@@ -46,15 +46,15 @@ def test_the_stream_is_the_inverse_times_independent_rows(name):
     strategy, keys = MADE[name], jax.random.split(jax.random.key(0), ROUNDS)
     z, matrix = draws(strategy, keys), dense(strategy)
     if name != "tree":
-        wanted = np.linalg.inv(matrix) @ z
+        expected = np.linalg.inv(matrix) @ z
     else:
         sums = np.zeros((ROUNDS + 1, SIZE))
         for t in range(1, ROUNDS + 1):
             mine = ~matrix[:, t:].any(1)
             estimate = np.linalg.lstsq(matrix[mine][:, :t], z[mine], rcond=None)[0]
             sums[t] = estimate.sum(0)
-        wanted = np.diff(sums, axis=0)
-    np.testing.assert_allclose(rows_of(strategy, keys, SIZE), wanted, atol=2e-5)
+        expected = np.diff(sums, axis=0)
+    np.testing.assert_allclose(rows_of(strategy, keys, SIZE), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -62,8 +62,8 @@ def test_noise_on_sums_has_the_stated_deviation(name):
     """20000 entries: within 2 % of the stated one, so one that is 5 % off fails."""
     strategy = MADE[name]
     rows = np.asarray(rows_of(strategy, jax.random.split(jax.random.key(1), ROUNDS), 20000))
-    np.testing.assert_allclose(np.std(rows, axis=1), strategy.of_rounds(), rtol=0.02)
-    np.testing.assert_allclose(np.std(np.cumsum(rows, 0), axis=1), strategy.of_sums(), rtol=0.02)
+    np.testing.assert_allclose(np.std(rows, axis=1), strategy.round_deviations(), rtol=0.02)
+    np.testing.assert_allclose(np.std(np.cumsum(rows, 0), axis=1), strategy.sum_deviations(), rtol=0.02)
 
 
 @pytest.mark.parametrize("name", ["banded", "blt"])
@@ -71,24 +71,24 @@ def test_noise_covers_what_a_client_can_move_in_the_deployment_s_mean(name):
     """Means of 50 simulated clients have the noise that those of 200 would have: multiplier, clip and the largest move of C x by
     any pattern of participation, over 200. Within 2 %, so one that is 5 % off fails."""
     strategy, noise, clip, size = MADE[name], 1.3, 0.5, 20000
-    link = dp_matrix_mechanism.link(clip, noise, 50, 200, strategy)
-    assert link.reduction is not None
-    rows = dp_matrix_mechanism.stream(strategy)
-    memory, means = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.vectors, size))), []
+    transform = dp_matrix_mechanism.make_mechanism(clip, noise, 50, 200, strategy)
+    assert transform.reduce is not None
+    rows = dp_matrix_mechanism.make_stream(strategy)
+    memory, means = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.num_vectors, size))), []
     for key in jax.random.split(jax.random.key(2), ROUNDS):
         nothing = jnp.zeros(size), jnp.float32(0), jnp.float32(1)
-        mean, memory, _ = link.reduction.combine(nothing, memory, key)
+        mean, memory, _ = transform.reduce.finalize(nothing, memory, key)
         means.append(np.asarray(mean))
-    wanted = noise * clip * most(dense(strategy), TURNS, ROUNDS) / 200 * strategy.of_sums()
-    np.testing.assert_allclose(np.std(np.cumsum(means, 0), axis=1), wanted, rtol=0.02)
+    expected = noise * clip * most(dense(strategy), TURNS, ROUNDS) / 200 * strategy.sum_deviations()
+    np.testing.assert_allclose(np.std(np.cumsum(means, 0), axis=1), expected, rtol=0.02)
 
 
 def test_rounds_have_it_and_a_restored_state_goes_on_with_it():
     """With a clip of almost nothing the server's model moves by the noise alone: after r rounds by their sum, whose deviation the
     record tells; a checkpoint after two rounds goes on bit for bit."""
-    turns = in_turn(6, 4, toy.CLIENTS)
-    link = dp_matrix_mechanism.link(1e-6, 1e6, 4, 4, matrix_factorization.blt(turns, buffers=2))
-    sim = toy.simulate("fedavg_uniform", links=[link], cohort=4, sampling="cyclic", statistics=False, leave_out=True)
+    turns = cyclic_participation(6, 4, toy.CLIENTS)
+    transform = dp_matrix_mechanism.make_mechanism(1e-6, 1e6, 4, 4, matrix_factorization.blt(turns, buffers=2))
+    sim = toy.simulate("fedavg_uniform", links=[transform], cohort=4, sampling="cyclic", statistics=False, leave_out=True)
     state = sim.init(0)
     begin = flat(state)
     state, records = sim.rounds(state, 2)
@@ -116,7 +116,7 @@ def test_cohorts_come_in_turn():
     in_order = list(itertools.chain(*(sorted(ids[ids < toy.CLIENTS].tolist()) for ids in drawn)))
     assert len(in_order) == 27
     rounds = [[r for r in range(9) if client in drawn[r]] for client in range(toy.CLIENTS)]
-    assert max(map(len, rounds)) == in_turn(9, 3, toy.CLIENTS).times
+    assert max(map(len, rounds)) == cyclic_participation(9, 3, toy.CLIENTS).times
     assert min(b - a for one in rounds for a, b in itertools.pairwise(one)) == toy.CLIENTS // 3
     with pytest.raises(ValueError, match=r"cohorts of 999 of 10000000 clients begin anew after .* take a cohort that divides"):
         client_sampling.check("cyclic", 999, 10**7)
@@ -125,16 +125,16 @@ def test_cohorts_come_in_turn():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, r"'blt' is for clients that come in turn, and cohort.sampling='poisson' draws them: set it to 'cyclic'"),
+        ({}, r"'blt' is for clients that take turns, and cohort.sampling='poisson' draws them: set it to 'cyclic'"),
         ({"sampling": "cyclic", "mechanism": "blt(buffers=9)"}, r"buffers=9 must be in \[1, 6\]"),
         ({"sampling": "cyclic", "mechanism": "banded(bands=6)"}, r"bands=6 must be at most the 2 rounds"),
         ({"mechanism": "gaussian", "min_separation": 2}, r"min_separation=2 is for a central mechanism with cohort.sampling='cy"),
-        ({"sampling": "cyclic", "min_separation": 6}, r"min_separation=6: cohorts in turn bring a client back after 5 rounds"),
+        ({"sampling": "cyclic", "min_separation": 6}, r"min_separation=6: a client returns after 5 rounds"),
     ],
 )  # fmt: skip
 def test_what_cohorts_do_not_hold_is_refused_before_a_run(given, says):
     config = private(**{"mechanism": "blt"} | {key: value for key, value in given.items() if key != "sampling"})
     config.cohort.sampling = given.get("sampling", "poisson")
     with pytest.raises(ValueError, match=says) as caught:
-        experiment.resolve(config).privacy.spent(4, 20, config.cohort.sampling, calibrate=False)
+        experiment.resolve(config).privacy.make_ledger(4, 20, config.cohort.sampling, calibrate=False)
     assert "\n" not in str(caught.value)

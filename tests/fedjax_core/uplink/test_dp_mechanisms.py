@@ -13,17 +13,17 @@ from hypothesis.extra import numpy as arrays
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Net
-from fedjax_core.experiment import protection
+from fedjax_core.experiment.uplink_options import build_mechanism
 from fedjax_core.privacy import Release
 from fedjax_core.training import aggregators
-from fedjax_core.uplink import Carried, Sender, attacks, bare, dp_mechanisms
+from fedjax_core.uplink import ClientContext, UplinkValue, attacks, bare, dp_mechanisms
 from fedjax_core.uplink.apply_transforms import wrap
 from fedjax_core.uplink.dp_mechanisms import adaptive, gaussian, local_gaussian, local_laplace
 from tests import toy
 
 anything = arrays.arrays(np.float32, 7, elements=strategies.floats(width=32, allow_nan=True, allow_infinity=True))
 norms = strategies.floats(1e-3, 1e3)
-clip_jit = jax.jit(dp_mechanisms.clipped, static_argnums=2)
+clip_jit = jax.jit(dp_mechanisms.clip_vector, static_argnums=2)
 
 
 @hypothesis.given(anything, norms)
@@ -39,16 +39,16 @@ def test_no_vector_moves_the_sum_by_more_than_the_clip(row, clip):
 
 def test_what_is_clipped_keeps_its_direction():
     row = np.array([3e38, -1.5e38, 0.0], np.float32)  # whose norm is beyond float32
-    found, long = dp_mechanisms.clipped(jnp.asarray(row), 2.0)
+    found, long = dp_mechanisms.clip_vector(jnp.asarray(row), 2.0)
     assert long
     np.testing.assert_allclose(found, 2 * np.array([2, -1, 0]) / 5**0.5, rtol=1e-4)
 
 
-def summed(link, rows, memory=(), weights=None):
-    """The link's contributions of rows [C, D], added up."""
+def summed(transform, rows, memory=(), weights=None):
+    """The contributions of rows [C, D], added up."""
     weights = jnp.ones(len(rows)) if weights is None else weights
-    sender = Sender(jnp.int32(0), jnp.int32(1), jax.random.key(0), memory)
-    lifted = [link.reduction.lift(row, w, sender) for row, w in zip(rows, weights, strict=True)]
+    context = ClientContext(jnp.int32(0), jnp.int32(1), jax.random.key(0), memory)
+    lifted = [transform.reduce.map(row, w, context) for row, w in zip(rows, weights, strict=True)]
     return jax.tree.map(lambda *x: sum(x), *lifted)
 
 
@@ -56,63 +56,63 @@ def summed(link, rows, memory=(), weights=None):
 def test_noise_has_the_stated_deviation(name):
     """20000 draws: their deviation is within 1.5 % of the stated one by three standard errors, so one that is 5 % off fails."""
     clip, noise, cohort, real = 0.4, 1.3, 50, 200
-    link = getattr(dp_mechanisms, name)(clip, noise, cohort, real)
-    memory = link.memory(None)
+    transform = getattr(dp_mechanisms, name)(clip, noise, cohort, real)
+    memory = transform.init_memory(None)
     rows = jnp.zeros((3, 20000)).at[0, 0].set(7.0)
-    made, _, said = link.reduction.combine(summed(link, rows, memory), memory, jax.random.key(1))
-    wanted = noise * clip * (cohort / real) / cohort  # of the mean, a quarter of what the real cohort's sum has, over 50
+    made, _, said = transform.reduce.finalize(summed(transform, rows, memory), memory, jax.random.key(1))
+    expected = noise * clip * (cohort / real) / cohort  # of the mean, a quarter of what the real cohort's sum has, over 50
     if name == "adaptive":
-        wanted *= (1 - (noise / (2 * 10)) ** 2) ** -0.5  # sigma_b is a twentieth of 200
-    assert abs(np.std(made[1:]) / wanted - 1) < 0.015
-    assert abs(np.mean(made[1:])) < 4 * wanted / 20000**0.5
+        expected *= (1 - (noise / (2 * 10)) ** 2) ** -0.5  # sigma_b is a twentieth of 200
+    assert abs(np.std(made[1:]) / expected - 1) < 0.015
+    assert abs(np.mean(made[1:])) < 4 * expected / 20000**0.5
     deviation, one = said["privacy/deviation"]
-    np.testing.assert_allclose(deviation / one, wanted, rtol=1e-5)
+    np.testing.assert_allclose(deviation / one, expected, rtol=1e-5)
     assert said["privacy/clipped"] == (1, 3)
 
 
 @pytest.mark.parametrize("made", [local_gaussian, local_laplace])
 def test_local_noise_has_the_stated_deviation_and_each_client_its_own(made):
-    link, row = made(0.4, 1.3, 50, 50), jnp.zeros(20000)
-    send = lambda key: link.send(Carried((row,), ()), Sender(0, jnp.int32(1), jax.random.key(key), ()), ()).value.deltas[0]
-    wanted = 1.3 * 0.4 * (2**0.5 if made is local_laplace else 1)
-    assert abs(np.std(send(0)) / wanted - 1) < 0.03  # Laplace's kurtosis makes the error of its deviation larger
+    transform, row = made(0.4, 1.3, 50, 50), jnp.zeros(20000)
+    send = lambda key: transform.send(
+        UplinkValue((row,), ()), ClientContext(0, jnp.int32(1), jax.random.key(key), ()), ()
+    ).value.deltas[0]
+    expected = 1.3 * 0.4 * (2**0.5 if made is local_laplace else 1)
+    assert abs(np.std(send(0)) / expected - 1) < 0.03  # Laplace's kurtosis makes the error of its deviation larger
     assert abs(np.corrcoef(send(0), send(1))[0, 1]) < 0.04
 
 
 def test_the_clip_follows_the_quantile():
     """Norms spread evenly over (0, 10): the clip comes to the one below which three in ten lie."""
-    link = adaptive(0.1, 0.5, 100, 1e6, quantile=0.3, rate=0.5)
+    transform = adaptive(0.1, 0.5, 100, 1e6, quantile=0.3, rate=0.5)
     rows = jnp.linspace(0.05, 9.95, 100)[:, None] * jnp.array([[0.6, 0.8]])
 
     def step(memory, key):
-        lifted = jax.vmap(lambda row: link.reduction.lift(row, jnp.float32(1), Sender(0, 1, key, memory)))(rows)
-        _, memory, _ = link.reduction.combine(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), memory, key)
+        lifted = jax.vmap(lambda row: transform.reduce.map(row, jnp.float32(1), ClientContext(0, 1, key, memory)))(rows)
+        _, memory, _ = transform.reduce.finalize(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), memory, key)
         return memory, memory
 
-    _, clips = jax.lax.scan(step, link.memory(None), jax.random.split(jax.random.key(0), 120))
+    _, clips = jax.lax.scan(step, transform.init_memory(None), jax.random.split(jax.random.key(0), 120))
     assert abs(np.mean(clips[-20:]) - 3) < 0.6
 
 
 def test_the_clip_follows_its_quantile_among_those_that_are_expected_to_come_back():
     """Of 100 clients 40 drop out every round: who is absent is neither within the clip nor above it."""
-    asked = types.SimpleNamespace(privacy=True, cohort=100, dropout=0.4)
-    asked.mechanism = registry.find(
-        "mechanism", "adaptive(quantile=0.9, rate=0.5)", dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN
-    )
+    spec = "adaptive(quantile=0.9, rate=0.5)"
+    mechanism = registry.find("mechanism", spec, dp_mechanisms.MECHANISMS, given=dp_mechanisms.GIVEN)
     spent = types.SimpleNamespace(release=Release("gaussian", "poisson", 100, 1000), strategy=None, clip=0.1, noise=1e-3)
-    (link,) = protection.links(cast(Any, asked), cast(Any, spent), 1000)
+    (transform,) = build_mechanism(mechanism, cast(Any, spent), 100, dropout=0.4)
     rows = jnp.linspace(0.05, 9.95, 100)[:, None] * jnp.array([[0.6, 0.8]])
 
     def step(memory, key):
-        there = jnp.argsort(jax.random.uniform(key, 100)) < 60
-        lifted = jax.vmap(lambda row, w: link.reduction.lift(row, w, Sender(0, 1, key, memory)))(rows, there * 1.0)
-        mean, after, _ = link.reduction.combine(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), memory, key)
+        mask = jnp.argsort(jax.random.uniform(key, 100)) < 60
+        lifted = jax.vmap(lambda row, w: transform.reduce.map(row, w, ClientContext(0, 1, key, memory)))(rows, mask * 1.0)
+        mean, after, _ = transform.reduce.finalize(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), memory, key)
         return after, (memory, jnp.linalg.norm(mean))
 
-    _, (clips, means) = jax.lax.scan(step, link.memory(None), jax.random.split(jax.random.key(0), 120))
+    _, (clips, means) = jax.lax.scan(step, transform.init_memory(None), jax.random.split(jax.random.key(0), 120))
     assert abs(np.mean(clips[-20:]) - 9) < 0.6
-    wanted = np.minimum(np.linspace(0.05, 9.95, 100), 9).mean()
-    assert abs(np.mean(means[-20:]) / wanted - 1) < 0.1, "a mean over those that came"
+    expected = np.minimum(np.linspace(0.05, 9.95, 100), 9).mean()
+    assert abs(np.mean(means[-20:]) / expected - 1) < 0.1, "a mean over those that came"
 
 
 def test_indicators_without_enough_noise_are_refused():
@@ -164,9 +164,9 @@ def test_who_has_nothing_finite_to_send_is_left_out_before_noise_hides_it(mechan
         return made.client_update(made.broadcast(server, jnp.int32(0)), client, data, jax.random.key(1)).uplink
 
     (part, counts), *_ = arriving = sent(leave_out=True)
-    assert bool(counts) == bool(arriving.counts) == (wrong == 0)
+    assert bool(counts) == bool(arriving.is_counted) == (wrong == 0)
     assert bool(np.abs(part).max() > 1) == (wrong == 0)
-    assert arriving.notes["privacy/clipped"][1] == (wrong == 0), "who is left out is not counted"
+    assert arriving.metrics["privacy/clipped"][1] == (wrong == 0), "who is left out is not counted"
     part, _ = sent(leave_out=False).uplink
     assert bool(np.isfinite(part).all()) == (wrong == 0)
 
@@ -180,9 +180,9 @@ def flat(tree):
     [
         (
             "fedavg_uniform",
-            r"all that fedavg's clients send, and with noise a running variance becomes negative: set statistics='local'",
+            r"all that clients of fedavg send, which makes running variances negative: set statistics='local'",
         ),
-        ("fedamp", "is for deltas and class means; what fedamp's clients send is neither"),
+        ("fedamp", "supports deltas and class means; the uplink of fedamp is neither"),
     ],
 )
 def test_what_cannot_have_noise_is_refused_by_name(name, says):
@@ -193,7 +193,7 @@ def test_what_cannot_have_noise_is_refused_by_name(name, says):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("fedavg", r"privacy 'gaussian' needs clients that count alike; fedavg weighs .* set method.weights='uniform'"),
+        ("fedavg", r"privacy 'gaussian' needs uniform client weights; fedavg weights .* set method.weights='uniform'"),
         ("fedproto", "clips deltas; fedproto sends class means, whose counts"),
         ("fednh", "clips deltas; fednh sends class means beside its delta"),
     ],
@@ -207,15 +207,15 @@ def test_what_has_no_bound_is_refused_by_name(name, says):
 def test_attackers_who_know_the_others_would_break_the_clip(name):
     """One client would move its own delta and theirs: by mimic of three, the clipped sum by four clips."""
     attack = attacks.link(name, attacks.CRAFTED[name](), [0])
-    with pytest.raises(ValueError, match=rf"attack '{name}' is made of what the others send, .* privacy 'gaussian'"):
+    with pytest.raises(ValueError, match=rf"attack '{name}' depends on the uplinks of other clients, .* privacy 'gaussian'"):
         toy.simulate("fedavg_uniform", links=[attack, gaussian(1.0, 1.0, 5, 5)], statistics=False)
     toy.simulate("fedavg_uniform", links=[attack, local_gaussian(1.0, 1.0, 5, 5)], statistics=False)
 
 
 def test_noise_and_running_statistics_that_travel_exclude_each_other():
     nets = {True: Net({"w": jnp.ones(2)}, {"norm": {"mean": jnp.zeros(2), "var": jnp.ones(2)}}), False: Net({"w": jnp.ones(2)})}
-    for link in (gaussian(1.0, 1.0, 5, 5), local_laplace(1.0, 1.0, 5, 5)):
-        link.check("fedavg", Carried((nets[False],), ()))
-        with pytest.raises(ValueError, match="set statistics='local', which sends none, or take a network without") as refused:
-            link.check("fedavg", Carried((nets[True],), ()))
+    for transform in (gaussian(1.0, 1.0, 5, 5), local_laplace(1.0, 1.0, 5, 5)):
+        transform.check("fedavg", UplinkValue((nets[False],), ()))
+        with pytest.raises(ValueError, match="set statistics='local', which sends none, or use a network without") as refused:
+            transform.check("fedavg", UplinkValue((nets[True],), ()))
         assert "\n" not in str(refused.value)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_core.engine import client_loop
 from fedjax_core.engine.client_loop import Plan
 from fedjax_core.uplink import bare, robust_aggregation, sharded_aggregation
-from fedjax_core.uplink.transform import Reduction
+from fedjax_core.uplink.transform import VectorReduce
 from tests import toy
 from tests.fedjax_core.uplink.test_robust_aggregation import naive_bulyan
 
@@ -45,15 +45,15 @@ def cohort():
     return rows, weights
 
 
-def of(reduction, mesh=None):
+def of(reduce, mesh=None):
     """Compiled for the devices of a mesh, each with its own clients' rows."""
 
     def run(rows, weights, memory):
         key = jax.random.key(0)
         if mesh is None:
-            return sharded_aggregation.combine(reduction, (rows, weights), memory, key)
+            return sharded_aggregation.finalize(reduce, (rows, weights), memory, key)
         with sharded_aggregation.over(mesh, "clients"):
-            return sharded_aggregation.combine(reduction, (rows, weights), memory, key)
+            return sharded_aggregation.finalize(reduce, (rows, weights), memory, key)
 
     if mesh is None:
         return jax.jit(run)
@@ -62,20 +62,20 @@ def of(reduction, mesh=None):
 
 
 def test_those_are_all_rules_that_want_rows():
-    reductions = {
-        name: robust_aggregation.parse(name).reduction for name in robust_aggregation.RULES if name not in robust_aggregation.BEFORE
+    reduces = {
+        name: robust_aggregation.parse(name).reduce for name in robust_aggregation.RULES if name not in robust_aggregation.PRECEDING
     }
-    stacked = {name for name, reduction in reductions.items() if reduction is not None and reduction.join == "stack"}
-    assert {text.partition("(")[0] for text in RULES} == {*stacked, *robust_aggregation.BEFORE}
+    stacked = {name for name, reduce in reduces.items() if reduce is not None and reduce.combine == "stack"}
+    assert {text.partition("(")[0] for text in RULES} == {*stacked, *robust_aggregation.PRECEDING}
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_divided_rule_gives_what_it_gives_whole(rule):
     link, (rows, weights) = robust_aggregation.parse(rule), cohort()
-    assert link.reduction.divides
+    assert link.reduce.shardable
     memory = np.full(D, 4.0, np.float32) if rule.startswith("centred") else ()
-    wanted = of(link.reduction)(rows, weights, memory)
-    chex.assert_trees_all_close(of(link.reduction, devices())(rows, weights, memory), wanted, rtol=2e-6, atol=1e-6)
+    expected = of(link.reduce)(rows, weights, memory)
+    chex.assert_trees_all_close(of(link.reduce, devices())(rows, weights, memory), expected, rtol=2e-6, atol=1e-6)
 
 
 def test_a_divided_bulyan_averages_the_nearest_values_where_values_tie():
@@ -83,19 +83,19 @@ def test_a_divided_bulyan_averages_the_nearest_values_where_values_tie():
     rng = np.random.default_rng(1)
     rows, weights = rng.integers(-3, 4, (C, D)).astype(np.float32), np.ones(C, np.float32)
     rows[1:3] = rows[0]
-    wanted = naive_bulyan(rows.astype(np.float64), 2)
-    reduction = robust_aggregation.parse("bulyan(attackers=0.2)").reduction
+    expected = naive_bulyan(rows.astype(np.float64), 2)
+    reduce = robust_aggregation.parse("bulyan(attackers=0.2)").reduce
     for mesh in (None, devices()):
-        np.testing.assert_allclose(of(reduction, mesh)(rows, weights, ())[0], wanted, atol=2e-6)
+        np.testing.assert_allclose(of(reduce, mesh)(rows, weights, ())[0], expected, atol=2e-6)
 
 
 def test_beside_an_axis_of_networks_and_in_lanes():
-    reduction, (rows, weights) = robust_aggregation.parse("krum(attackers=0.25)").reduction, cohort()
-    wanted, _, _ = of(reduction)(rows, weights, ())
-    np.testing.assert_array_equal(of(reduction, devices(axes=2))(rows, weights, ())[0], wanted)
+    reduce, (rows, weights) = robust_aggregation.parse("krum(attackers=0.25)").reduce, cohort()
+    expected, _, _ = of(reduce)(rows, weights, ())
+    np.testing.assert_array_equal(of(reduce, devices(axes=2))(rows, weights, ())[0], expected)
     with sharded_aggregation.over(devices(), "clients"):
-        lanes = jax.jit(jax.vmap(lambda rows: sharded_aggregation.combine(reduction, (rows, weights), (), jax.random.key(0))[0]))
-        np.testing.assert_array_equal(lanes(np.stack([rows, 2 * rows])), np.stack([wanted, 2 * wanted]))
+        lanes = jax.jit(jax.vmap(lambda rows: sharded_aggregation.finalize(reduce, (rows, weights), (), jax.random.key(0))[0]))
+        np.testing.assert_array_equal(lanes(np.stack([rows, 2 * rows])), np.stack([expected, 2 * expected]))
 
 
 def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_path):
@@ -105,18 +105,18 @@ def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_pat
     rows, weights = cohort()
     for text in (f"{file}:size", f"mixing | {file}:size"):
         link = robust_aggregation.parse(text)
-        assert not link.reduction.divides
-        wanted = of(link.reduction)(rows, weights, ())
-        chex.assert_trees_all_close(of(link.reduction, devices())(rows, weights, ()), wanted, rtol=1e-6)
-    own = Reduction(join="stack", combine=lambda joined, memory, key: (joined[0][0], memory, {}), divides=True)
+        assert not link.reduce.shardable
+        expected = of(link.reduce)(rows, weights, ())
+        chex.assert_trees_all_close(of(link.reduce, devices())(rows, weights, ()), expected, rtol=1e-6)
+    own = VectorReduce(combine="stack", finalize=lambda combined, memory, key: (combined[0][0], memory, {}), shardable=True)
     np.testing.assert_array_equal(of(own, devices())(rows, weights, ())[0], rows[0])
 
 
 def test_each_device_has_its_part_alone():
     """Of 64 clients and 4,096 coordinates 1 MB: on one device all of it, on four a quarter, as it comes and as it goes."""
     rows, weights = jnp.zeros((64, 4096)), jnp.ones(64)
-    reduction = robust_aggregation.parse("krum").reduction
-    text = of(reduction, devices()).lower(rows, weights, ()).compile().as_text()
+    reduce = robust_aggregation.parse("krum").reduce
+    text = of(reduce, devices()).lower(rows, weights, ()).compile().as_text()
     assert "all-to-all" in text
     assert "f32[64,1024]" in text
     assert "f32[64,4096]" not in text

@@ -1,0 +1,150 @@
+"""The client's side of a wrapped method: what it is sent, and how its uplink changes."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_core.algorithm import Array, ClientData, ClientOutput, Cohort, PyTree
+from fedjax_core.finite_checks import became_nonfinite, is_finite
+from fedjax_core.uplink.transform import ClientContext, UplinkValue
+from fedjax_core.uplink.wrapped_method import (
+    Sent,
+    WrappedClient,
+    WrappedMethod,
+    WrappedServer,
+    WrappedUplink,
+)
+
+
+class _Message(NamedTuple):
+    """One client's uplink behind all `send` transforms.
+
+    Attributes:
+      value: the uplink.
+      kept: each transform's client state.
+      metrics: of the transforms.
+      wire: arrays that are transmitted, or None for the uplink itself.
+      was_finite: [] whether the uplink was finite wherever a transform may have hidden that it is
+        not.
+    """
+
+    value: UplinkValue
+    kept: tuple[PyTree, ...]
+    metrics: dict[str, Any]
+    wire: PyTree
+    was_finite: Array
+
+
+def broadcast(wrapped: WrappedMethod, server: WrappedServer, client_id: Array) -> Sent:
+    """Returns the method's broadcast as the client receives it."""
+    received, _ = _transmit_broadcast(wrapped, wrapped.method.broadcast(server.inner, client_id))
+    return Sent(received, client_id, server.memory)
+
+
+def _transmit_broadcast(wrapped: WrappedMethod, sent: PyTree) -> tuple[PyTree, PyTree]:
+    """Returns the broadcast as the client receives it, and the arrays that are transmitted."""
+    wire = sent
+    for transform in wrapped.transforms:
+        if transform.broadcast is not None:
+            sent, wire = transform.broadcast(sent)
+    return sent, wire
+
+
+def update_client(wrapped: WrappedMethod, sent: Sent, client: WrappedClient, data: ClientData, key: Array) -> ClientOutput:
+    """Trains one client by the method, and passes its uplink through the transforms."""
+    out = wrapped.method.client_update(sent.inner, client.inner, data, key)
+    message = _send_uplink(wrapped, out.uplink, sent, client, data.size, key)
+    uplink = wrapped.layout.insert(out.uplink, message.value)
+    wire_up = uplink if message.wire is None else message.wire
+    wire = _transmit_broadcast(wrapped, sent.inner)[1], wire_up
+    state, metrics = WrappedClient(out.state, message.kept), out.metrics
+    local = out.local and (
+        sent._replace(inner=out.local[0]),
+        WrappedClient(out.local[1], client.kept),
+    )
+    is_counted = jnp.bool(True)
+    if wrapped.leave_out:
+        is_counted = message.was_finite & is_finite((uplink, metrics)) & ~became_nonfinite(state, client)
+
+        def select(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda n, o: jnp.where(is_counted, n, o), new, old)
+
+        def zero_if_left_out(tree: Any) -> Any:
+            return select(tree, jax.tree.map(jnp.zeros_like, tree))
+
+        message = message._replace(value=zero_if_left_out(message.value), metrics=zero_if_left_out(message.metrics))
+        uplink, metrics, state = zero_if_left_out(uplink), zero_if_left_out(metrics), select(state, client)
+        local = local and select(local, (sent, client))
+    size = jnp.where(is_counted, data.size, 0)
+    if wrapped.reduces_vectors:
+        wrapped_uplink = _map_uplink(wrapped, message, is_counted, size, sent, key)
+    else:
+        parts = wrapped.layout.attach_count(uplink, is_counted)
+        wrapped_uplink = WrappedUplink(parts, (), (), (), is_counted, message.metrics)
+    may_hide = any(transform.may_hide_nonfinite for transform in wrapped.transforms)
+    if may_hide and not wrapped.leave_out:
+        is_shown = ~message.was_finite & (data.size > 0)
+        wrapped_uplink = jax.tree.map(lambda x: _poison(x, is_shown), wrapped_uplink)
+    return ClientOutput(state, wrapped_uplink, metrics, local, wire)
+
+
+def _send_uplink(wrapped: WrappedMethod, uplink: PyTree, sent: Sent, client: WrappedClient, size: Array, key: Array) -> _Message:
+    """Passes one client's uplink through each transform's `send`."""
+    value, metrics, wire = wrapped.layout.extract(uplink), {}, None
+    kept, was_finite = [], jnp.bool(True)
+    for slot, transform in enumerate(wrapped.transforms):
+        if transform.may_hide_nonfinite:
+            was_finite &= is_finite(value)
+        if transform.send is None:
+            kept.append(client.kept[slot])
+            continue
+        context = ClientContext(sent.id, size, wrapped.transform_key(key, slot), sent.memory[slot])
+        output = transform.send(value, context, client.kept[slot])
+        value = output.value
+        kept.append(output.client_state)
+        metrics |= output.metrics
+        wire = wire if output.wire is None else output.wire
+    return _Message(value, tuple(kept), metrics, wire, was_finite)
+
+
+def _map_uplink(wrapped: WrappedMethod, message: _Message, is_counted: Array, size: Array, sent: Sent, key: Array) -> WrappedUplink:
+    """Returns one client's contributions to the reduction of vectors.
+
+    Where the stack is attacked, these are vectors with weights: the server maps them afterwards.
+    """
+    weights = wrapped.layout.weights(message.value, Cohort(sent.id, size))
+    vectors = wrapped.layout.vectors(message.value)
+    if wrapped.attack_slots:
+        deltas, class_means = (vectors[0], weights[0]), tuple(zip(vectors[1], weights[1], strict=True))
+    else:
+        memory = wrapped.reduce_memory(sent.memory)
+        context = ClientContext(sent.id, size, wrapped.reduce_key(key), memory)
+        deltas, class_means = wrapped.map_vectors(vectors, weights, context)
+    return WrappedUplink((), deltas, class_means, weights[1], is_counted, message.metrics)
+
+
+def _poison(x: Array, is_shown: Array) -> Array:
+    """Returns NaN where the engine must see a hidden fault, and end the run."""
+    return jnp.where(is_shown, jnp.nan, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
+def prepare(wrapped: WrappedMethod, sent: Sent, client: WrappedClient, data: ClientData, key: Array) -> WrappedClient:
+    """Runs the method's `prepare` on its own client state."""
+    assert wrapped.method.prepare is not None
+    return client._replace(inner=wrapped.method.prepare(sent.inner, client.inner, data, key))
+
+
+def personalise(
+    wrapped: WrappedMethod, sent: Sent, client: WrappedClient, data: ClientData, key: Array
+) -> tuple[Sent, WrappedClient]:
+    """Runs the method's `personalise` on its own broadcast and client state."""
+    assert wrapped.method.personalise is not None
+    inner_sent, inner = wrapped.method.personalise(sent.inner, client.inner, data, key)
+    return sent._replace(inner=inner_sent), client._replace(inner=inner)
+
+
+def init_unseen_client(wrapped: WrappedMethod, sent: Sent, client: WrappedClient) -> WrappedClient:
+    """Runs the method's `newcomer` on its own client state."""
+    assert callable(wrapped.method.newcomer)
+    return client._replace(inner=wrapped.method.newcomer(sent.inner, client.inner))
