@@ -23,7 +23,7 @@ Departures: the mean is weighed by samples unless asked otherwise. `config.stati
 from fedjax_core.algorithm import Algorithm
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.training import local_training, personal
+from fedjax_core.training import local_training, param_partition
 from methods.fedper import fedper
 
 
@@ -52,5 +52,5 @@ def fedbn(
     Raises:
       ValueError: an argument is out of range.
     """
-    own = personal.normalisation(others)
+    own = param_partition.personal_normalization(others)
     return fedper(task, optimizer=optimizer, personal=own, epochs=epochs, batch=batch, weights=weights)

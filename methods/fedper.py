@@ -24,8 +24,7 @@ import optax
 from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientData, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
-from fedjax_core.training import aggregators, local_training
-from fedjax_core.training import personal as parts
+from fedjax_core.training import aggregators, local_training, param_partition
 
 Train = Callable[[Net, ClientData, Array], local_training.Fitted]
 
@@ -34,7 +33,7 @@ def fedper(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    personal: Sequence[str] | parts.Selection = ("head",),
+    personal: Sequence[str] | param_partition.Selection = ("head",),
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -61,7 +60,7 @@ def fedper(
       ValueError: an argument is out of range; (when traced) the network has no such entry.
     """
     model = task.model
-    own = personal if callable(personal) else parts.entries(*personal)
+    own = personal if callable(personal) else param_partition.personal_entries(*personal)
     plain = train is None and finetune is None
     if train is None:
         train = local_training.fit(local_training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
@@ -69,20 +68,20 @@ def fedper(
     def client_update(w_b, w_p, data, key):
         net = local_training.join(w_p, w_b)
         trained = train(net, data, key)
-        (old_b, _), (new_b, new_p) = parts.divide(net, own), parts.divide(trained.net, own)
+        (old_b, _), (new_b, new_p) = param_partition.split_net(net, own), param_partition.split_net(trained.net, own)
         return ClientOutput(new_p, optax.tree.sub(new_b, old_b), trained.sums, local=(new_b, new_p))
 
     def personalise(w_b, w_p, data, key):
         assert finetune is not None
-        return parts.divide(finetune(local_training.join(w_p, w_b), data, key).net, own)
+        return param_partition.split_net(finetune(local_training.join(w_p, w_b), data, key).net, own)
 
     return Algorithm(
-        server_init=lambda key: parts.divide(model.init(key), own)[0],
+        server_init=lambda key: param_partition.split_net(model.init(key), own)[0],
         client_update=client_update,
         server_update=lambda w_b, delta, cohort, key: (optax.apply_updates(w_b, delta), {}),
         collect=aggregators.mean(aggregators.weights(weights)),
         predict={"personal": lambda w_b, w_p, x: model.apply(local_training.join(w_p, w_b), x)[0]},
-        client_init=lambda key, server, client_id: parts.divide(model.init(key), own)[1],
+        client_init=lambda key, server, client_id: param_partition.split_net(model.init(key), own)[1],
         personalise=None if finetune is None else personalise,
         targets=tuple(TARGETS) if plain else ("classes",),
     )

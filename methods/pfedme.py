@@ -40,7 +40,7 @@ from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net, 
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
-from fedjax_core.training.trained import tell
+from fedjax_core.training.param_partition import record_training
 from methods.fedavg import fedavg
 from methods.fedoa import apart, seen
 
@@ -135,7 +135,7 @@ def pfedme(
         begun = Net(w.params, Carried(w.stats, w.params, inner.init(w.params), jnp.int32(0)))
         outer = local_training.sgd(outer_lr)(task.round)
         (w_i, carried), _, sums = local_training.fit(envelope(data), outer, epochs=epochs, batch=batch)(begun, data, key)
-        tell(theta.params, carried.theta)
+        record_training(theta.params, carried.theta)
         delta = Net(optax.tree.sub(w_i, w.params), optax.tree.sub(carried.stats, w.stats))
         return Net(carried.theta, carried.stats), delta, sums
 

@@ -28,8 +28,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from fedjax_core.nn.gelu import gelu
-from fedjax_core.nn.kernels.attention import attend
+from fedjax_core.nn.kernels.attention import attend, gelu
 from fedjax_core.option_types import Limit, Positive, Width
 
 Array = jax.Array

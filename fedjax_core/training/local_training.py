@@ -22,8 +22,7 @@ from fedjax_core.task import Model, Task
 from fedjax_core.training import losses, metrics
 from fedjax_core.training.batching import Batch, accumulate, batches, class_means, class_sums, each, in_order, received, steps, take
 from fedjax_core.training.optimizers import Optimizer, adam, annealed, mean_gradient, proximal, sgd
-from fedjax_core.training.param_partition import join, part, split, under
-from fedjax_core.training.trained import tell
+from fedjax_core.training.param_partition import join, part, record_training, split, under
 
 __all__ = [
     "Aux",
@@ -227,7 +226,7 @@ def fit(
         carry = trained, net.stats, optimizer.init(trained), sums
         carry = epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, epochs, epoch, carry)
         begun, (trained, stats, state, sums) = trained, carry
-        tell(begun, trained, trains=epochs > 0)
+        record_training(begun, trained, trains=epochs > 0)
         return Fitted(Net(join(trained, frozen), stats), state, sums)
 
     return run
@@ -276,7 +275,7 @@ def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int
         stepped = optax.with_extra_args_support(optimizer)
         updates, state = stepped.update(grads, optimizer.init(net.params), net.params, progress=jnp.float32(0))
         trained = optax.apply_updates(net.params, updates)
-        tell(net.params, trained)
+        record_training(net.params, trained)
         return Fitted(Net(trained, stats), state, sums)
 
     return run

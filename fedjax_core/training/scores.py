@@ -26,7 +26,7 @@ import numpy as np
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.option_types import AtLeastOne
 from fedjax_core.training import losses
-from fedjax_core.training.scored import mean_of_defined
+from fedjax_core.training.metrics import nan_mean
 
 Outputs = Mapping[str, Array]
 FINEST, LARGEST = 0.01, 1e4  # log-odds: within which bins are of one width, and beyond which there are none
@@ -64,7 +64,7 @@ class MacroF1(_OfClasses):
     def finalize(self, sums: np.ndarray) -> np.ndarray:
         """Returns macro F1 [...] of counts [..., 3, K]; NaN without examples."""
         hits, actual, predicted = (sums[..., i, :].astype(np.float64) for i in range(3))
-        return mean_of_defined(_divide(2 * hits, actual + predicted, actual > 0))
+        return nan_mean(_divide(2 * hits, actual + predicted, actual > 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class BalancedAccuracy(_OfClasses):
     def finalize(self, sums: np.ndarray) -> np.ndarray:
         """Returns the balanced accuracy [...] of counts [..., 2, K]; NaN without examples."""
         hits, actual = (sums[..., i, :].astype(np.float64) for i in range(2))
-        return mean_of_defined(_divide(hits, actual, actual > 0))
+        return nan_mean(_divide(hits, actual, actual > 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ class AUROC(_OfClasses):
         rest, actual = (sums[..., i, :].astype(np.float64) for i in (0, 1))
         below = np.cumsum(rest, -1) - rest / 2  # of the rest, with half of those in the same bin
         pairs = rest.sum(-1) * actual.sum(-1)
-        return mean_of_defined(_divide(np.sum(actual * below, -1), pairs, pairs > 0))
+        return nan_mean(_divide(np.sum(actual * below, -1), pairs, pairs > 0))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,3 +50,16 @@ def _softmax(x: Array) -> Array:
 def _softmax_jvp(x: tuple[Array], dx: tuple[Array]) -> tuple[Array, Array]:
     y = jax.lax.optimization_barrier(_softmax(*x))
     return y, y * (dx[0] - jnp.sum(y * dx[0], -1, keepdims=True))
+
+
+@jax.custom_jvp
+def gelu(x: Array) -> Array:
+    """x Phi(x), Phi the distribution function of the standard normal distribution; as `jax.nn.gelu(x, approximate=False)`."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+@gelu.defjvp
+def _gelu_jvp(x: tuple[Array], dx: tuple[Array]) -> tuple[Array, Array]:
+    phi = 0.5 * jax.lax.erfc(-x[0] * 0.5**0.5)
+    density = jnp.exp(-0.5 * x[0] * x[0]) * (2 * jnp.pi) ** -0.5
+    return x[0] * phi, jax.lax.optimization_barrier(phi + x[0] * density) * dx[0]
