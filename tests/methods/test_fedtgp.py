@@ -158,7 +158,7 @@ class FedTGPTest(chex.TestCase):
 
     def test_features_of_different_number_are_refused(self):
         make = functools.partial(fedtgp, optimizer=local_training.sgd(0.1), batch=toy.BATCH)
-        with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedtgp exchanges features, so all must have equally many"):
+        with self.assertRaisesRegex(ValueError, "toy6 has 6, toy7 has 7; fedtgp exchanges features, so all need the same number"):
             simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
     @parameterized.parameters(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_core.nn.kernels import conv_few_channels, conv_tiny_images, winograd
+from fedjax_core.nn.kernels import are_kernels_enabled, conv_few_channels, conv_tiny_images, winograd
 
 Array = jax.Array
 Around = tuple[tuple[int, int], tuple[int, int]]
@@ -62,6 +62,8 @@ def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
     if form not in FORMS:
         raise ValueError(f"unknown convolution form {form!r}; use one of {', '.join(FORMS)}")
     backend = backend or _current_backend()
+    if not are_kernels_enabled():
+        return {"form": form, "backend": backend, "alone": "native", "vmapped": "native"}
     if form != "auto":
         return {"form": form, "backend": backend, "alone": form, "vmapped": form}
     alone = "canonical" if backend == "cpu" else "native"
@@ -88,9 +90,11 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       ValueError: unknown `form` or `padding`.
     """
     around = pads(x.shape[1:3], kernel.shape[:2], stride, padding)
-    chosen = describe(form)["form"]
-    if chosen in ("native", "patches"):
-        return _FORMS[chosen].forward(x, kernel, stride, around)
+    describe(form)  # raises for an unknown form
+    if not are_kernels_enabled():
+        return _native(x, kernel, stride, around)
+    if form in ("native", "patches"):
+        return _FORMS[form].forward(x, kernel, stride, around)
     return _chosen(x, kernel, stride, around, form)
 
 

@@ -1,10 +1,14 @@
 """Pooling whose gradient is fast on every backend: no `select_and_scatter`, which XLA runs slowly on CPU."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
+from fedjax_core.nn.kernels import are_kernels_enabled
 from fedjax_core.nn.kernels.conv import Padding, pads, spread, windows
 
 Array = jax.Array
@@ -27,7 +31,10 @@ def max_pool(x: Array, window: int, stride: int | None = None, padding: Padding 
       [B, H', W', C].
     """
     stride = stride or window
-    return _max_pool(x, window, stride, pads(x.shape[1:3], (window, window), stride, padding))
+    around = pads(x.shape[1:3], (window, window), stride, padding)
+    if not are_kernels_enabled():
+        return _reduce_window(x, -jnp.inf, lax.max, window, stride, around)
+    return _max_pool(x, window, stride, around)
 
 
 def avg_pool(x: Array, window: int, stride: int | None = None, padding: Padding = "VALID") -> Array:
@@ -44,7 +51,14 @@ def avg_pool(x: Array, window: int, stride: int | None = None, padding: Padding 
     """
     stride = stride or window
     around = pads(x.shape[1:3], (window, window), stride, padding)
+    if not are_kernels_enabled():
+        return _reduce_window(x, 0.0, lax.add, window, stride, around) / window**2
     return sum(windows(x, (window, window), stride, around), jnp.zeros((), x.dtype)) / window**2
+
+
+def _reduce_window(x: Array, initial: float, reduce: Callable, window: int, stride: int, around: Around) -> Array:
+    size, strides, padding = (1, window, window, 1), (1, stride, stride, 1), ((0, 0), *around, (0, 0))
+    return lax.reduce_window(x, np.asarray(initial, x.dtype), reduce, size, strides, padding)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

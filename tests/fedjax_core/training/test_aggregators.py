@@ -376,9 +376,9 @@ class KnowledgeTest(chex.TestCase):
         (lambda: aggregators.by_discrepancy("rows"), "size='rows' is not one of 'fraction', 'count'"),
         (lambda: aggregators.by_discrepancy(distance="max"), "distance='max' is not one of 'mean', 'sum'"),
         (lambda: aggregators.by_discrepancy(form="x"), "form='x' is not one of 'sigmoid', 'relu'"),
-        (lambda: aggregators.by_discrepancy("count", form="relu"), "size='count' has no form='relu'"),
+        (lambda: aggregators.by_discrepancy("count", form="relu"), "size='count' needs form='sigmoid'"),
         (lambda: aggregators.period_review(3, over="all"), "over='all' is not one of 'both', 'own'"),
-        (lambda: aggregators.period_review(3, -0.1), r"beta=-0.1 must lie in \[0, 1\]"),
+        (lambda: aggregators.period_review(3, -0.1), r"beta=-0.1 is not in \[0, 1\]"),
         (lambda: aggregators.period_review(3, form="x"), "form='x' is not one of 'interpolate', 'printed'"),
         (lambda: aggregators.period_review(3, ddof=2), "ddof=2 is not 0 or 1"),
         (
