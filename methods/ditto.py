@@ -1,22 +1,23 @@
-"""Ditto: FedAvg, and beside it a personal model that is pulled towards the server's.
+"""Ditto: FedAvg, and a personal model per client that is pulled towards the server's.
 
-In plain words: Two models per client: one takes part in FedAvg, the other is trained on the client's data alone, drawn towards
-the first one.
+In plain words: Two models per client: one takes part in FedAvg, the other is trained on the client's
+data alone, drawn towards the first one.
 Sent to clients: model.
 
 Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
 https://arxiv.org/abs/2012.04221
 
   paper    here             meaning
-  w        server.net       server model, FedAvg's
-  v_k      v_k              client k's personal model, which never travels
-  lambda   lam              pull of v_k towards the w that it received
+  w        server.net       server model, as in FedAvg
+  v_k      v_k              client k's personal model, never sent
+  lambda   lam              pull of v_k towards the received w
   s        personal_epochs  local passes of the personal model
 
-A newcomer gets a personal model that begins as the w it is sent, after a local training of it.
+Unseen clients start a personal model from the received w, after local training of it.
 
-Departures: both models go over the data separately, in the same order: the same as the paper's alternation, since w is constant in
-the pull. The mean is weighed by samples unless asked otherwise. Batch statistics of v_k are its own.
+Departures: the two models pass over the data separately, in the same order. This equals the paper's
+alternation, since w is constant in the pull. The mean is weighted by examples unless weights="uniform".
+Batch statistics of v_k are its own.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from fedjax_core.training import local_training
 from fedjax_core.training.metrics import Pair
 from methods.fedavg import fedavg
 
-_FRESH = 0x6672  # of personal models that do not begin from the common initialisation
+_FRESH = 0x6672  # of personal models that do not begin from the common initialization
 
 
 def beside(
@@ -50,10 +51,10 @@ def beside(
       base: the method of the server's model, such as FedAvg.
       train: (w as received, v_k, data, key) -> (v_k, metrics beyond the base's).
       begin: the first round, from 0, in which personal models are trained.
-      fresh: whether each client draws its own initialisation of it; else they begin from the common one.
+      fresh: whether each client draws its own initialization of it; else they begin from the common one.
 
     Returns:
-      The algorithm, with the predictor "personal" beside the base's; `train` is taken to read classes.
+      The algorithm, with the predictor "personal" beside the base's; `train` is assumed to read classes.
     """
     model = task.model
 
@@ -94,7 +95,7 @@ def ditto(
 
     Args:
       task: network and population.
-      optimizer: local optimiser of both models, its state made anew every round.
+      optimizer: local optimizer of both models, whose state starts anew every round.
       lam: lambda; 0 makes the personal models Local's.
       epochs: local epochs of the server's model.
       personal_epochs: those of the personal model; None: as many.

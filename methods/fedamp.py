@@ -1,30 +1,32 @@
-"""FedAMP: every client has a cloud model of its own, mixed of all by how near their models are, and is pulled to it.
+"""FedAMP: a cloud model per client, mixed of all models by their similarity, to which the client is pulled.
 
-In plain words: The server keeps a model for each client: a mixture in which clients with similar models count more. Each client
-is drawn towards its own mixture.
+In plain words: The server keeps a model for each client: a mixture in which clients with similar models
+count more. Each client is drawn towards its own mixture.
 Sent to clients: the client's own cloud model.
 
-Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. Personalized Cross-Silo Federated Learning on Non-IID Data. AAAI 2021.
-https://arxiv.org/abs/2007.03797
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. Personalized Cross-Silo Federated Learning on Non-IID Data.
+AAAI 2021. https://arxiv.org/abs/2007.03797
 
   paper             here       meaning
-  w_i               w_i        client i's model, which it keeps and goes on from
-  u_i               server     [N, ...] cloud models, sent one by one
+  w_i               w_i        client i's model, which it keeps and continues from
+  u_i               server     [N, ...] cloud models, each sent to its client
   A(x), sigma       sigma      attention 1 - exp(-x / sigma) of squared distances
-  alpha_k           alpha      step of the server: how much the others weigh
+  alpha_k           alpha      step of the server: weight of the other clients
   lambda / alpha_k  rho        pull of the client towards u_i
 
   distance:   xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma
-  cosine:     xi_ij = (1 - own_weight) exp(sigma cos(w_i, w_j)) / sum_h exp(sigma cos(w_i, w_h))    (HeurFedAMP)
+  cosine:     xi_ij = (1 - own_weight) exp(sigma cos(w_i, w_j)) / sum_h exp(sigma cos(w_i, w_h))  (HeurFedAMP)
   xi_ii = 1 - sum_j xi_ij
 
-alpha and sigma must suit the scale of the models' distances: sigma no smaller than |w_i - w_j|^2 after the first rounds, and alpha
-at most sigma / (N - 1), so that xi_ii never falls below zero (its mean over the cohort is in the round's record).
+alpha and sigma must fit the scale of the distances: sigma at least |w_i - w_j|^2 after the first rounds,
+and alpha at most sigma / (N - 1), so that xi_ii is never negative. The metric "own_weight" is its mean
+over the cohort.
 
-A newcomer cannot be served, since the server mixes a cloud model for each client of what that client sends.
+Unseen clients are not supported: the server mixes a cloud model only for clients that send theirs.
 
-Departures: the paper lets everyone take part; here u_i is mixed of the round's models, and a client that is not among them keeps
-its own as it was. In round 1 u_i is the common initialisation. Batch statistics belong to w_i and never travel.
+Departures: in the paper all clients take part; here u_i is mixed of the round's models, and absent
+clients keep theirs. In round 1 u_i is the common initialization. Batch statistics belong to w_i and are
+never sent.
 """
 
 import functools
@@ -58,7 +60,7 @@ def fedamp(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round; it sees the gradient with the pull.
+      optimizer: local optimizer, whose state starts anew every round; it sees the gradient with the pull.
       alpha: for "distance".
       sigma: scale of the attention.
       rho: the client minimises its loss + rho / 2 |w - u_i|^2; 0 is local training.

@@ -1,21 +1,23 @@
 """FedAvg+Linear: a personal linear map between the shared body and the shared classifier.
 
-In plain words: FedAvg with a linear map between features and classifier that stays with each client: a simple answer to the
-mismatch that FedPFT addresses.
+In plain words: FedAvg with a linear map between features and classifier that stays with each client: a
+simple answer to the mismatch that FedPFT addresses.
 Sent to clients: model.
 
-Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation. 2024 (its appendix on
-matching during training). https://arxiv.org/abs/2407.16139
+Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature
+Transformation. 2024 (appendix on matching during training). https://arxiv.org/abs/2407.16139
 
   paper         here              meaning
   phi, h        w_b of FedPer     body and classifier, the server's
-  linear layer  w_p of FedPer     A_i [D, D] and a bias [D] of client i, which never travel: logits h(A_i phi(x))
+  linear layer  w_p of FedPer     A_i [D, D] and a bias [D] of client i, never sent: logits h(A_i phi(x))
 
-All are trained together by cross-entropy. (The map trained on a finished FedAvg is the analysis "match" of `fedjax-core analyse`.)
+All are trained together by cross-entropy. The analysis "match" of `fedjax-core analyse` trains the map
+on a finished FedAvg instead.
 
-A newcomer gets the shared network with a map of its own, from the identity, after a local training.
+Unseen clients start a map from the identity, after local training.
 
-Departures: the paper does not say how the layer starts or is trained: identity and zero, with everything else, at the same rate.
+Departures: the paper does not say how the layer is initialized and trained: here as identity and zero,
+together with everything else, at the same learning rate.
 """
 
 import dataclasses
@@ -38,7 +40,7 @@ def fedavg_linear(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       epochs: local epochs.
       batch: B.
       weights: "samples" or "uniform".

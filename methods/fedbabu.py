@@ -1,7 +1,7 @@
-"""FedBABU: only the body is trained and shared, under a fixed random head; clients fine-tune before they are scored.
+"""FedBABU: only the body is trained and shared, under a fixed random head; clients fine-tune for evaluation.
 
-In plain words: The head is random and never trained during federation, so all clients learn one body for one fixed classifier.
-For scores, each client then fine-tunes.
+In plain words: The head is random and never trained during federation, so all clients learn one body for
+one fixed classifier. Before evaluation, each client fine-tunes.
 Sent to clients: body.
 
 Oh, Kim, Yun. FedBABU: Towards Enhanced Representation for Federated Image Classification. ICLR 2022.
@@ -9,14 +9,15 @@ https://arxiv.org/abs/2106.06042
 
   paper       here                 meaning
   theta_ext   w_b of FedPer        body (extractor), the server's
-  theta_cls   w_p of FedPer        head, as it was initialised, alike for all clients; never trained, never sent
+  theta_cls   w_p of FedPer        head as initialized, the same for all clients; never trained or sent
   tau         local steps          `epochs` of them
-  tau_f       finetune_epochs      fine-tuning epochs before a client's model is scored; the result is dropped
-  alpha_f     finetune_rate        learning rate of the fine-tuning, relative to the local one's
+  tau_f       finetune_epochs      fine-tuning epochs before evaluation; the result is dropped
+  alpha_f     finetune_rate        learning rate of fine-tuning, relative to the local one
 
-A newcomer gets the body under the initial head, fine-tuned as everybody's is.
+Unseen clients fine-tune the body under the initial head, as all clients do.
 
-Departures: the mean is weighed by samples unless asked otherwise. The model before fine-tuning is scored with finetune_epochs=0.
+Departures: the mean is weighted by examples unless weights="uniform". finetune_epochs=0 evaluates the
+model before fine-tuning.
 """
 
 from fedjax_core.algorithm import TARGETS, Algorithm
@@ -41,12 +42,12 @@ def fedbabu(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round; it never sees the head.
+      optimizer: local optimizer, whose state starts anew every round; it never sees the head.
       epochs: local epochs over the body.
       batch: B.
       weights: "samples" or "uniform".
       finetune_epochs: tau_f.
-      finetune_rate: what the optimiser's steps are multiplied by in fine-tuning (0.01: 1e-3 beside the authors' 0.1).
+      finetune_rate: what the optimizer's steps are multiplied by in fine-tuning (0.01: 1e-3 beside the authors' 0.1).
       finetune_part: "all", "head" or "body".
 
     Returns:

@@ -1,29 +1,32 @@
-"""FedCAC: parameters that local data change most are averaged among similar clients only, all others among everybody.
+"""FedCAC: parameters that are critical to a client are averaged among similar clients, all others globally.
 
-In plain words: Parameters to which a client's loss is sensitive are averaged with those of similar clients only, all others with
-everybody's.
+In plain words: Parameters to which a client's loss is sensitive are averaged with those of similar
+clients only, all others with everybody's.
 Sent to clients: the client's own mixture.
 
-Wu, Liu, Niu, Zhu, Tang. Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through Cautiously Aggressive
-Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
+Wu, Liu, Niu, Zhu, Tang. Bold but Cautious: Unlocking the Potential of Personalized Federated Learning
+through Cautiously Aggressive Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
 
   paper        here            meaning
   w            shared          mean of all models, the server's
   w_i          sent, v         client i's model; before and after local training
-  S_i          sensitivity     |(v - v_0) v|, entry by entry
-  M_i, tau     mask, tau       [N, ...] critical entries: the share tau of each tensor with the largest sensitivity; sent as bits
+  S_i          sensitivity     |(v - v_0) v|, elementwise
+  M_i, tau     mask, tau       [N, ...] critical parameters: the fraction tau of each tensor with the
+                               largest sensitivity; sent as bits
   O_ij         overlap         1 - |M_i - M_j|_1 / (2 |M_i|_1)
-  beta         beta            round after which nobody is similar enough
-  w_i^c        custom          [N, ...] uniform mean over C_i, client i and those with O_ij >= O_avg + t / beta (O_max - O_avg)
+  beta         beta            round after which no client is similar enough
+  w_i^c        custom          [N, ...] uniform mean over C_i: client i and all j with
+                               O_ij >= O_avg + t / beta (O_max - O_avg)
 
-Client i gets M_i w_i^c + (1 - M_i) w. After round beta critical entries are its own alone, unless all overlaps are equal, as
-between two clients.
+Client i receives M_i w_i^c + (1 - M_i) w. After round beta critical parameters are its own alone, unless
+all overlaps are equal, as between two clients.
 
-A newcomer cannot be served, since the server makes each client's model of the critical parameters that it sends.
+Unseen clients are not supported: each client's model depends on the critical parameters that it sends.
 
-Departures: with partial participation all this is taken over the round's clients; another's mask and custom model stay as they
-were, its shared entries are the newest. Batch statistics stay with their client, as in the authors' code. A tensor in which
-nothing has any sensitivity, such as one that never moved, has no critical entry; in that code all of its entries are.
+Departures: with partial participation, everything is computed over the cohort. Absent clients keep their
+masks and custom models, with the newest shared parameters. Batch statistics stay with their client, as in
+the authors' code. A tensor without any sensitivity, such as one that never moved, has no critical
+parameter; in that code all of its parameters are critical.
 """
 
 import math
@@ -66,7 +69,7 @@ def fedcac(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       tau: share of critical entries; 0 is FedAvg with local batch statistics.
       beta: rounds until collaboration on critical entries ends.
       epochs: local epochs.

@@ -1,37 +1,44 @@
-"""FedGen: the server learns a generator of features from the clients' heads, and the clients learn from what it makes.
+"""FedGen: the server learns a generator of features from the clients' heads, which then teaches the clients.
 
-In plain words: The server trains a generator of features that the clients' heads classify well. Clients train on generated
-features beside their own data.
+In plain words: The server trains a generator of features that the clients' heads classify well. Clients
+train on generated features beside their own data.
 Sent to clients: body (official), head, generator, label counts.
 
-Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021. https://arxiv.org/abs/2105.10056
+Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021.
+https://arxiv.org/abs/2105.10056
 
   paper              here           meaning
   G_w(y, eps)        generator      features of label y: [eps, onehot(y)], linear, batch norm, ReLU, linear
-  p^(y)              labels         what labels are drawn for it, [K]
-  theta_k = [f; p]   body, head     client k's network; the generator speaks to the head
-  alpha, beta        alpha, beta    weights of the generated examples, and of their heads' distillation; times decay^round
+  p^(y)              labels         distribution of the labels drawn for it, [K]
+  theta_k = [f; p]   body, head     client k's network; the head gets the generated features
+  alpha, beta        alpha, beta    weights of generated examples and of distillation; times decay^round
 
-  client:   CE(x, y) + alpha CE(h(G(y')), y') + beta KL(softmax h(G(y)) || softmax h(f(x))),   y' drawn anew in every step
-  server:   min over G of teacher + diversity * exp(-mean |eps_a - eps_b|^2 |z_a - z_b|_1), both distances means over entries
+  client:   CE(x, y) + alpha CE(h(G(y')), y') + beta KL(softmax h(G(y)) || softmax h(f(x))),
+            with y' drawn anew in every step
+  server:   min over G of teacher + diversity * exp(-mean |eps_a - eps_b|^2 |z_a - z_b|_1),
+            with distances as means over entries
 
-  variant      "mixed", for any bodies (the HtFLlib library)      "official", for one architecture
-  shared       head; bodies stay with the clients                 the whole network
-  teacher      CE of the heads' mean logits, by examples          sum over heads of w_ki CE, w by a label's examples (count + 1)
-  labels       as often as the cohort has them                    alike, of those that it has
-  alpha, beta  1, 0                                               10, 10, decay 0.98
-  generator    100 steps of Adam 0.005                            50 of Adam 0.0003, decay 0.98, weight decay 0.01; diversity 1
-  in a client  batch norm by the generated batch                  by running statistics (as for beta in both)
+  variant      "mixed", for any bodies (the HtFLlib library)   "official", for one architecture
+  shared       head; bodies stay with the clients              the whole network
+  teacher      CE of the heads' mean logits, by examples       sum over heads of w_ki CE, w by a label's
+                                                               examples (count + 1)
+  labels       as often as in the cohort                       uniform over those of the cohort
+  alpha, beta  1, 0                                            10, 10, decay 0.98
+  generator    100 steps of Adam 0.005                         50 of Adam 0.0003, decay 0.98, weight decay
+                                                               0.01; diversity 1
+  in a client  batch norm by the generated batch               by running statistics (as for beta in both)
 
-Every number above is an argument that overrides its variant's. In the first round no labels are known, and nothing is generated.
+Every number is an argument that overrides the variant's. In the first round no labels are known, and
+nothing is generated.
 
-A newcomer gets the server's model as it is; with mixed networks it cannot be served, since bodies never travel.
+Unseen clients use the server's model; with mixed networks they are not supported, since bodies are never
+sent.
 
-Departures: the generator's Adam goes on from round to round (the library makes it anew); the library knows all clients' labels
-from the start, and never stores the generator that it trained: generator_frozen=True is that. Of the authors' code, the latent
-term and the student term, which weighs nothing, are left out, as is the stop after 20 local steps. A client's step generates as
-many examples as it has real ones, B, and weighs their mean by alpha; the authors' generates generator_batch, 32, and weighs it by
-alpha 32 / B.
+Departures: the generator's Adam continues from round to round (the library starts it anew). The library
+knows all clients' labels from the start, and never stores the trained generator: generator_frozen=True
+reproduces that. The latent term of the authors' code and its student term, of weight 0, are left out, as
+is the stop after 20 local steps. A client's step generates as many examples as it has real ones, B, and
+weights their mean by alpha; the authors' generates generator_batch, 32, and weights it by alpha 32 / B.
 """
 
 from typing import NamedTuple
@@ -43,25 +50,25 @@ import optax
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
 from fedjax_core.nn.projection_head import layer, linear
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task, common_width
 from fedjax_core.training import aggregators, local_training, losses
 
-_STREAM = 0x67656E  # of the generator's initialisation, and of what clients draw for it
-MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalisation
+_STREAM = 0x67656E  # of the generator's initialization, and of what clients draw for it
+MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalization
 
 
 class Recipe(NamedTuple):
     """What the variants differ by beside what is shared; see the module's table."""
 
-    alpha: float = 1.0
-    beta: float = 0.0
-    decay: float = 1.0
-    diversity: float = 0.0
-    generator_lr: float = 0.005
-    generator_steps: int = 100
-    generator_decay: float = 1.0
-    weight_decay: float = 0.0
+    alpha: NonNegative = 1.0
+    beta: NonNegative = 0.0
+    decay: NonNegative = 1.0
+    diversity: NonNegative = 0.0
+    generator_lr: NonNegative = 0.005
+    generator_steps: AtLeastZero = 100
+    generator_decay: NonNegative = 1.0
+    weight_decay: NonNegative = 0.0
 
 
 VARIANTS = {"mixed": Recipe(), "official": Recipe(10.0, 10.0, 0.98, 1.0, 3e-4, 50, 0.98, 0.01)}
@@ -70,7 +77,7 @@ VARIANTS = {"mixed": Recipe(), "official": Recipe(10.0, 10.0, 0.98, 1.0, 3e-4, 5
 class Generator(NamedTuple):
     """Attributes:
     params: trained.
-    stats: [H] running mean and variance of its batch normalisation.
+    stats: [H] running mean and variance of its batch normalization.
     """
 
     params: PyTree
@@ -82,7 +89,7 @@ class Server(NamedTuple):
     body: a Net without head; `()` where bodies are private.
     head: averaged.
     generator: G.
-    moments: its optimiser's.
+    moments: its optimizer's.
     labels: [K] how often each label is drawn; all zero before the first round.
     """
 
@@ -94,7 +101,7 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client sees of the server."""
+    """The broadcast."""
 
     body: PyTree
     head: PyTree
@@ -138,8 +145,8 @@ def fedgen(
     variant: str = "mixed",
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
-    noise: int = 512,
-    hidden: int = 512,
+    noise: AtLeastOne = 512,
+    hidden: AtLeastOne = 512,
     generator_batch: AtLeastOne = 32,
     generator_frozen: bool = False,
     alpha: float | None = None,
@@ -155,7 +162,7 @@ def fedgen(
 
     Args:
       task: network and population; in variant "mixed" groups may differ in architecture, but not in the number of features.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       variant: "mixed" or "official".
       epochs: local epochs.
       batch: B; a client's step generates as many.
@@ -182,12 +189,7 @@ def fedgen(
     given = {"alpha": alpha, "beta": beta, "decay": decay, "diversity": diversity, "weight_decay": weight_decay}
     given |= {"generator_lr": generator_lr, "generator_steps": generator_steps, "generator_decay": generator_decay}
     recipe = registry.options("fedgen", VARIANTS[registry.choose("variant", variant, VARIANTS)], given)
-    for name, found in recipe._asdict().items():
-        if not found >= 0:
-            raise ValueError(f"{name}={found} must not be negative")
-    for name, found in (("noise", noise), ("hidden", hidden), ("generator_batch", generator_batch), ("batch", batch)):
-        if found < 1:
-            raise ValueError(f"{name}={found} must be at least 1")
+    check_each(fedgen, noise=noise, hidden=hidden, generator_batch=generator_batch, batch=batch)
     model, classes, mixed = task.model, task.classes, variant == "mixed"
     d = common_width(task, "fedgen")
     faded = jnp.float32(recipe.decay) ** task.round
@@ -289,5 +291,7 @@ def fedgen(
         predict={"personal" if mixed else "global": personal},
         client_init=lambda key, server, client_id: parts(model.init(key))[0] if mixed else (),
         broadcast=lambda server, client_id: Sent(server.body, server.head, server.generator, server.labels),
-        newcomer="FedGen's bodies of mixed networks never travel, so an unseen client would train one alone" if mixed else None,
+        newcomer="FedGen's bodies of mixed networks are never sent, so an unseen client would have to train one alone"
+        if mixed
+        else None,
     )

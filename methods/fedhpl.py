@@ -1,30 +1,34 @@
-"""FedHPL: clients of any architecture tune prompts and heads, and learn from each other's correct logits, weighed by width.
+"""FedHPL: clients of any architecture tune prompts and heads, and distil each other's correct logits.
 
-In plain words: Clients hold frozen pre-trained networks and train prompts and a head. They exchange mean logits of each class, of
-correctly classified examples only, and learn to imitate them.
-Sent to clients: mean logits of each class, weighed for the client.
+In plain words: Clients hold frozen pre-trained networks and train prompts and a head. They exchange mean
+logits of each class, of correctly classified examples only, and learn to imitate them.
+Sent to clients: mean logits of each class, weighted for the client.
 
-Ma, Cheng, Wang, Zhong, Xu, Wang. FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation.
-2024. https://arxiv.org/abs/2405.17267
+Ma, Cheng, Wang, Zhong, Xu, Wang. FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning
+and Logit Distillation. 2024. https://arxiv.org/abs/2405.17267
 
   paper            here                      meaning
-  P_k, theta_k     w_k.params                prompts and head of client k, its own; the rest is frozen (`config.train`)
+  P_k, theta_k     w_k.params                prompts and head of client k; the rest is frozen (`config.train`)
   d_k              task.widths[k]            number of its features
-  p_bar_kc, n_kc   mean, n                   mean of its correct logits of class c, and how many they are (Eq. 10)
+  p_bar_kc, n_kc   mean, n                   mean and number of its correct logits of class c (Eq. 10)
   beta_kj          beta                      min(d_k / d_j, d_j / d_k) (Eq. 7); weighting="uniform": 1
-  p~_kc            server.teacher            global logits of class c, for every width that there is [R, K, K] (Eq. 8)
-  gamma, T         gamma, temperature        of L_k = CE + gamma KL(softmax(p~_ky / T) || softmax(p / T)), without T^2 (Eq. 2, 9)
-  |D_jc|           denominator="uploaded"    n_jc, as the text has it; "local": client j's examples of class c, as Eq. 8 prints it
+  p~_kc            server.teacher            global logits of class c, for each width [R, K, K] (Eq. 8)
+  gamma, T         gamma, temperature        of L_k = CE + gamma KL(softmax(p~_ky / T) || softmax(p / T)),
+                                             without T^2 (Eq. 2, 9)
+  |D_jc|           denominator="uploaded"    n_jc, as in the text; "local": client j's examples of class c,
+                                             as printed in Eq. 8
   +P, +H           average=("prompts",) ...  entries that are also averaged among clients of one width
 
-A correct logit is one that the client predicts rightly after its training, in evaluation mode. A teacher is made of what came up in
-the last round; an example whose class nobody sent has none, and a KL term of 0. compress=False sends every correct logit with its
-label instead of means, to the same effect; `logits_sent` counts them, K + 1 numbers each.
+A correct logit is one that the trained client predicts correctly, in evaluation mode. The teacher is
+made of the uplinks of the last round; for an example whose class no client sent, the KL term is 0.
+compress=False sends every correct logit with its label instead of means, with the same result; the metric
+`logits_sent` counts them, K + 1 numbers each.
 
-A newcomer gets prompts and a head of its own, after a local training with the global logits.
+Unseen clients start prompts and a head of their own, after local training with the global logits.
 
-Departures: under partial participation a round's teacher is of its cohort alone (in the paper all clients come); a round to which
-nobody came leaves it as it was. +P and +H are not weighed in the paper: here as FedAvg does, and only among entries of one shape.
+Departures: with partial participation, a round's teacher is made of its cohort (in the paper all clients
+take part); an empty round leaves it unchanged. The paper does not weight +P and +H: here as in FedAvg,
+and only among entries of equal shapes.
 """
 
 from collections.abc import Sequence
@@ -85,7 +89,7 @@ def fedhpl(
 
     Args:
       task: networks and population; groups may differ in architecture.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       gamma: weight of the distillation term; 0 is local training.
       temperature: T.
       weighting: "dims", or "uniform" for the plain average.

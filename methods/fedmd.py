@@ -1,26 +1,29 @@
 """FedMD: clients of any architecture agree on the logits of public examples.
 
-In plain words: All hold a common public set. Clients send their outputs on it, and learn to imitate the mean of all outputs
-before they train on their own data.
+In plain words: All hold a common public set. Clients send their outputs on it, and learn to imitate the
+mean of all outputs before they train on their own data.
 Sent to clients: consensus on public examples.
 
-Li, Wang. FedMD: Heterogenous Federated Learning via Model Distillation. 2019. https://arxiv.org/abs/1910.03581
+Li, Wang. FedMD: Heterogenous Federated Learning via Model Distillation. 2019.
+https://arxiv.org/abs/1910.03581
 
   paper      here               meaning
-  D_0        task.public        public labelled set, which everybody holds
+  D_0        task.public        public labeled set, shared by all
   D_k        data               private set of client k
-  f_k        w_k                client k's model, which never travels; outputs for the private classes, then for the public ones
-  f~(x_0)    server.logits      consensus: mean of the logits of public examples
-  d_j        server.rows        which they are: `align` of them, drawn anew every round
+  f_k        w_k                client k's model, never sent; outputs for private, then public classes
+  f~(x_0)    server.logits      consensus: mean logits of public examples
+  d_j        server.rows        indices of these: `align` examples, drawn anew every round
 
   before:    every model trains on the public set, then on its private one
-  a round:   digest, towards the consensus (mean absolute difference of logits); revisit, on the private set; send logits
+  a round:   digest, towards the consensus (mean absolute difference of logits); revisit, on the private
+             set; send logits
 
-A newcomer cannot be served, since networks never travel: it would train one alone.
+Unseen clients are not supported, since networks are never sent.
 
-Departures: a round digests what the cohort of the round before sent after its training, so the first round has nothing to digest;
-in the paper the same logits are sent when the round begins. Both first trainings last a fixed number of epochs; the authors stop
-early. The example's classes are alike in the draw, up to one of them.
+Departures: a round digests the logits that the last round's cohort sent after training, so the first
+round digests nothing; in the paper the same logits are sent at the start of the round. Both initial
+trainings have fixed numbers of epochs; the authors stop early. The draw of public examples is stratified
+by class.
 """
 
 from typing import NamedTuple
@@ -30,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -76,7 +79,7 @@ def fedmd(
 
     Args:
       task: network with more outputs than classes, population and public set; groups may differ in architecture.
-      optimizer: local optimiser, its state made anew for every training.
+      optimizer: local optimizer, whose state starts anew for every training.
       align: A, public examples a round; None: all.
       digest_epochs: over them.
       digest_batch: their minibatches.
@@ -101,12 +104,9 @@ def fedmd(
     total = len(public.y)
     number = total if align is None else align
     if not 1 <= number <= total:
-        raise ValueError(f"align={align} must lie between 1 and the {total} public examples")
-    if digest_batch < 1:
-        raise ValueError(f"digest_batch={digest_batch} must be at least 1")
-    for name, found in (("digest_epochs", digest_epochs), ("public_epochs", public_epochs), ("private_epochs", private_epochs)):
-        if found < 0:
-            raise ValueError(f"{name}={found} must not be negative")
+        raise ValueError(f"align={align} must be between 1 and the {total} public examples")
+    settings = {"digest_epochs": digest_epochs, "digest_batch": digest_batch}
+    check_each(fedmd, **settings, public_epochs=public_epochs, private_epochs=private_epochs)
 
     def fit(loss, epochs, batch=batch, round=task.round):  # noqa: A002
         return local_training.fit(loss, optimizer(round), epochs=epochs, batch=batch)
@@ -153,5 +153,5 @@ def fedmd(
         predict={"personal": lambda sent, w_k, x: model.apply(w_k, x)[0]},
         client_init=lambda key, server, client_id: model.init(key),
         prepare=prepare,
-        newcomer="FedMD's networks never travel, so an unseen client would train one alone",
+        newcomer="FedMD's networks are never sent, so an unseen client would have to train one alone",
     )

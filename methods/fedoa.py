@@ -1,46 +1,51 @@
-"""FedOA: personal adapters whose features stay near those of the averaged one, so that they hold on tasks never seen.
+"""FedOA: personal adapters whose features stay near the global adapter's, to generalize to unseen tasks.
 
-In plain words: Adapters of a frozen network are averaged, and each client keeps an adapter of its own, whose features are held
-near those of the averaged one. This keeps personal models useful on data that no client has seen.
+In plain words: Adapters of a frozen network are averaged, and each client keeps an adapter of its own,
+whose features are held near those of the averaged one. This keeps personal models useful on data that no
+client has seen.
 Sent to clients: adapter.
 
-Yang, Long, Zhou, Lu, Ye, Jiang. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025.
-https://arxiv.org/abs/2505.01075
+Yang, Long, Zhou, Lu, Ye, Jiang. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach.
+2025. https://arxiv.org/abs/2505.01075
 
   paper        here             meaning
-  phi_g        server.net       global adapter, FedIT's
-  phi_e        v_e              client e's personal adapter, which never travels
-  Phi(phi; x)  features         the network's features, or an intermediate layer by name (of language models "layer1", ...)
-  lambda, D    lam, distance    weight of the regulariser, and what it measures: "l2", or 1 - "cosine", 1 - "pearson"
+  phi_g        server.net       global adapter, as in FedIT
+  phi_e        v_e              client e's personal adapter, never sent
+  Phi(phi; x)  features         the network's features, or an intermediate layer by name (of language models
+                                "layer1", ...)
+  lambda, D    lam, distance    weight and distance of the regularizer: "l2", or 1 - "cosine", 1 - "pearson"
   alpha_e      weights          of the average
-  K            epochs           passes over the local data of either adapter
+  K            epochs           local passes of either adapter
 
-A round: phi_e goes on by R_e + lambda D(Phi(phi_e; x), sg Phi(phi_g; x)) (Eq. 3), phi_g as received; then phi_g alone by R_e, as in
-FedIT. `variant` presets a reading, whose options can also be set:
+In a round, phi_e trains by R_e + lambda D(Phi(phi_e; x), sg Phi(phi_g; x)) (Eq. 3), with phi_g as
+received; then phi_g trains by R_e alone, as in FedIT. `variant` presets the options of `reading`:
 
-  option       "default"   "printed"   "released"   what it says
-  reduction    mean        .           frobenius    of distances over a minibatch: their mean; or one Euclidean norm of all
-                                                    differences in `micro` rows, and the mean of those
+  option       "default"   "printed"   "released"   meaning
+  reduction    mean        .           frobenius    of distances over a minibatch: their mean; or one norm
+                                                    of all differences in `micro` examples, and the mean of
+                                                    those norms
   micro        8           .           .
-  begin        0           .           1            first round in which personal adapters are trained
-  fresh        False       .           True         each client draws its own beginning of it; else the common one
-  update       epochs      step        epochs       of phi_g: K epochs, or one step by the gradient of all local data (line 10),
-                                                    which is added up over minibatches
-  shared       0           .           0.5          part of phi_g in what a personal model predicts with
+  begin        0           .           1            first round in which personal adapters train
+  fresh        False       .           True         whether each client draws its own initial adapter
+  update       epochs      step        epochs       of phi_g: K epochs, or one step by the gradient of all
+                                                    local data (line 10), accumulated over minibatches
+  shared       0           .           0.5          weight of phi_g in the personal predictor
 
-The parameters that a network trains are the adapter: `adapters.adapted`, `task.part_of`, or all of it. `server` averages by
-FedAdam and the like (methods/fedopt.py).
+The trained parameters of the network are the adapter (`adapters.adapted`, `task.part_of`, or all of it).
+`server` averages by FedAdam and the like (methods/fedopt.py).
 
-The paper deploys phi_e. The released evaluation adds half of the update of phi_g and half of that of phi_e to the base (`shared`;
-of parameters without an adapter it is their mean); exports and written answers have phi_e alone. The release cuts the end of texts
-that are too long, so that answer and end mark are lost; here they are refused, or cut at the beginning (`long='cut'`).
+The paper deploys phi_e. The released evaluation adds half of the update of phi_g and half of that of
+phi_e to the base (`shared`; parameters outside of an adapter are averaged); exports and generated answers
+use phi_e alone. The release cuts the end of long texts, which loses the answer and its end mark; here
+long texts are an error, or cut at the beginning (`long='cut'`).
 
-A newcomer gets a personal adapter that begins as the global one, after a local training of it.
+Unseen clients start a personal adapter from the global one, after local training of it.
 
-Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout, no augmentation), and so is computed once a round.
-Where both features are equal up to rounding (`losses.rounding`), as at the first step, D and its gradient are zero. K counts
-passes, as the experiments do; Algorithm 1 counts steps. Our reading of "released" has R_e as one mean over the minibatch (over all
-tokens of its answers), although D is taken by `micro` rows.
+Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout or augmentation), so it is
+computed once a round. Where both features are equal up to rounding (`losses.rounding`), as at the first
+step, D and its gradient are zero. K counts passes, as in the experiments; Algorithm 1 counts steps. In
+"released", R_e is one mean over the minibatch (over all tokens of its answers), although D is computed
+over `micro` examples.
 """
 
 from collections.abc import Callable, Mapping
@@ -158,7 +163,7 @@ def fedoa(
 
     Args:
       task: network and population; what its `Net` has is the adapter.
-      optimizer: local optimiser of both adapters, its state made anew every round.
+      optimizer: local optimizer of both adapters, whose state starts anew every round.
       lam: lambda; 0 makes the personal adapters Local's.
       distance: D: "l2", "cosine" or "pearson".
       features: "features", or the name of an intermediate layer.

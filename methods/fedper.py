@@ -1,20 +1,23 @@
-"""FedPer: the base layers are shared and averaged, the personalisation layers stay with their client.
+"""FedPer: the base layers are shared and averaged, the personalization layers stay with their client.
 
-In plain words: The network has two parts. The first is averaged over clients, the last layers stay with each client.
+In plain words: The network has two parts. The first is averaged over clients, the last layers stay with
+each client.
 Sent to clients: shared layers.
 
-Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019. https://arxiv.org/abs/1912.00818
+Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019.
+https://arxiv.org/abs/1912.00818
 
-  paper     here           meaning
-  W_B       w_b            base layers, the server's
-  W_Pj      w_p            personalisation layers of client j, which never travel
-  K_P       personal       which layers they are: entries of the network, by default the classifier alone
+  paper     here                meaning
+  W_B       w_b                 base layers, the server's
+  W_Pj      w_p                 personalization layers of client j, never sent
+  K_P       personal            entries of the network that are personal, by default the classifier
   n_j / n   weights="samples"
 
-A newcomer gets the base layers with personalisation layers of its own, after a local training.
+Unseen clients start their own personalization layers from the common initialization, after local training.
 
-Departures: the clients' personalisation layers start alike, from the common initialisation, as public implementations have it; in
-the paper each client draws its own. personal=() is FedAvg, all entries are local training.
+Departures: all clients' personalization layers start from the common initialization, as in public
+implementations; in the paper each client draws its own. personal=() is FedAvg, and all entries make it
+local training.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,13 +47,13 @@ def fedper(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       personal: entries of the network's parameters that stay with a client, or a selection of leaves.
       epochs: local epochs.
       batch: B.
       weights: "samples" or "uniform".
       train: local training of the whole network; None: all leaves together, by the loss that fits the targets. One that is
-        given is taken to read classes.
+        given is assumed to read classes.
       finetune: further training on the client's data before its model is scored, dropped afterwards; None: none. As `train`.
 
     Returns:

@@ -1,16 +1,18 @@
-"""FedPFT and FedPFT+Con: prompts of each client turn its features into what the shared classifier understands.
+"""FedPFT and FedPFT+Con: personal prompts transform a client's features for the shared classifier.
 
-In plain words: A shared classifier does not fit every client's features. Each client keeps prompts with which a shared attention
-layer transforms its features to fit. Prompt-driven Feature Transformation, by Wu et al.; other methods have the same short name.
+In plain words: A shared classifier does not fit every client's features. Each client keeps prompts with
+which a shared attention layer transforms its features to fit. Prompt-driven Feature Transformation, by Wu
+et al.; other methods have the same short name.
 Sent to clients: model, transformation.
 
-Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature Transformation.
-2024, https://arxiv.org/abs/2407.16139, and its later version with FedPFT+Con as an option.
+Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven
+Feature Transformation. 2024, https://arxiv.org/abs/2407.16139, and its later version with FedPFT+Con as an
+option.
 
   paper          here                     meaning
   phi            "extractor"              feature extractor, shared
   h_kappa        "head"                   classifier, shared
-  tau            "transform"              feature transformation module, one self-attention layer, shared
+  tau            "transform"              feature transformation: one self-attention layer, shared
   p_kappa        "prompts"                n_kappa prompts for classification, personal
   p_rho          "contrast_prompts"       n_rho prompts for the contrast, personal
   h_rho          "projection"             linear head of the contrast, shared
@@ -20,7 +22,7 @@ Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated 
                  "features"
   L_Con          contrast                 MoCo's loss: queue, momentum copies of phi and h_rho (Eq. 6)
 
-What each phase trains; several losses in one step, each reaching its own leaves alone (stop-gradients):
+The phases and what they train; two losses in one step reach their own leaves only (stop-gradients):
 
                         phase 1, R_f epochs                      phase 2, R_a epochs
   FedPFT                CE -> tau, p_kappa           (Eq. 4)     CE -> phi, tau, h_kappa            (Eq. 5)
@@ -28,21 +30,23 @@ What each phase trains; several losses in one step, each reaching its own leaves
                         L_Con -> phi, tau, h_rho                 L_Con -> p_rho, tau
   alternate=False       one phase of R_f + R_a epochs, both losses -> all their leaves
 
-Settings of the ablation: II alternate=False; III the default; IV contrast.prompts=0; V contrast; VI alternate=False, prompts=0 and
-contrast.prompts=0; VII alternate=False and contrast.prompts=0; VIII alternate=False (I is FedAvg). Two stages: VIII with
-contrast.first rounds of L_Con alone, then CE alone.
+Settings of the ablation: II alternate=False; III the default; IV contrast.prompts=0; V contrast; VI
+alternate=False, prompts=0 and contrast.prompts=0; VII alternate=False and contrast.prompts=0; VIII
+alternate=False (I is FedAvg). Two stages: VIII with contrast.first rounds of L_Con alone, then CE alone.
 
-Departures and what the papers leave open: tau has 4 D^2 weights and no bias, as their counts say, one head, and a residual path,
-f' = f + attention, as layers of transformers have it: the papers' Eq. 2 and their counts fit both, and with attention alone
-(residual=False) their Table 8 is not reached by far (configs/results/fedpft.md). Only tau's first output is used, so only that is
-computed; it starts as PyTorch's does. Prompts start at N(0, prompt_scale^2), each client's own, as PyTorch's randn: without the
-residual path, where they are much shorter than the features, at 0.02, the attention soon settles on f alone, and they learn no
-more. Eq. 3 prints a second logarithm. CE sees the plain images. In phase 1 of FedPFT nothing of phi moves and its batch
-normalisation runs in evaluation mode, so that its features are computed once (statistics="train" is the other reading). The
-momentum copies, their batch statistics and the queue stay with the client between rounds; the keys use the current tau (a copy of
-its own with contrast.momentum_transform). Rows of a short batch that are padding never enter the queue.
+Unseen clients start prompts of their own, after local training.
 
-A newcomer gets the shared network with prompts of its own, after a local training.
+Departures, and what the papers leave open: tau has 4 D^2 weights and no bias, as in their parameter
+counts, one head, and a residual path, f' = f + attention, as usual in transformers. The papers' Eq. 2 and
+counts fit both; without the residual (residual=False) their Table 8 is not reached by far
+(configs/results/fedpft.md). Only tau's first output is computed, since no other is used. tau is
+initialized as in PyTorch. Prompts start at N(0, prompt_scale^2), drawn by each client, as PyTorch's randn:
+without the residual path and at 0.02, much shorter than the features, the attention soon settles on f
+alone and prompts stop learning. Eq. 3 prints a second logarithm. CE sees images without augmentation. In
+phase 1 of FedPFT phi is frozen and in evaluation mode, so its features are computed once
+(statistics="train" is the other reading). Momentum copies, their batch statistics and the queue stay with
+the client between rounds; keys use the current tau (or a copy, with contrast.momentum_transform). Padding
+of a short batch never enters the queue.
 """
 
 from collections.abc import Mapping
@@ -54,7 +58,7 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples, Net, PyTree
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
 from fedjax_core.task import Task, width
 from fedjax_core.training import aggregators, local_training, losses
 from fedjax_core.training.augment import pipeline
@@ -66,7 +70,7 @@ _PHASE_2, _PROMPTS, _QUEUE, _VIEWS = 2, 0x70, 0x71, 0x76  # streams of keys
 
 
 class Shared(NamedTuple):
-    """What is averaged; the server's state, and as deltas the uplink.
+    """The averaged parameters: the server's state, and as deltas the uplink.
 
     Attributes:
       net: extractor and classifier, with their batch statistics; the classifier is None where it is personal and travels not.
@@ -80,7 +84,7 @@ class Shared(NamedTuple):
 
 
 class Moco(NamedTuple):
-    """What a client keeps for its contrast.
+    """Client state of the contrast.
 
     Attributes:
       prompts: p_rho, [n_rho, D]; () while they are trained among the parameters.
@@ -100,7 +104,7 @@ class Moco(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """A client's own.
+    """Client state.
 
     Attributes:
       prompts: p_kappa, [n_kappa, D].
@@ -129,14 +133,14 @@ class Contrast(NamedTuple):
     """
 
     on: bool = False
-    prompts: int = 20
-    queue: int = 4096
-    size: int = 128
-    momentum: float = 0.999
-    temperature: float = 0.07
+    prompts: AtLeastZero = 20
+    queue: AtLeastOne = 4096
+    size: AtLeastOne = 128
+    momentum: Fraction = 0.999
+    temperature: Positive = 0.07
     augment: str = MOCO
     momentum_transform: bool = False
-    first: int = 0
+    first: AtLeastZero = 0
 
 
 def attend(tau: PyTree, f: Array, prompts: Array, heads: int = 1, residual: bool = True) -> tuple[Array, Array]:
@@ -190,16 +194,16 @@ def fedpft(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    prompts: int = 10,
-    prompt_scale: float = 1.0,
+    prompts: AtLeastZero = 10,
+    prompt_scale: Positive = 1.0,
     transform_epochs: AtLeastZero = 4,
     model_epochs: AtLeastZero = 1,
     batch: AtLeastOne = 100,
-    transform_rate: float = 0.5,
+    transform_rate: Positive = 0.5,
     alternate: bool = True,
     classifier: str = "shared",
     statistics: str = "evaluate",
-    heads: int = 1,
+    heads: AtLeastOne = 1,
     residual: bool = True,
     weights: str = "samples",
     contrast: Mapping[str, Any] | None = None,
@@ -208,16 +212,16 @@ def fedpft(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew in each phase.
+      optimizer: local optimizer, whose state starts anew in each phase.
       prompts: n_kappa; 0: none.
       prompt_scale: standard deviation of the numbers in p_kappa and p_rho at first.
       transform_epochs: R_f.
       model_epochs: R_a.
       batch: B.
-      transform_rate: learning rate of tau, as a multiple of the optimiser's: 0.05 / 0.1, with the contrast 0.01 / 0.1.
+      transform_rate: learning rate of tau, as a multiple of the optimizer's: 0.05 / 0.1, with the contrast 0.01 / 0.1.
       alternate: whether there are two phases.
       classifier: "shared" or "personal".
-      statistics: batch normalisation of phi in phase 1 without a contrast: "evaluate" or "train".
+      statistics: batch normalization of phi in phase 1 without a contrast: "evaluate" or "train".
       heads: of the attention.
       residual: whether f is added to f'.
       weights: "samples" or "uniform".
@@ -229,23 +233,15 @@ def fedpft(
     Raises:
       ValueError: an argument is out of range or unknown.
     """
-    con = _contrast(contrast)
+    con = registry.options("contrast", Contrast(), contrast)
+    if con.augment:
+        pipeline.parse(con.augment)  # checked also without a contrast
     registry.choose("classifier", classifier, CLASSIFIERS)
     registry.choose("statistics of phase 1", statistics, STATISTICS)
-    for name, found, least in (
-        ("prompts", prompts, 0),
-        ("transform_epochs", transform_epochs, 0),
-        ("model_epochs", model_epochs, 0),
-        ("contrast.prompts", con.prompts, 0),
-        ("contrast.first", con.first, 0),
-        ("contrast.queue", con.queue, batch if con.on else 1),
-        ("heads", heads, 1),
-    ):
-        if found < least:
-            raise ValueError(f"{name}={found} must be at least {least}")
-    for name, found in (("transform_rate", transform_rate), ("prompt_scale", prompt_scale)):
-        if not found > 0:
-            raise ValueError(f"{name}={found} must be positive")
+    check_each(fedpft, prompts=prompts, prompt_scale=prompt_scale, transform_rate=transform_rate, heads=heads)
+    check_each(fedpft, transform_epochs=transform_epochs, model_epochs=model_epochs)
+    if con.on and con.queue < batch:
+        raise ValueError(f"contrast.queue={con.queue} must be at least batch={batch}")
     model, own_head = task.model, classifier == "personal"
     d = width(model)
     if d % heads:
@@ -426,18 +422,6 @@ def fedpft(
         predict={"personal": personal},
         client_init=client_init,
     )
-
-
-def _contrast(given: Mapping[str, Any] | None) -> Contrast:
-    con = registry.options("contrast", Contrast(), given)
-    for name, found in (("queue", con.queue), ("size", con.size), ("temperature", con.temperature)):
-        if not found > 0:
-            raise ValueError(f"contrast.{name}={found} must be positive")
-    if not 0 <= con.momentum <= 1:
-        raise ValueError(f"contrast.momentum={con.momentum} must lie in [0, 1]")
-    if con.augment:
-        pipeline.parse(con.augment)  # also where there is no contrast
-    return con
 
 
 def _strengths(round: Array | int, con: Contrast) -> tuple[Array | float, Array | float]:  # noqa: A002

@@ -1,28 +1,29 @@
-"""FedProto: clients of any body exchange the mean features of each class, and draw their features to them.
+"""FedProto: clients of any body exchange the mean features of each class, and pull their features to them.
 
-In plain words: Clients share no weights. Each sends the mean feature of each of its classes, and is drawn towards the means of
-all. Networks may differ, as long as their features have one length.
+In plain words: Clients share no weights. Each sends the mean feature of each of its classes, and is drawn
+towards the means of all. Networks may differ, as long as their features have one length.
 Sent to clients: class prototypes.
 
-Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022.
-https://arxiv.org/abs/2105.00243
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous
+Clients. AAAI 2022. https://arxiv.org/abs/2105.00243
 
-  paper        here             meaning
-  C^(j)        server.means     prototype of class j: mean feature over the clients that have it, [K, D]
-               server.known     which classes anybody ever had, [K]
-  C_i^(j)      own(...)         client i's mean feature of class j
-  w_i          w_i              client i's model, which never travels
-  lambda       lam              weight of the regulariser
+  paper        here                 meaning
+  C^(j)        server.means         prototype of class j: mean feature over the clients that have it, [K, D]
+               server.known         classes that any client ever had, [K]
+  C_i^(j)      mean_features(...)   client i's mean feature of class j
+  w_i          w_i                  client i's model, never sent
+  lambda       lam                  weight of the regularizer
 
-The client's loss is CE + lam * mean_b |z_b - C^(y_b)|^2 / D; an example whose class is unknown counts as 0 in the mean. Models may
-differ but for D. Scores: "personal" by the client's own classifier, "nearest" by the closest prototype, as the paper predicts.
+The client's loss is CE + lam * mean_b |z_b - C^(y_b)|^2 / D, where examples of unknown classes count as 0.
+Models may differ in all but D. The predictor "personal" uses the client's classifier, "nearest" the
+closest prototype, as in the paper.
 
-A newcomer cannot be served, since networks never travel: it would train one alone.
+Unseen clients are not supported, since networks are never sent.
 
-Departures: a class that nobody of the cohort has keeps its prototype. A client's means are taken after training in evaluation mode,
-over all its examples; the authors' code takes what training produced in the last epoch, which saves a pass over the examples
-(features="training"). It also averages uniformly (weights="uniform") and looks for the nearest prototype among the client's own
-classes only.
+Departures: a class that no client of the cohort has keeps its prototype. A client's means are computed
+after training, in evaluation mode, over all its examples; features="training" takes the features of the
+last local epoch, as the authors' code does, which saves a pass. That code also averages uniformly
+(weights="uniform"), and predicts by the nearest prototype among the client's own classes only.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -30,7 +31,7 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero, one_of
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each, one_of
 from fedjax_core.task import Model, Task, common_width, width
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -94,7 +95,7 @@ def fedproto(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    lam: float = 1.0,
+    lam: NonNegative = 1.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -104,8 +105,8 @@ def fedproto(
 
     Args:
       task: network and population; groups may differ in architecture, but not in the number of features.
-      optimizer: local optimiser, its state made anew every round.
-      lam: weight of the regulariser; 0 is local training.
+      optimizer: local optimizer, whose state starts anew every round.
+      lam: weight of the regularizer; 0 is local training.
       epochs: local epochs.
       batch: B.
       weights: of a class's means: "samples", by the clients' numbers of its examples, or "uniform".
@@ -119,12 +120,9 @@ def fedproto(
       ValueError: lam is negative, another argument out of range, the numbers of features differ, or there is no epoch to take
         the features of.
     """
-    if not lam >= 0:
-        raise ValueError(f"lam={lam} must not be negative")
-    if features not in ("trained", "training"):
-        raise ValueError(f"features={features!r} must be 'trained' or 'training'")
+    check_each(fedproto, lam=lam, features=features)
     if features == "training" and epochs < 1:
-        raise ValueError(f"features='training' takes those of the last epoch, and epochs={epochs}; it must be at least 1")
+        raise ValueError(f"epochs={epochs} must be at least 1 with features='training', which are of the last epoch")
     common_width(task, "fedproto")
     model = task.model
 
@@ -153,5 +151,5 @@ def fedproto(
         collect=aggregators.class_mean(weights),
         predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0], "nearest": nearest},
         client_init=lambda key, server, client_id: model.init(key),
-        newcomer="FedProto's networks never travel, so an unseen client would train one alone",
+        newcomer="FedProto's networks are never sent, so an unseen client would have to train one alone",
     )

@@ -1,20 +1,20 @@
-"""FedProto with a global model: FedAvg whose clients draw their features to the prototypes of all.
+"""FedProto with a global model: FedAvg whose clients pull their features to the prototypes of all.
 
-In plain words: FedProto's pull towards common class means, beside averaged weights. It gives a global model to compare with other
-methods.
+In plain words: FedProto's pull towards common class means, beside averaged weights. It gives a global
+model to compare with other methods.
 Sent to clients: model, class prototypes.
 
-Tan et al. FedProto. AAAI 2022; see `methods/fedproto.py`, whose symbols these are. Papers that list FedProto among methods with one
-global model (FedSKC does) do not say how they came by one. This reading keeps both: parameters are averaged as in FedAvg, the
-clients' loss has FedProto's regulariser, and the model's own classifier predicts.
+Tan et al. FedProto. AAAI 2022; see `methods/fedproto.py` for the symbols. Papers that list FedProto among
+methods with one global model (as FedSKC does) do not say how they get one. Here parameters are averaged as
+in FedAvg, the clients' loss has FedProto's regularizer, and the model's classifier predicts.
 
   here                 meaning
   server.net           global model
   server.prototypes    mean feature of each class, and which are known
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
-Departures: all of it; the paper has no global model.
+Departures: the whole method; the paper has no global model.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 from methods.fedproto import Prototypes, drawn, nothing_known, own, renewed
@@ -42,7 +42,7 @@ def fedproto_g(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    lam: float = 1.0,
+    lam: NonNegative = 1.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -51,8 +51,8 @@ def fedproto_g(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
-      lam: weight of the regulariser; 0 is FedAvg.
+      optimizer: local optimizer, whose state starts anew every round.
+      lam: weight of the regularizer; 0 is FedAvg.
       epochs: local epochs.
       batch: B.
       weights: of models and of a class's means: "samples" or "uniform".
@@ -63,8 +63,7 @@ def fedproto_g(
     Raises:
       ValueError: lam is negative, or another argument out of range.
     """
-    if not lam >= 0:
-        raise ValueError(f"lam={lam} must not be negative")
+    check_each(fedproto_g, lam=lam)
     model = task.model
 
     def client_update(sent, client, data, key):

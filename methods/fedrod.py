@@ -1,7 +1,7 @@
-"""FedRoD: a generic head learns with balanced classes and is shared; a personal head adds what is the client's own.
+"""FedRoD: a generic head is trained with a balanced loss and shared; a personal head adds to it locally.
 
-In plain words: Two heads on one body: a generic one, trained with a loss that balances classes and averaged, and a personal one,
-trained with the usual loss.
+In plain words: Two heads on one body: a generic one, trained with a loss that balances classes and
+averaged, and a personal one, trained with the usual loss.
 Sent to clients: model.
 
 Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.
@@ -9,17 +9,19 @@ https://arxiv.org/abs/2107.00778
 
   paper        here            meaning
   theta, psi   w.params        feature extractor and generic head, the server's
-  phi_m        h_m             personal head of client m, which never travels; zero at first, so that it starts as the generic model
+  phi_m        h_m             personal head of client m, never sent; initialized to zero
   gamma        gamma           exponent of the class counts in the balanced loss
-  N_{m,c}      counts          examples of class c that client m trains on
+  N_{m,c}      counts          training examples of class c at client m
 
-Generic: CE(o_G + gamma log N_m, y) moves theta and psi. Personal: CE(o_G + h_m(z), y) moves h_m alone: o_G and z carry no gradient.
-Both are taken at the same point, so that the shared part never notices the personal one.
+Generic: CE(o_G + gamma log N_m, y) trains theta and psi. Personal: CE(o_G + h_m(z), y) trains h_m alone,
+with stop-gradients on o_G and z. Both gradients are taken at the same point, so the shared part does not
+depend on the personal one.
 
-A newcomer gets the server's model ("global"), and with a personal head beside it after a local training.
+Unseen clients use the server's model ("global"), and add a personal head to it after local training.
 
-Departures: linear personal heads; no hypernetwork. A class without local examples counts as the smallest number, not as zero. A
-gradient norm to clip at (`config.optimizer.clip`) is that of both parts together.
+Departures: linear personal heads; no hypernetwork. A class without local examples counts as the smallest
+positive number, not as zero. Gradient clipping (`config.optimizer.clip`) uses the norm of both parts
+together.
 """
 
 import jax
@@ -27,7 +29,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
 
@@ -36,7 +38,7 @@ def fedrod(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    gamma: float = 1.0,
+    gamma: NonNegative = 1.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
@@ -45,7 +47,7 @@ def fedrod(
 
     Args:
       task: network and population.
-      optimizer: local optimiser of all parts, its state made anew every round.
+      optimizer: local optimizer of all parts, whose state starts anew every round.
       gamma: 0 is plain cross-entropy for the generic part, which is then FedAvg.
       epochs: local epochs.
       batch: B.
@@ -57,8 +59,7 @@ def fedrod(
     Raises:
       ValueError: gamma is negative, or another argument is out of range.
     """
-    if not gamma >= 0:
-        raise ValueError(f"gamma={gamma} must not be negative")
+    check_each(fedrod, gamma=gamma)
     model = task.model
 
     def personal(h_m, z):

@@ -1,54 +1,61 @@
-"""FedSKC: class-wise structural knowledge regulates local training, aggregation, and the step from round to round.
+"""FedSKC: class-wise structural knowledge guides local training, aggregation, and the step between rounds.
 
-In plain words: Clients send mean logits of their classes beside the model. This knowledge guides local training by contrast,
-gives less weight to clients whose knowledge differs from the common one, and smooths the server's step over rounds.
+In plain words: Clients send mean logits of their classes beside the model. This knowledge guides local
+training by contrast, gives less weight to clients whose knowledge differs from the common one, and smooths
+the server's step over rounds.
 Sent to clients: model, class knowledge.
 
-Wang, Li, Chen, Yan, Wang, Shi, Chen, Shen. FedSKC: Federated Learning with Non-IID Data via Structural Knowledge Collaboration.
-ICWS 2025.
+Wang, Li, Chen, Yan, Wang, Shi, Chen, Shen. FedSKC: Federated Learning with Non-IID Data via Structural
+Knowledge Collaboration. ICWS 2025.
 
   paper         here               meaning
   w_g           server.net         global model
-  l_i           logits             what knowledge is made of
-  c_k^j         c, held            client k's knowledge of class j, [K, D], and which classes it has, [K]
-  c~^j          server.knowledge   the cohort's knowledge of class j; server.known: which classes have any
+  l_i           logits             what knowledge is computed from
+  c_k^j         c, held            client k's knowledge of class j, [K, D], and mask of its classes, [K]
+  c~^j          server.knowledge   the cohort's knowledge of class j; server.known: mask of classes
   M             neighbours         nearest clients that a client's knowledge is averaged with (Eq. 1)
-  U, tau        lcl.scale, .tau    normalisation and temperature of the contrast (Eq. 2, 3)
-  d_k, e_k      gda                discrepancy, and the weights made of it (Eq. 4): `aggregators.by_discrepancy`
+  U, tau        lcl.scale, .tau    normalization and temperature of the contrast (Eq. 2, 3)
+  d_k, e_k      gda                discrepancy, and the resulting weights (Eq. 4): `aggregators.by_discrepancy`
   sigma, beta   gpr                variances of c~, and the review by them (Eq. 5): `aggregators.period_review`
 
-The client's loss is CE + LCL, and it sends its delta and its knowledge. The paper can be read in several ways; `variant` presets
-the options, each of which can also be set:
+The client's loss is CE + LCL, and it sends its delta and its knowledge. The paper can be read in several
+ways; `variant` presets the options:
 
-  option              "default"       "printed"   "released"   what it says
-  lcl.scale           batch           epoch       none         rows that U_j is a mean over; "epoch": all, before each epoch
-  lcl.twice           False           .           True         the positive term stands in the denominator once more
-  lcl.own             False           .           True         an example of an unknown class has its own logits as positive
-  lcl.ramp            0               .           100          rounds over which the weight of LCL rises from 0 to 1
-  knowledge.silu      True            .           False        c <- c * sigmoid(c)
-  knowledge.source    final           .           training     logits of the final model in evaluation mode, or those met in the
-                                                               last local epoch
-  knowledge.keep      True            .           False        a class that nobody holds in a round keeps its knowledge
-  gda.on              True            .           False        else weights by samples or uniform (`weights`)
-  gda.size            fraction        count       .            what stands for the size in the sigmoid: N_k / N, or N_k
-  gda.distance        mean            sum         .            d_k: mean or sum over the classes that client k holds
-  gda.form            sigmoid         .           .            `aggregators.by_discrepancy`
-  gpr.form            interpolate     printed     printed      `aggregators.period_review`
-  gpr.beta            0.95            .           0.99
-  gpr.ddof            0               .           1            of the variances
-  gpr.over            both            .           own          classes of their sums: known in both rounds, or in each
-  gpr.entries         params          .           all          whether normalisation statistics are reviewed as well
+  option              "default"     "printed"   "released"   meaning
+  lcl.scale           batch         epoch       none         examples that U_j averages over; "epoch": all,
+                                                             before each epoch
+  lcl.twice           False         .           True         the positive term is twice in the denominator
+  lcl.own             False         .           True         the positive of an unknown class is the
+                                                             example's own logits
+  lcl.ramp            0             .           100          rounds over which LCL's weight rises to 1
+  knowledge.silu      True          .           False        c <- c * sigmoid(c)
+  knowledge.source    final         .           training     logits of the final model in evaluation mode, or
+                                                             those of the last local epoch
+  knowledge.keep      True          .           False        a class that no client of a round has keeps its
+                                                             knowledge
+  gda.on              True          .           False        else weights by examples or uniform (`weights`)
+  gda.size            fraction      count       .            size in the sigmoid: N_k / N, or N_k
+  gda.distance        mean          sum         .            d_k: mean or sum over the classes of client k
+  gda.form            sigmoid       .           .            `aggregators.by_discrepancy`
+  gpr.form            interpolate   printed     printed      `aggregators.period_review`
+  gpr.beta            0.95          .           0.99
+  gpr.ddof            0             .           1            of the variances
+  gpr.over            both          .           own          classes of their sums: known in both rounds, or
+                                                             in each
+  gpr.entries         params        .           all          whether batch statistics are reviewed as well
 
-Why d_k is a mean by default: the paper wants less weight for knowledge that is unusual and more for more data. A sum grows with the
-number of classes that a client holds, and a_k d_k with its square, beside which 2 b_k is at most 2: whoever holds few classes then
-gets most of the weight, whatever its size. "relu" balances the two without a scale of the logits.
+Why d_k is a mean by default: the paper wants less weight for unusual knowledge and more for more data. A
+sum grows with a client's number of classes, and a_k d_k with its square, while 2 b_k is at most 2: clients
+with few classes then get most of the weight, whatever their size. "relu" balances both independently of
+the logits' scale.
 
-A newcomer gets the server's model as it is.
+Unseen clients use the server's model.
 
-Departures: a class that a client has no example of has no knowledge (masks instead of zeros), so the means run over its holders;
-in the first round, when nothing is known, the loss is CE. U is a constant for the gradient. CE is a mean over the batch like LCL
-(Algorithm 1 prints a sum). "released" leaves the released code's data preparation to the config (learning rate 0.1, crops, flips,
-equal client sizes). Its ramp counts rounds from 1; it starts from no knowledge, where that reads uninitialised memory.
+Departures: a class without examples at a client has no knowledge (masks instead of zeros), so means are
+over the clients that have it. In the first round, when nothing is known, the loss is CE. U has no
+gradient. CE is a mean over the batch like LCL (Algorithm 1 prints a sum). "released" leaves the released
+code's data preparation to the config (learning rate 0.1, crops, flips, equal client sizes). Its ramp
+counts rounds from 1; knowledge starts empty, where that code reads uninitialized memory.
 """
 
 from collections.abc import Mapping
@@ -147,7 +154,7 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client sees of the server."""
+    """The broadcast."""
 
     net: Net
     knowledge: Array
@@ -251,7 +258,7 @@ def fedskc(
 
     Args:
       task: network and population.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       epochs: E.
       batch: B.
       variant: "default", "printed" or "released".

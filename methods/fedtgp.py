@@ -1,29 +1,30 @@
-"""FedTGP: FedProto with prototypes that the server learns, apart from each other by a margin that adapts.
+"""FedTGP: FedProto with prototypes that the server trains, with an adaptive margin between classes.
 
-In plain words: FedProto whose prototypes the server trains, so that those of different classes keep a margin between them.
+In plain words: FedProto whose prototypes the server trains, so that those of different classes keep a
+margin between them.
 Sent to clients: class prototypes.
 
-Zhang, Liu, Hua, Cao. FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
-Heterogeneity in Federated Learning. AAAI 2024. https://arxiv.org/abs/2401.03230
+Zhang, Liu, Hua, Cao. FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning
+for Data and Model Heterogeneity in Federated Learning. AAAI 2024. https://arxiv.org/abs/2401.03230
 
   paper         here                      meaning
   P_i^c         collected                 client i's mean feature of class c, after training
   P^c_breve     "embedding"               trainable vector of class c
-  F, P^c_hat    generator, prototypes     F makes the prototype of its vector: linear, ReLU, linear, all of D features
-  delta(t)      margin(...)               largest distance of a class's centre to the nearest other one, at most tau
+  F, P^c_hat    generator, prototypes     F maps the vector to the prototype: linear, ReLU, linear, width D
+  delta(t)      adaptive_margin(...)      largest distance of a class center to its nearest, at most tau
   tau           margin
   S, lambda     server_epochs, lam
 
-  L_P = -log e^-(|P_i^c - P^c_hat| + delta) / (e^-(|P_i^c - P^c_hat| + delta) + sum over c' != c of e^-|P_i^c - P^c'_hat|)
+  L_P = -log e^-(|P_i^c - P^c_hat| + delta)
+            / (e^-(|P_i^c - P^c_hat| + delta) + sum over c' != c of e^-|P_i^c - P^c'_hat|)
 
-Clients are FedProto's; models may differ but for D. Scores likewise: "personal" by the client's own classifier, "nearest" by the
-closest prototype, as the authors predict.
+Clients and predictors are FedProto's; models may differ in all but D.
 
-A newcomer cannot be served, since networks never travel: it would train one alone.
+Unseen clients are not supported, since networks are never sent.
 
-Departures: those of the authors' code: a class's centre is the plain mean over its owners, and delta looks at nearest centres,
-where the paper, as we read it, takes the farthest. A client's means are taken after its training; the code takes them of the model
-before it.
+Departures: as in the authors' code, a class center is the plain mean over the clients that have the class,
+and delta uses nearest centers, where the paper, as we read it, uses the farthest. A client's means are
+computed after its training; the code uses the model before it.
 """
 
 from typing import NamedTuple
@@ -34,12 +35,12 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.nn.projection_head import layer, linear
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task, common_width
 from fedjax_core.training import aggregators, local_training, losses
 from methods.fedproto import Prototypes, fedproto, nothing_known
 
-_STREAM = 0x746770  # of the generator's initialisation
+_STREAM = 0x746770  # of the generator's initialization
 
 
 class Server(NamedTuple):
@@ -78,11 +79,11 @@ def fedtgp(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    lam: float = 10.0,
+    lam: NonNegative = 10.0,
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
-    margin: float = 100.0,
-    server_lr: float = 0.01,
+    margin: NonNegative = 100.0,
+    server_lr: Positive = 0.01,
     server_epochs: AtLeastZero = 100,
     server_batch: AtLeastOne = 10,
 ) -> Algorithm:
@@ -90,7 +91,7 @@ def fedtgp(
 
     Args:
       task: network and population; groups may differ in architecture, but not in the number of features.
-      optimizer: local optimiser, its state made anew every round.
+      optimizer: local optimizer, whose state starts anew every round.
       lam: weight of the pull to the prototypes; 0 is local training.
       epochs: local epochs.
       batch: B.
@@ -105,10 +106,7 @@ def fedtgp(
     Raises:
       ValueError: the numbers of features differ, or an argument is out of range.
     """
-    if not margin >= 0:
-        raise ValueError(f"margin={margin} must not be negative")
-    if not server_lr > 0:
-        raise ValueError(f"server_lr={server_lr} must be positive")
+    check_each(fedtgp, lam=lam, margin=margin, server_lr=server_lr)
     classes, d = task.classes, common_width(task, "fedtgp")
     learn = lambda loss: local_training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
 
@@ -134,5 +132,5 @@ def fedtgp(
         server_update=server_update,
         collect=aggregators.stack,
         broadcast=lambda server, client_id: server.prototypes,
-        newcomer="FedTGP's networks never travel, so an unseen client would train one alone",
+        newcomer="FedTGP's networks are never sent, so an unseen client would have to train one alone",
     )

@@ -1,25 +1,28 @@
-"""PerAda: personal adapters are pulled towards an averaged one, into which the server may distil what all clients know.
+"""PerAda: personal adapters are pulled to an averaged one, into which the server may distil all clients'.
 
-In plain words: Personal adapters are held near the averaged adapter. The server may also distil what the clients' adapters know
-together into one, on unlabelled data.
+In plain words: Personal adapters are held near the averaged adapter. The server may also distil what the
+clients' adapters know together into one, on unlabeled data.
 Sent to clients: adapter.
 
-Xie, Huang, Chu, Xu, Xiao, Li, Anandkumar. PerAda: Parameter-Efficient Federated Learning Personalization with Generalization
-Guarantees. CVPR 2024. https://arxiv.org/abs/2302.06637
+Xie, Huang, Chu, Xu, Xiao, Li, Anandkumar. PerAda: Parameter-Efficient Federated Learning Personalization
+with Generalization Guarantees. CVPR 2024. https://arxiv.org/abs/2302.06637
 
   paper     here          meaning
-  w         server.net    server's adapter (whatever a network trains), FedAvg's
-  v_i       v_i           client i's personal adapter, which never travels
-  lambda    lam           of lam |v_i - w|^2 in the personal loss, w as received: without a half, as in the authors' code
-  T, tau    distil        the mean of all clients' logits on unlabelled examples (`task.public`) teaches w, after it was averaged
+  w         server.net    server's adapter (whatever a network trains), as in FedAvg
+  v_i       v_i           client i's personal adapter, never sent
+  lambda    lam           of lam |v_i - w|^2 in the personal loss, w as received; no 1/2, as in the authors' code
+  T, tau    distil        after averaging, w is taught by the clients' mean logits on unlabeled examples
+                          (`task.public`)
 
-Without distillation it is Ditto with lambda = 2 lam. `variant`: "default", the paper; "released", FedOA's code for it, whose
-regulariser has no gradient: the personal adapters are trained alone from the second round on, each from a draw of its own.
+Without distillation it is Ditto with lambda = 2 lam. `variant`: "default", the paper; "released", FedOA's
+code for it, whose regularizer has no gradient: personal adapters train alone from the second round on,
+each from its own draw.
 
-A newcomer gets a personal adapter that begins as the averaged one, after a local training of it.
+Unseen clients start a personal adapter from the averaged one, after local training of it.
 
-Departures: distillation has a fixed number of epochs, for there is no labelled set at the server that could stop it early. The
-teacher is made at the server, of every client's trained w_i, so that nothing but deltas travels.
+Departures: distillation has a fixed number of epochs, since the server has no labeled set for early
+stopping. The teacher is computed at the server from every client's trained w_i, so that only deltas are
+sent.
 """
 
 from collections.abc import Mapping
@@ -76,7 +79,7 @@ def perada(
 
     Args:
       task: network and population; what its `Net` has is the adapter; with distillation also the public examples.
-      optimizer: local optimiser of both adapters, its state made anew every round.
+      optimizer: local optimizer of both adapters, whose state starts anew every round.
       lam: lambda; 0 makes the personal adapters Local's.
       epochs: local epochs of either adapter.
       batch: B.

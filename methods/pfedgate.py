@@ -1,7 +1,7 @@
-"""pFedGate: a small gate of the client's own weighs the blocks of the shared network, and drops the least of them.
+"""pFedGate: a personal gate weights the blocks of the shared network, and drops the least important.
 
-In plain words: Each client learns a small gate that, for each batch, weighs the blocks of a shared network and leaves some of
-them out.
+In plain words: Each client learns a small gate that, for each batch, weights the blocks of a shared
+network and leaves some of them out.
 Sent to clients: model.
 
 Chen, Yao, Gao, Ding, Li. Efficient Personalized Federated Learning via Sparse Model-Adaptation. ICML 2023.
@@ -9,22 +9,24 @@ https://arxiv.org/abs/2305.02776
 
   paper       here         meaning
   theta_g     theta        the shared network, the server's
-  phi_i       gate         gating layer of client i, which never travels: inputs [B, D_in] -> a [B, L], one number per block
-  B           blocks       blocks that a tensor is cut into; L in all
-  s_i         sparsity     share of the parameters that the client can afford
-  M_i         mask         what the blocks are multiplied by:   M_l = t_l k_l,   theta_i = theta_g * M_i
-  s, t        score        mean over the batch of sigmoid(a): importance of a block, and its weight
-  k_l         keep         1 for the blocks that are kept: the first of every tensor, then by importance while they fit
+  phi_i       gate         gating layer of client i, never sent: inputs [B, D_in] -> a [B, L], a number per block
+  B           blocks       blocks per tensor; L in all
+  s_i         sparsity     fraction of the parameters that the client can afford
+  M_i         mask         factors of the blocks:   M_l = t_l k_l,   theta_i = theta_g * M_i
+  s, t        score        mean over the batch of sigmoid(a): a block's importance, and its weight
+  k_l         keep         1 for the kept blocks: the first of every tensor, then by importance while they fit
 
-The gate normalises its inputs and outputs over the batch. Dense layers and all others have budgets of their own. k has no gradient;
-that of the importance goes straight through. Gate and network move together, each gradient clipped to norm `clip`.
+The gate normalizes its inputs and outputs over the batch. Dense layers and all others have separate
+budgets. k has no gradient, and the importance a straight-through one. Gate and network train together,
+each with gradients clipped to norm `clip`.
 
-A newcomer gets the shared network behind a gate of its own, after a local training of the gate.
+Unseen clients start a gate of their own, after local training of it.
 
-Departures: batch normalisation before the gate, not the switchable one; one head gives importance and weight, as in the authors'
-code; no diversity term, whose weight is 0 there. A client's model is fixed by the gate's mean over its training rows, in evaluation
-mode, not anew by every test batch: a score does not depend on how test rows are batched. A client without rows has a half in place
-of that mean. Where training augments, the gate reads a batch as it is. The mean is taken over the cohort.
+Departures: batch normalization before the gate, not the switchable one; one head gives importance and
+weight, as in the authors' code; no diversity term, whose weight is 0 there. A client's model is fixed by
+the gate's mean over its training examples, in evaluation mode, not by each test batch, so a score does not
+depend on the batching. For a client without examples that mean is 1/2. The gate reads inputs before
+augmentation. The mean is over the cohort.
 """
 
 from typing import NamedTuple
@@ -57,7 +59,7 @@ def pfedgate(
 
     Args:
       task: networks and population; its `shape` must be told.
-      optimizer: local optimiser of gate and network, its state made anew every round.
+      optimizer: local optimizer of gate and network, whose state starts anew every round.
       sparsity: s, in (0, 1]; 1 keeps all blocks.
       blocks: at most so many per tensor.
       clip: largest norm of the network's gradient, and of the gate's.
@@ -137,7 +139,7 @@ def pfedgate(
 
 
 class Gate(nnx.Module):
-    """Batch normalisation (by channel, or of a vector by entry), a linear layer to the blocks, batch normalisation."""
+    """Batch normalization (by channel, or of a vector by entry), a linear layer to the blocks, batch normalization."""
 
     def __init__(self, shape: tuple[int, ...], blocks: int, *, rngs: nnx.Rngs):
         self.first, self.last = BatchNorm(shape[-1]), BatchNorm(blocks)

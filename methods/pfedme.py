@@ -1,32 +1,34 @@
-"""pFedMe: clients solve a problem that is held near the server's model, and move that model towards their solutions.
+"""pFedMe: clients solve a regularized problem near the server's model, and move it towards their solutions.
 
-In plain words: Each client solves for a personal model near its copy of the server's, and moves the copy towards the solution.
-The copies are averaged.
+In plain words: Each client solves for a personal model near its copy of the server's, and moves the copy
+towards the solution. The copies are averaged.
 Sent to clients: model or adapter.
 
-T. Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. https://arxiv.org/abs/2006.08848
-On adapters: Yang et al. Federated Adapter on Foundation Models. 2025, appendix C.2. https://arxiv.org/abs/2505.01075
+T. Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020.
+https://arxiv.org/abs/2006.08848
+On adapters: Yang et al. Federated Adapter on Foundation Models. 2025, appendix C.2.
+https://arxiv.org/abs/2505.01075
 
   paper       here             meaning
   w           server.net       server model (whatever a network trains, such as an adapter)
-  w_i         w_i              local model, w at the beginning of a round
-  theta_i     theta            personal model: (nearly) the minimum of CE on a minibatch + lambda / 2 |theta - w_i|^2
-  lambda      lam              pull of theta towards w_i, and of w_i towards theta
-  K           inner_steps      steps of `optimizer` (eta_p) on each minibatch that make theta
+  w_i         w_i              local model, w at the start of a round
+  theta_i     theta            personal model: approximate minimum of CE on a minibatch + lambda / 2 |theta - w_i|^2
+  lambda      lam              pull of theta to w_i, and of w_i to theta
+  K           inner_steps      steps of `optimizer` (eta_p) on each minibatch for theta
   eta         outer_lr         w_i <- w_i - eta lambda (w_i - theta), after each minibatch
-  R           epochs           passes over the local data; R is the number of minibatches in them
+  R           epochs           passes over the local data; R is the number of their minibatches
   beta        beta             w <- (1 - beta) w + beta mean of w_i
 
-Plain steps need eta_p lambda < 2 and eta lambda <= 1. `variant`: "default", the paper; "released", FedOA's code for it: the first
-round is FedIT's; then theta is a personal model that persists and is trained alone by `epochs` of `optimizer`, from a draw of the
-client's own, and w_i makes a single step, w - 2 eta lambda (w - theta).
+Plain steps need eta_p lambda < 2 and eta lambda <= 1. `variant`: "default", the paper; "released", FedOA's
+code for it: the first round is FedIT's; then theta is a persistent personal model, trained alone for
+`epochs` of `optimizer` from the client's own draw, and w_i takes a single step, w - 2 eta lambda (w - theta).
 
-A newcomer gets theta of its own: a local training around the server's model.
+Unseen clients solve for a theta of their own: local training around the server's model.
 
-Departures: in a round theta and the inner optimiser's state go on from minibatch to minibatch (warm=False: theta starts at w_i).
-The paper's code adds a weight decay of 0.001 to inner steps; here it is the optimiser's. theta is what a client is scored with, as
-the paper has it (its code scores w_i). Only sampled clients train. Batch statistics are those that theta met; with beta
-above 1 the server's go no further than their mean.
+Departures: within a round, theta and the inner optimizer's state continue from minibatch to minibatch
+(warm=False: theta starts at w_i). The paper's code adds weight decay 0.001 to inner steps, here an option
+of the optimizer. Clients are evaluated with theta, as in the paper (its code evaluates w_i). Only sampled
+clients train. Batch statistics are theta's; with beta above 1 the server's move no further than their mean.
 """
 
 from typing import NamedTuple
@@ -54,7 +56,7 @@ class Carried(NamedTuple):
     Attributes:
       stats: batch statistics.
       theta: like the params.
-      state: of the inner optimiser.
+      state: of the inner optimizer.
       done: [] inner steps so far.
     """
 
@@ -83,7 +85,7 @@ def pfedme(
 
     Args:
       task: network and population.
-      optimizer: of the inner steps, its state made anew every round.
+      optimizer: of the inner steps, whose state starts anew every round.
       lam: lambda; 0 leaves the server's model as it is.
       inner_steps: K.
       outer_lr: eta.

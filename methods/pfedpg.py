@@ -1,30 +1,30 @@
-"""pFedPG: the server generates prompts for each client, and learns how from where the clients move them.
+"""pFedPG: the server generates prompts for each client, and learns from how clients change them.
 
-In plain words: The server keeps a generator that makes prompts for each client over a frozen network. A client's trained prompts
-tell the generator in which direction to move.
+In plain words: The server keeps a generator that makes prompts for each client over a frozen network. A
+client's trained prompts tell the generator in which direction to move.
 Sent to clients: prompts of the client.
 
-Yang, Wang, Wang. Efficient Model Personalization in Federated Learning via Client-Specific Prompt Generation. ICCV 2023.
-https://arxiv.org/abs/2308.15367
+Yang, Wang, Wang. Efficient Model Personalization in Federated Learning via Client-Specific Prompt
+Generation. ICCV 2023. https://arxiv.org/abs/2308.15367
 
-  paper      here           meaning
-  P_b        "basis"        prompt basis, [n, D]
-  d_i        "clients"      descriptor of client i, a row of [N, D]
-  G          prompts_of     P_i = P_b + attention of d_i over P_b (H heads), through a linear map
-  P_i        sent           prompts of client i, [n, D], which stand once, after the class token
-  h_i        mine           client i's head, which never travels
+  paper      here                    meaning
+  P_b        "basis"                 prompt basis, [n, D]
+  d_i        "clients"               descriptor of client i, a row of [N, D]
+  G          generate_prompts(...)   P_i = P_b + attention of d_i over P_b (H heads), through a linear map
+  P_i        sent                    prompts of client i, [n, D], inserted once, after the class token
+  h_i        mine                    client i's head, never sent
   alpha      server_lr
 
-  G <- G - alpha sum_i (dP_i/dG)^T (P_i - P~_i),   P~_i what client i made of P_i
+  G <- G - alpha sum_i (dP_i/dG)^T (P_i - P~_i),   P~_i the prompts as trained by client i
 
-A client trains its prompts and its head, and sends the prompts' delta. All else of its network stays as it was initialised or
-loaded. Right after local training it predicts by P~_i, later by the prompts that are newly generated for it.
+A client trains its prompts and its head, and sends the prompts' delta. The rest of its network stays as
+initialized or loaded. Right after local training it predicts with P~_i, later with newly generated prompts.
 
-A newcomer cannot be served, since the server has no descriptor of it to generate prompts from.
+Unseen clients are not supported: the server has no descriptor to generate their prompts from.
 
-Departures: none known; there is no official code. Sizes are those that FedHPL's parameter counts tell: eight heads of 64, one
-descriptor a client (so that all of its prompts are shifted alike), no biases but the last. The basis starts as the network's own
-prompts, the descriptors from N(0, 1).
+Departures: none known; there is no official code. Sizes follow FedHPL's parameter counts: eight heads of
+64, one descriptor per client (so all of its prompts are shifted alike), no biases but the last. The basis
+starts as the network's own prompts, descriptors from N(0, 1).
 """
 
 import jax
@@ -33,11 +33,11 @@ import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, PyTree
 from fedjax_core.nn.projection_head import layer, linear
-from fedjax_core.option_types import AtLeastOne, AtLeastZero
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
-_STREAM = 0x7067  # of the generator's initialisation
+_STREAM = 0x7067  # of the generator's initialization
 
 
 def generator(key: Array, basis: Array, clients: int, inner: int) -> PyTree:
@@ -63,9 +63,9 @@ def pfedpg(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    heads: int = 8,
-    inner: int = 512,
-    server_lr: float = 1e-3,
+    heads: AtLeastOne = 8,
+    inner: AtLeastOne = 512,
+    server_lr: NonNegative = 1e-3,
     epochs: AtLeastZero = 5,
     batch: AtLeastOne = 64,
 ) -> Algorithm:
@@ -73,7 +73,7 @@ def pfedpg(
 
     Args:
       task: population, and a network whose `params` have "prompts" [n, D]; all of it but these and the head stays fixed.
-      optimizer: local optimiser of prompts and head, its state made anew every round.
+      optimizer: local optimizer of prompts and head, whose state starts anew every round.
       heads: H.
       inner: I, divided among the heads.
       server_lr: alpha, by plain gradient steps; 0: the generator stays.
@@ -91,10 +91,9 @@ def pfedpg(
     found = jax.tree.map(lambda leaf: leaf.shape, params.get("prompts"))
     if not (isinstance(found, tuple) and len(found) == 2):
         raise ValueError(f"params['prompts'] of {model.name} is {found}; pfedpg needs prompts [n, D]: vit(prompts=10, deep=False)")
-    if heads < 1 or inner < 1 or inner % heads:
-        raise ValueError(f"heads={heads} must divide inner={inner}, and both be at least 1")
-    if not server_lr >= 0:
-        raise ValueError(f"server_lr={server_lr} must not be negative")
+    check_each(pfedpg, heads=heads, inner=inner, server_lr=server_lr)
+    if inner % heads:
+        raise ValueError(f"heads={heads} must divide inner={inner}")
     loss, trained = local_training.supervised(task), local_training.under("prompts", "head")
     train = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trained)
 

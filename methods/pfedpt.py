@@ -1,27 +1,29 @@
-"""pFedPT: every client adds a learnt frame of its own to its images; the network that sees them is shared.
+"""pFedPT: every client learns a frame of pixels around its images; the network that sees them is shared.
 
-In plain words: Each client learns a frame of pixels around its images, which tells the shared network whose data it sees.
+In plain words: Each client learns a frame of pixels around its images, which tells the shared network
+whose data it sees.
 Sent to clients: model.
 
-Li, Wu, Sun, Shen, Wu, Tao. Visual Prompt Based Personalized Federated Learning. TMLR 2024. https://arxiv.org/abs/2303.08678
+Li, Wu, Sun, Shen, Wu, Tao. Visual Prompt Based Personalized Federated Learning. TMLR 2024.
+https://arxiv.org/abs/2303.08678
 
   paper     here         meaning
   w         w            network, the server's
-  delta_i   p_i          prompt of client i, which never travels: a number per pixel and channel of a frame `pad` pixels wide
-  x + p     prompted     added to the pixels, not in place of them
+  delta_i   p_i          prompt of client i, never sent: a number per pixel and channel of a frame of width `pad`
+  x + p     prompted     the prompt is added to the pixels, it does not replace them
 
-A round: first the prompt learns for `prompt_epochs` with the network frozen, then the network for `epochs` with the prompt frozen.
+In a round the prompt first trains for `prompt_epochs` with the network frozen, then the network for
+`epochs` with the prompt frozen.
 
-Prompts are in the units of the authors' code, where images are (x - 0.5) / 0.5 with x in [0, 1]: half of p is added to x, then the
-network normalises as ever. They start from N(0, 1), drawn by each client, which is a strong frame.
+Prompts are in the units of the authors' code, where images are (x - 0.5) / 0.5 with x in [0, 1]: p / 2 is
+added to x before the network normalizes it. They are drawn by each client from N(0, 1), which is a strong
+frame. The frame is added after augmentation.
 
-Augmentation is of the image: the frame is added to what comes out of it.
+Unseen clients start a prompt of their own, after local training.
 
-A newcomer gets the shared network with a prompt of its own, after a local training.
-
-Departures: batch statistics move in both phases. The prompt's momentum starts anew in every round, as all local optimisers do
-here; the authors' code keeps it from round to round. Inputs without channels (vectors) have a frame too, their first and last
-entries.
+Departures: batch statistics move in both phases. The prompt's momentum starts anew in every round, as for
+all local optimizers here; the authors' code keeps it. For inputs without channels (vectors) the frame is
+their first and last entries.
 """
 
 import jax
@@ -54,7 +56,7 @@ def pfedpt(
 
     Args:
       task: network and population; its `shape` must be told.
-      optimizer: local optimiser of the network, its state made anew every round.
+      optimizer: local optimizer of the network, whose state starts anew every round.
       pad: width of the frame; 0 is FedAvg.
       prompt_epochs: of the first phase.
       prompt_lr: learning rate of the prompt, by plain SGD.

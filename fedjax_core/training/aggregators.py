@@ -209,7 +209,7 @@ def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[A
       ValueError: neighbours is negative.
     """
     if neighbours < 0:
-        raise ValueError(f"neighbours={neighbours} must not be negative")
+        raise ValueError(f"neighbours={neighbours} must be at least 0")
     values = jnp.where(held[..., None], values, 0)
 
     def of_class(c, holds):  # [C, D], [C]

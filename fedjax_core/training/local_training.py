@@ -196,7 +196,7 @@ def fit(
         slots = jnp.arange(-(-capacity // b) * b)
         index = jnp.pad(data.index, (0, len(slots) - capacity))
 
-        def epoch_inputs(trained, stats, e):
+        def compute_inputs(trained, stats, e):
             return () if each_epoch is None else (each_epoch(Net(join(trained, frozen), stats), data, e),)
 
         def gradient(trained, stats, minibatch, key, *inputs):
@@ -230,11 +230,11 @@ def fit(
             order_key, step_key = jax.random.split(jax.random.fold_in(key, e))
             order = shuffle(order_key) if data.draw is None else order_key
             trained, stats, *_ = carry
-            inputs = epoch_inputs(trained, stats, e)
+            inputs = compute_inputs(trained, stats, e)
             return batches(steps(data, batch), b, lambda i, carry: step(i, carry, e, order, step_key, inputs), carry)
 
         first = jax.eval_shape(minibatch, slots if data.draw is None else key, 0)
-        inputs = jax.eval_shape(epoch_inputs, trained, net.stats, 0)
+        inputs = jax.eval_shape(compute_inputs, trained, net.stats, 0)
         aux = jax.eval_shape(gradient, trained, net.stats, first, key, *inputs)[1]
         sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), aux.sums)
         carry = trained, net.stats, optimizer.init(trained), sums

@@ -278,8 +278,8 @@ class FedGenTest(chex.TestCase):
 
     @parameterized.parameters(
         (dict(variant="released"), "unknown variant 'released'; allowed: mixed, official"),
-        (dict(alpha=-1.0), "alpha=-1.0 must not be negative"),
-        (dict(generator_steps=-1), "generator_steps=-1 must not be negative"),
+        (dict(alpha=-1.0), "alpha=-1.0 must be at least 0"),
+        (dict(generator_steps=-1), "generator_steps=-1 must be at least 0"),
         (dict(noise=0), "noise=0 must be at least 1"),
         (dict(generator_batch=0), "generator_batch=0 must be at least 1"),
     )

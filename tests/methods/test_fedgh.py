@@ -133,7 +133,7 @@ class FedGHTest(chex.TestCase):
             simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
     @parameterized.parameters(
-        (dict(server_lr=-0.1), "server_lr=-0.1 must not be negative"),
+        (dict(server_lr=-0.1), "server_lr=-0.1 must be at least 0"),
         (dict(projection=0), "projection=0 must be at least 1"),
     )
     def test_bad_arguments(self, arguments, message):

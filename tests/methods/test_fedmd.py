@@ -174,10 +174,10 @@ class FedMDTest(chex.TestCase):
             self.assertEqual(sum(leaf.size for leaf in jax.tree.leaves(out.uplink)), number * 50)
 
     @parameterized.parameters(
-        (dict(align=0), "align=0 must lie between 1 and the 7 public examples"),
-        (dict(align=8), "align=8 must lie"),
+        (dict(align=0), "align=0 must be between 1 and the 7 public examples"),
+        (dict(align=8), "align=8 must be"),
         (dict(digest_batch=0), "digest_batch=0 must be at least 1"),
-        (dict(public_epochs=-1), "public_epochs=-1 must not be negative"),
+        (dict(public_epochs=-1), "public_epochs=-1 must be at least 0"),
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

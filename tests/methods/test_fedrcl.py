@@ -138,8 +138,8 @@ class FedRCLTest(chex.TestCase):
     @parameterized.parameters(
         (dict(tau=0.0), "tau=0.0 must be positive"),
         (dict(lam=-1.5), "lam=-1.5 must be at least -1"),
-        (dict(contrast=-1.0), "contrast=-1.0 must not be negative"),
-        (dict(beta=float("nan")), "beta=nan must not be negative"),
+        (dict(contrast=-1.0), "contrast=-1.0 must be at least 0"),
+        (dict(beta=float("nan")), "beta=nan must be a finite number, at least 0"),
     )
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):

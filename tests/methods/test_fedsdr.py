@@ -77,7 +77,7 @@ class FedSDRTest(chex.TestCase):
         chex.assert_trees_all_equal(jax.device_get(state.clients[0]), begin)
 
     @parameterized.parameters(
-        (dict(lam=-1.0), "lam=-1.0 must not be negative"), (dict(variant="printed"), "unknown variant 'printed'; allowed: default")
+        (dict(lam=-1.0), "lam=-1.0 must be at least 0"), (dict(variant="printed"), "unknown variant 'printed'; allowed: default")
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

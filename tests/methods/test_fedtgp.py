@@ -162,8 +162,8 @@ class FedTGPTest(chex.TestCase):
             simulator.Simulation(toy.groups(make, mixed=True), toy.data(), plan=client_loop.Plan(1, 1))
 
     @parameterized.parameters(
-        (dict(margin=-1.0), "margin=-1.0 must not be negative"),
-        (dict(lam=-1.0), "lam=-1.0 must not be negative"),
+        (dict(margin=-1.0), "margin=-1.0 must be at least 0"),
+        (dict(lam=-1.0), "lam=-1.0 must be at least 0"),
         (dict(server_lr=0.0), "server_lr=0.0 must be positive"),
     )
     def test_bad_arguments(self, arguments, message):

@@ -132,7 +132,7 @@ class MoonTest(chex.TestCase):
         self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 
     @parameterized.parameters(
-        (dict(mu=-1.0), "mu=-1.0 must not be negative"),
+        (dict(mu=-1.0), "mu=-1.0 must be at least 0"),
         (dict(tau=0.0), "tau=0.0 must be positive"),
         (dict(projection=0), "projection=0 must be at least 1"),
     )

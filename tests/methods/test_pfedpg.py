@@ -143,8 +143,8 @@ class PFedPGTest(chex.TestCase):
 
     @parameterized.parameters(
         (dict(heads=3), "heads=3 must divide inner=4"),
-        (dict(heads=0), "heads=0 must divide inner=4, and both be at least 1"),
-        (dict(server_lr=-1.0), "server_lr=-1.0 must not be negative"),
+        (dict(heads=0), "heads=0 must be at least 1"),
+        (dict(server_lr=-1.0), "server_lr=-1.0 must be at least 0"),
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

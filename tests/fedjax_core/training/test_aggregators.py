@@ -383,7 +383,7 @@ class KnowledgeTest(chex.TestCase):
         (lambda: aggregators.period_review(3, ddof=2), "ddof=2 is not 0 or 1"),
         (
             lambda: aggregators.merge_neighbours(jnp.ones((1, 1, 1)), jnp.ones((1, 1), bool), -1),
-            "neighbours=-1 must not be negative",
+            "neighbours=-1 must be at least 0",
         ),
     )
     def test_bad_settings(self, make, message):
