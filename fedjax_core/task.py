@@ -32,9 +32,9 @@ class Model(NamedTuple):
       whole: net -> the Net of the whole network, with its frozen entries (`part_of`).
       model_axes: the axis of each array that is sharded where several devices hold a network together
         (`plan.model`); see `axis_of`.
-      behind: for a network with augmentation, (the network without it, (inputs, key, train) -> augmented
+      unaugmented: for a network with augmentation, (the network without it, (inputs, key, train) -> augmented
         inputs), for a method that changes augmented inputs; else None.
-      episodic: whether logits are of the classes of an episode (`training/few_shot.py`), not of all K.
+      is_episodic: whether logits are of the classes of an episode (`training/few_shot.py`), not of all K.
       vocabulary: V, the number of token ids that the network embeds; None: it embeds none, or does not
         declare it. `check_tokens` raises for other ids.
     """
@@ -46,8 +46,8 @@ class Model(NamedTuple):
     name: str = "model"
     whole: Callable[[Net], Net] = lambda net: net
     model_axes: Axes = ()
-    behind: tuple["Model", Callable[..., Array]] | None = None
-    episodic: bool = False
+    unaugmented: tuple["Model", Callable[..., Array]] | None = None
+    is_episodic: bool = False
     vocabulary: int | None = None
 
 
@@ -88,7 +88,7 @@ def axis_of(path: str, axes: Axes) -> int | None:
     return max(matches)[1] if matches else None
 
 
-def width(model: Model) -> int:
+def feature_size(model: Model) -> int:
     """Returns D, the number of a model's features: the inputs of its head."""
     return jax.eval_shape(model.init, jax.random.key(0)).params["head"]["kernel"].shape[0]
 
@@ -116,7 +116,7 @@ class Peers:
         return jax.eval_shape(self.model.init, jax.random.key(0))
 
     @property
-    def width(self) -> int:
+    def feature_size(self) -> int:
         """D, the number of the network's features."""
         return self.shapes.params["head"]["kernel"].shape[0]
 
@@ -135,7 +135,7 @@ class Task:
       frozen: arrays that all clients share and none trains, such as a pre-trained backbone; `()` if none.
       public: Examples that all clients share (FedMD's public set); `()` if none.
       shape: of one example's x; None if unknown (few methods need it).
-      round: index of the current round, from 0; a traced scalar inside a round.
+      round_num: index of the current round, from 0; a traced scalar inside a round.
       lane: index of the run among those that share a program, a traced scalar
         (`engine/vmapped_runs.py`); `()` for a single run.
       groups: all clients by architecture, in the engine's order; empty outside of a simulation.
@@ -143,7 +143,7 @@ class Task:
       scores: further metrics by name: (outputs, x, y, mask [B]) -> (sum, weight), or an object with
         `finalize` (`training/scores.py`).
       loss: (logits [B, K], y [B], mask [B]) -> mean over the examples in `mask`, used in every method's
-        loss; None: the default of the targets, cross-entropy for classes (`local_training.of_labels`).
+        loss; None: the default of the targets, cross-entropy for classes (`local_training.label_loss`).
         The metric "loss" is always the default.
     """
 
@@ -153,7 +153,7 @@ class Task:
     frozen: PyTree = ()
     public: PyTree = ()
     shape: tuple[int, ...] | None = None
-    round: Array | int = 0
+    round_num: Array | int = 0
     lane: Array | tuple[()] = ()
     groups: tuple[Peers, ...] = ()
     group: int = 0
@@ -171,11 +171,11 @@ class Task:
         return self.groups or (Peers(lambda: self.model, np.arange(self.population)),)
 
     @property
-    def widths(self) -> np.ndarray:
+    def feature_sizes(self) -> np.ndarray:
         """[N], each client's number of features."""
         widths = np.zeros(self.population, np.int32)
         for peers in self.peers:
-            widths[np.asarray(peers.clients)] = peers.width
+            widths[np.asarray(peers.clients)] = peers.feature_size
         return widths
 
     @property
@@ -183,9 +183,9 @@ class Task:
         """(frozen, public), which `bind` takes."""
         return self.frozen, self.public
 
-    def bind(self, held: tuple[PyTree, PyTree], round: Array | int, lane: Array | tuple[()] = ()) -> "Task":  # noqa: A002
+    def bind(self, held: tuple[PyTree, PyTree], round_num: Array | int, lane: Array | tuple[()] = ()) -> "Task":
         """Returns the task with other (traced) arrays, round and lane."""
-        return dataclasses.replace(self, frozen=held[0], public=held[1], round=round, lane=lane)
+        return dataclasses.replace(self, frozen=held[0], public=held[1], round_num=round_num, lane=lane)
 
     def wrapped(self, wrap: Callable[[Model], Model]) -> "Task":
         """Returns the task with a wrapped network, such as one whose inputs are augmented."""
@@ -193,28 +193,28 @@ class Task:
         return dataclasses.replace(self, network=lambda frozen: wrap(inner(frozen)))
 
 
-def needs_logits(task: Task, method: str) -> None:
+def require_class_logits(task: Task, method: str) -> None:
     """Raises ValueError for a network whose logits are not of all K classes, where a method averages logits."""
-    if task.model.episodic:
+    if task.model.is_episodic:
         raise ValueError(
             f"{method} exchanges mean logits of classes, which a prototypical network does not have; with episodes use a "
             "method, or an option of it, that exchanges features"
         )
 
 
-def common_width(task: Task, method: str) -> int:
+def require_common_feature_size(task: Task, method: str) -> int:
     """Returns D, for a method whose clients exchange features.
 
     Raises:
       ValueError: the networks differ in D.
     """
-    if len({peers.width for peers in task.peers}) > 1:
-        listed = ", ".join(sorted({f"{peers.model.name} has {peers.width}" for peers in task.peers}))
+    if len({peers.feature_size for peers in task.peers}) > 1:
+        listed = ", ".join(sorted({f"{peers.model.name} has {peers.feature_size}" for peers in task.peers}))
         raise ValueError(
             f"models differ in their number of features: {listed}; {method} exchanges features, so all need the same number "
             "(option features=512 of ResNets, widths of others; fedgh can project them)"
         )
-    return width(task.model)
+    return feature_size(task.model)
 
 
 def of_model(model: Model, *, classes: int, population: int, public: PyTree = (), shape: tuple[int, ...] | None = None) -> Task:

@@ -36,7 +36,7 @@ from methods.fedavg import fedavg
 _FRESH = 0x6672  # of personal models that do not begin from the common initialization
 
 
-def beside(
+def with_personal_model(
     task: Task,
     base: Algorithm,
     train: Callable[[Net, Net, ClientData, Array], tuple[Net, dict[str, Pair]]],
@@ -64,7 +64,7 @@ def beside(
         new = lambda: train(w, v_k, data, key)
         if begin:
             kept = lambda: (v_k, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(new)[1]))
-            v_k, more = jax.lax.cond(task.round >= begin, new, kept)
+            v_k, more = jax.lax.cond(task.round_num >= begin, new, kept)
         else:
             v_k, more = new()
         return ClientOutput(v_k, out.uplink, out.metrics | more, local=(out.local[0], v_k))
@@ -109,12 +109,12 @@ def ditto(
       ValueError: lam is negative, or another argument is out of range.
     """
     check_each(ditto, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
-    own = epochs if personal_epochs is None else personal_epochs
-    loss = local_training.supervised(task)
+    v_epochs = epochs if personal_epochs is None else personal_epochs
+    loss = local_training.supervised_loss(task)
 
     def train(w, v_k, data, key):
-        chain = optax.chain(local_training.proximal(lam, w.params), optimizer(task.round))
-        return local_training.fit(loss, chain, epochs=own, batch=batch)(v_k, data, key).net, {}
+        chain = optax.chain(local_training.add_proximal_term(lam, w.params), optimizer(task.round_num))
+        return local_training.fit(loss, chain, epochs=v_epochs, batch=batch)(v_k, data, key).net, {}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
-    return beside(task, base, train)._replace(targets=base.targets)
+    return with_personal_model(task, base, train)._replace(targets=base.targets)

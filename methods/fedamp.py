@@ -79,27 +79,27 @@ def fedamp(
     if attention not in ATTENTION:
         raise ValueError(f"attention={attention!r} is not one of {', '.join(map(repr, ATTENTION))}")
     model = task.model
-    loss = local_training.supervised(task)
+    loss = local_training.supervised_loss(task)
 
     def server_init(key):
         return jax.tree.map(lambda p: jnp.broadcast_to(p, (task.population, *p.shape)), model.init(key).params)
 
     def client_update(u_i, w_i, data, key):
-        chain = optax.chain(local_training.proximal(rho, u_i), optimizer(task.round))
+        chain = optax.chain(local_training.add_proximal_term(rho, u_i), optimizer(task.round_num))
         trained = local_training.fit(loss, chain, epochs=epochs, batch=batch)(w_i, data, key)
         return ClientOutput(trained.net, trained.net.params, trained.sums)
 
     def server_update(clouds, w, cohort, key):
-        there = cohort.examples > 0
-        others = there[:, None] & there[None] & ~jnp.eye(len(there), dtype=bool)
+        active = cohort.examples > 0
+        others = active[:, None] & active[None] & ~jnp.eye(len(active), dtype=bool)
         if attention == "distance":
-            xi = jnp.where(others, alpha * jnp.exp(-distances(w) / sigma) / sigma, 0)
+            xi = jnp.where(others, alpha * jnp.exp(-squared_distances(w) / sigma) / sigma, 0)
         else:
-            near = jnp.where(others, jnp.exp(sigma * (cosines(w) - 1)), 0)
+            near = jnp.where(others, jnp.exp(sigma * (cosine_similarities(w) - 1)), 0)
             xi = (1 - own_weight) * near / jnp.maximum(jnp.sum(near, 1, keepdims=True), aggregators.TINY)
-        own = jnp.where(there, 1 - jnp.sum(xi, 1), 0)
-        said = {"own_weight": (jnp.sum(own), jnp.sum(there, dtype=own.dtype))}
-        return aggregators.write_rows(clouds, cohort, aggregators.mix(w, xi + jnp.diag(own))), said
+        own = jnp.where(active, 1 - jnp.sum(xi, 1), 0)
+        metrics = {"own_weight": (jnp.sum(own), jnp.sum(active, dtype=own.dtype))}
+        return aggregators.scatter_clients(clouds, cohort, aggregators.mix_clients(w, xi + jnp.diag(own))), metrics
 
     return Algorithm(
         server_init,
@@ -114,12 +114,12 @@ def fedamp(
     )
 
 
-def distances(stacked: PyTree) -> Array:
+def squared_distances(stacked: PyTree) -> Array:
     """|w_i - w_j|^2 of stacked parameters [C, ...]: [C, C]."""
     return _from_each(stacked, lambda all_, one: (all_ - one) ** 2)
 
 
-def cosines(stacked: PyTree) -> Array:
+def cosine_similarities(stacked: PyTree) -> Array:
     """cos(w_i, w_j) of stacked parameters [C, ...]: [C, C]."""
     dot = _from_each(stacked, lambda all_, one: all_ * one)
     norm = jnp.sqrt(jnp.maximum(jnp.diag(dot), aggregators.TINY))

@@ -46,7 +46,7 @@ def fedavg(
     epochs: AtLeastZero = 1,
     batch: AtLeastOne = 64,
     weights: str = "samples",
-    loss: local_training.Loss | None = None,
+    loss: local_training.LossFn | None = None,
     review: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """Builds FedAvg (Algorithm 1), and what differs from it by a loss or by a server-side review alone.
@@ -67,10 +67,10 @@ def fedavg(
       ValueError: an argument is out of range.
     """
     model = task.model
-    plain, loss = loss is None, local_training.supervised(task) if loss is None else loss
-    train = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
-    aggregator = aggregators.aggregate(
-        aggregators.mean(aggregators.weights(weights)), review=optax.identity() if review is None else review
+    plain, loss = loss is None, local_training.supervised_loss(task) if loss is None else loss
+    train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)
+    aggregator = aggregators.make_aggregator(
+        aggregators.mean(aggregators.make_weight_fn(weights)), review=optax.identity() if review is None else review
     )
 
     def server_init(key):

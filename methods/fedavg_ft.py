@@ -52,12 +52,12 @@ def fedavg_ft(
     params = None if finetune_part == "all" else jax.eval_shape(task.model.init, jax.random.key(0)).params
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     finetune = local_training.finetune(
-        local_training.supervised(task),
-        optimizer(task.round),
+        local_training.supervised_loss(task),
+        optimizer(task.round_num),
         epochs=finetune_epochs,
         batch=batch,
         rate=finetune_rate,
-        trainable=local_training.part(finetune_part, params),
+        trainable=local_training.part_filter(finetune_part, params),
     )
 
     def personalise(w, client, data, key):

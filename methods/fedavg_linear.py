@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
-from fedjax_core.task import Model, Task, width
+from fedjax_core.task import Model, Task, feature_size
 from fedjax_core.training import local_training
 from methods.fedper import fedper
 
@@ -51,19 +51,19 @@ def fedavg_linear(
     Raises:
       ValueError: an argument is out of range.
     """
-    extended = dataclasses.replace(task, network=lambda frozen: with_linear(task.network(frozen)))
-    made = fedper(extended, optimizer=optimizer, personal=(LAYER,), epochs=epochs, batch=batch, weights=weights)
-    return made._replace(targets=PER_ROW)
+    linear_task = dataclasses.replace(task, network=lambda frozen: add_linear_map(task.network(frozen)))
+    algorithm = fedper(linear_task, optimizer=optimizer, personal=(LAYER,), epochs=epochs, batch=batch, weights=weights)
+    return algorithm._replace(targets=PER_ROW)
 
 
-def with_linear(model: Model) -> Model:
+def add_linear_map(model: Model) -> Model:
     """The model with a linear map, the identity at first, between features and head; its `features` are what leaves the map."""
 
     def without(net: Net) -> Net:
         return net._replace(params={name: p for name, p in net.params.items() if name != LAYER})
 
     def init(key):
-        net, d = model.init(key), width(model)
+        net, d = model.init(key), feature_size(model)
         return net._replace(params=net.params | {LAYER: {"kernel": jnp.eye(d), "bias": jnp.zeros(d)}})
 
     def features(net, x, key=None, train=False, mask=None):
@@ -77,4 +77,4 @@ def with_linear(model: Model) -> Model:
         z, stats = features(net, x, key, train, mask)
         return {"logits": head(net, z), "features": z}, stats
 
-    return model._replace(init=init, apply=apply, features=features, head=head, name=f"{model.name}+linear", behind=None)
+    return model._replace(init=init, apply=apply, features=features, head=head, name=f"{model.name}+linear", unaugmented=None)

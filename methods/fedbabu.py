@@ -56,9 +56,9 @@ def fedbabu(
     Raises:
       ValueError: an argument is out of range.
     """
-    loss, local = local_training.supervised(task), optimizer(task.round)
-    train = local_training.fit(loss, local, epochs=epochs, batch=batch, trainable=local_training.part("body"))
-    part = local_training.part(finetune_part)
+    loss, local = local_training.supervised_loss(task), optimizer(task.round_num)
+    train = local_training.fit(loss, local, epochs=epochs, batch=batch, trainable=local_training.part_filter("body"))
+    part = local_training.part_filter(finetune_part)
     finetune = local_training.finetune(loss, local, epochs=finetune_epochs, batch=batch, rate=finetune_rate, trainable=part)
-    made = fedper(task, optimizer=optimizer, weights=weights, train=train, finetune=finetune)
-    return made._replace(targets=tuple(TARGETS))
+    algorithm = fedper(task, optimizer=optimizer, weights=weights, train=train, finetune=finetune)
+    return algorithm._replace(targets=tuple(TARGETS))

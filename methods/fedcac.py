@@ -83,8 +83,8 @@ def fedcac(
       ValueError: an argument is out of range.
     """
     check_each(fedcac, tau=tau, beta=beta)
-    model, weigh = task.model, jax.vmap(aggregators.weights(weights))
-    train = local_training.fit(local_training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
+    model, weigh = task.model, jax.vmap(aggregators.make_weight_fn(weights))
+    train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def server_init(key):
         params = model.init(key).params
@@ -93,24 +93,24 @@ def fedcac(
         return Server(params, custom, mask)
 
     def broadcast(server, i):
-        mixed = lambda w, custom, mask: jnp.where(unpack(mask[i], w.size).reshape(w.shape), custom[i], w)
+        mixed = lambda w, custom, mask: jnp.where(unpack_bits(mask[i], w.size).reshape(w.shape), custom[i], w)
         return jax.tree.map(mixed, *server)
 
     def client_update(sent, stats, data, key):
         (v, stats), _, sums = train(Net(sent, stats), data, key)
-        mask = jax.tree.map(lambda new, old: jnp.packbits(critical(jnp.abs((new - old) * new), tau).ravel()), v, sent)
+        mask = jax.tree.map(lambda new, old: jnp.packbits(select_critical(jnp.abs((new - old) * new), tau).ravel()), v, sent)
         return ClientOutput(stats, (v, mask), sums, local=(v, stats))
 
     def server_update(server, collected, cohort, key):
         v, mask = collected
-        there = cohort.examples > 0
+        active = cohort.examples > 0
         moved = jax.tree.map(lambda v, w: v - w[None], v, server.shared)
         shared = optax.apply_updates(server.shared, aggregators.weighted_mean(moved, weigh(cohort)))
-        similar = collaborators(overlaps(mask, server.shared, there), there, (task.round + 1) / beta)
+        similar = select_collaborators(compute_overlaps(mask, server.shared, active), active, (task.round_num + 1) / beta)
         w = similar / jnp.maximum(jnp.sum(similar, 1, keepdims=True), 1)
-        rows = aggregators.write_rows((server.custom, server.mask), cohort, (aggregators.mix(v, w), mask))
-        said = {"collaborators": (jnp.sum(similar, dtype=jnp.float32), jnp.sum(there, dtype=jnp.float32))}
-        return Server(shared, *rows), said
+        rows = aggregators.scatter_clients((server.custom, server.mask), cohort, (aggregators.mix_clients(v, w), mask))
+        metrics = {"collaborators": (jnp.sum(similar, dtype=jnp.float32), jnp.sum(active, dtype=jnp.float32))}
+        return Server(shared, *rows), metrics
 
     return Algorithm(
         server_init,
@@ -125,7 +125,7 @@ def fedcac(
     )
 
 
-def critical(sensitivity: Array, tau: float) -> Array:
+def select_critical(sensitivity: Array, tau: float) -> Array:
     """Which entries of one tensor are critical: the floor(tau size) largest, and those that tie with them.
 
     Entries of nearly no sensitivity are not: where fewer than that many exceed 1e-10, those above 1e-20 are critical.
@@ -138,29 +138,29 @@ def critical(sensitivity: Array, tau: float) -> Array:
     return sensitivity >= jnp.where(threshold <= 1e-10, least, threshold)
 
 
-def overlaps(mask: PyTree, like: PyTree, there: Array) -> Array:
+def compute_overlaps(mask: PyTree, params: PyTree, active: Array) -> Array:
     """O_ij of packed masks, leaves [C, bytes]: [C, C]; 0 in the row of a client without critical entries."""
 
     def both(packed, tensor):
-        m = jnp.where(there[:, None], unpack(packed, tensor.size), False).astype(jnp.float32)
+        m = jnp.where(active[:, None], unpack_bits(packed, tensor.size), False).astype(jnp.float32)
         return m @ m.T
 
-    shared = sum(jax.tree.leaves(jax.tree.map(both, mask, like)), np.float32(0))  # |M_i and M_j|; on the diagonal |M_i|
+    shared = sum(jax.tree.leaves(jax.tree.map(both, mask, params)), np.float32(0))  # |M_i and M_j|; on the diagonal |M_i|
     size = jnp.diag(shared)
     overlap = 1 - (size[:, None] + size[None] - 2 * shared) / jnp.maximum(2 * size[:, None], 1)
     return jnp.where(size[:, None] > 0, overlap, 0)
 
 
-def collaborators(overlap: Array, there: Array, progress: Array | float) -> Array:
+def select_collaborators(overlap: Array, active: Array, progress: Array | float) -> Array:
     """C_i as a table of 0 and 1, [C, C]; `progress` is t / beta. Rows and columns of absent clients are zero."""
-    own = jnp.diag(there)
-    others = there[:, None] & there[None] & ~jnp.eye(len(there), dtype=bool)
+    own = jnp.diag(active)
+    others = active[:, None] & active[None] & ~jnp.eye(len(active), dtype=bool)
     largest = jnp.max(jnp.where(others, overlap, -jnp.inf), initial=-jnp.inf)
     average = jnp.minimum(jnp.sum(jnp.where(others, overlap, 0)) / jnp.maximum(jnp.sum(others), 1), largest)
     threshold = average + progress * (largest - average)
     return (own | (others & (overlap >= threshold))).astype(jnp.float32)
 
 
-def unpack(packed: Array, size: int) -> Array:
+def unpack_bits(packed: Array, size: int) -> Array:
     """The inverse of `jnp.packbits`: [..., bytes] -> [..., size] bool."""
     return jnp.unpackbits(packed, axis=-1, count=size).astype(bool)

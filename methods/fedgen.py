@@ -49,9 +49,9 @@ import optax
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
-from fedjax_core.nn.projection_head import layer, linear
+from fedjax_core.nn.projection_head import apply_linear, init_linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
-from fedjax_core.task import Task, common_width
+from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
 _STREAM = 0x67656E  # of the generator's initialization, and of what clients draw for it
@@ -109,10 +109,10 @@ class Sent(NamedTuple):
     labels: Array
 
 
-def initial(key: Array, classes: int, noise: int, hidden: int, features: int) -> Generator:
+def init_generator(key: Array, classes: int, noise: int, hidden: int, features: int) -> Generator:
     """(noise + K + 1) hidden + 2 hidden + (hidden + 1) D numbers."""
     first, out = jax.random.split(key)
-    params = {"hidden": layer(first, noise + classes, hidden), "out": layer(out, hidden, features)}
+    params = {"hidden": init_linear(first, noise + classes, hidden), "out": init_linear(out, hidden, features)}
     params |= {"scale": jnp.ones(hidden), "bias": jnp.zeros(hidden)}
     return Generator(params, {"mean": jnp.zeros(hidden), "var": jnp.ones(hidden)})
 
@@ -129,10 +129,10 @@ def generate(generator: Generator, noise: Array, y: Array, classes: int, train: 
         move = lambda old, new: old + MOMENTUM * (jax.lax.stop_gradient(new) - old)
         stats = {"mean": move(stats["mean"], mean + bias), "var": move(stats["var"], unbiased)}
     slope = params["scale"] * jax.lax.rsqrt(var + EPSILON)
-    return linear(params["out"], jax.nn.relu((h - mean[None]) * slope[None] + params["bias"][None])), stats
+    return apply_linear(params["out"], jax.nn.relu((h - mean[None]) * slope[None] + params["bias"][None])), stats
 
 
-def unlike(noise: Array, z: Array) -> Array:
+def diversity_loss(noise: Array, z: Array) -> Array:
     """The diversity term of noise [B, n] and features [B, D], in (0, 1]: small where unlike noise gives unlike features."""
     noises = jnp.mean((noise[:, None] - noise[None]) ** 2, -1)
     return jnp.exp(-jnp.mean(noises * jnp.mean(jnp.abs(z[:, None] - z[None]), -1)))
@@ -191,97 +191,99 @@ def fedgen(
     recipe = registry.options("fedgen", VARIANTS[registry.choose("variant", variant, VARIANTS)], given)
     check_each(fedgen, noise=noise, hidden=hidden, generator_batch=generator_batch, batch=batch)
     model, classes, mixed = task.model, task.classes, variant == "mixed"
-    d = common_width(task, "fedgen")
-    faded = jnp.float32(recipe.decay) ** task.round
-    rate = recipe.generator_lr * jnp.float32(recipe.generator_decay) ** task.round
-    decayed = optax.add_decayed_weights(recipe.weight_decay)
-    adam = optax.chain(decayed, optax.scale_by_adam(), optax.scale_by_learning_rate(rate))
+    d = require_common_feature_size(task, "fedgen")
+    decayed_weight = jnp.float32(recipe.decay) ** task.round_num
+    rate = recipe.generator_lr * jnp.float32(recipe.generator_decay) ** task.round_num
+    weight_decayed = optax.add_decayed_weights(recipe.weight_decay)
+    adam = optax.chain(weight_decayed, optax.scale_by_adam(), optax.scale_by_learning_rate(rate))
 
-    def parts(net):
+    def split_head(net):
         return net._replace(params={name: p for name, p in net.params.items() if name != "head"}), net.params["head"]
 
-    def whole(body, head):
+    def join_head(body, head):
         return body._replace(params=body.params | {"head": head})
 
-    def heard(head, z):
+    def apply_head(head, z):
         return model.head(Net({"head": head}), z)
 
-    def invented(made, labels, key, number, train):
+    def sample_features(generator, labels, key, number, train):
         """As many labels, their noise and features, and the generator's statistics."""
         drawn, noises = jax.random.split(key)
         y = jax.random.categorical(drawn, jnp.log(labels), shape=(number,))
         eps = jax.random.uniform(noises, (number, noise))
-        return y, eps, *generate(made, eps, y, classes, train)
+        return y, eps, *generate(generator, eps, y, classes, train)
 
     def server_init(key):
-        body, head = parts(model.init(key))
-        made = initial(jax.random.fold_in(key, _STREAM), classes, noise, hidden, d)
-        return Server(() if mixed else body, head, made, adam.init(made.params), jnp.zeros(classes))
+        body, head = split_head(model.init(key))
+        generator = init_generator(jax.random.fold_in(key, _STREAM), classes, noise, hidden, d)
+        return Server(() if mixed else body, head, generator, adam.init(generator.params), jnp.zeros(classes))
 
     def client_update(sent, mine, data, key):
         body = mine if mixed else sent.body
-        strength = jnp.where(jnp.any(sent.labels > 0), faded, 0)
+        strength = jnp.where(jnp.any(sent.labels > 0), decayed_weight, 0)
 
         def loss(net, rows, key):
             outputs, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
-            value = ce = local_training.of_labels(task)(outputs["logits"], rows.y, rows.mask)
+            value = ce = local_training.label_loss(task)(outputs["logits"], rows.y, rows.mask)
             first, second = jax.random.split(jax.random.fold_in(key, _STREAM))
             if recipe.alpha:
-                y, _, z, _ = invented(sent.generator, sent.labels, first, batch, mixed)
+                y, _, z, _ = sample_features(sent.generator, sent.labels, first, batch, mixed)
                 value += strength * recipe.alpha * losses.cross_entropy(model.head(net, z), y, jnp.ones(batch, bool))
             if recipe.beta:
                 eps = jax.random.uniform(second, (batch, noise))[: len(rows.y)]
                 z, _ = generate(sent.generator, eps, rows.y, classes, False)
                 value += strength * recipe.beta * losses.distillation(outputs["logits"], model.head(net, z), rows.mask)
-            return value, local_training.Aux(stats, local_training.classified(ce, outputs["logits"], rows))
+            return value, local_training.Aux(stats, local_training.loss_metrics(ce, outputs["logits"], rows))
 
-        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(whole(body, sent.head), data, key)
-        new_body, new_head = parts(trained.net)
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(
+            join_head(body, sent.head), data, key
+        )
+        new_body, new_head = split_head(trained.net)
         count = lambda rows: jnp.sum(jax.nn.one_hot(rows.y, classes) * rows.mask[:, None], 0)
-        counts = local_training.accumulate(count, data, batch=batch)
+        counts = local_training.sum_over_batches(count, data, batch=batch)
         delta = () if mixed else optax.tree.sub(new_body, body)
         uplink = delta, optax.tree.sub(new_head, sent.head), counts
-        state, moved = (new_body, ()) if mixed else ((), new_body)
-        return ClientOutput(state, uplink, trained.sums, local=(sent._replace(body=moved, head=new_head), state))
+        state, sent_body = (new_body, ()) if mixed else ((), new_body)
+        return ClientOutput(state, uplink, trained.sums, local=(sent._replace(body=sent_body, head=new_head), state))
 
     def server_update(server, collected, cohort, key):
         body_delta, deltas, counts = collected
-        there = cohort.examples > 0
-        share = aggregators.by_examples(cohort) / jnp.maximum(jnp.sum(cohort.examples), 1)
-        counts = jnp.where(there[:, None], counts, 0)
-        sent_head = lambda here, delta: jax.tree.map(lambda h, dh: h + jnp.where(here, dh, 0), server.head, delta)
-        heads = jax.vmap(sent_head)(there, deltas)
+        active = cohort.examples > 0
+        share = aggregators.weight_by_examples(cohort) / jnp.maximum(jnp.sum(cohort.examples), 1)
+        counts = jnp.where(active[:, None], counts, 0)
+        client_head = lambda here, delta: jax.tree.map(lambda h, dh: h + jnp.where(here, dh, 0), server.head, delta)
+        heads = jax.vmap(client_head)(active, deltas)
         total = jnp.sum(counts, 0)
-        labels = jnp.where(jnp.any(there), total if mixed else (total > 0).astype(total.dtype), server.labels)
-        seen = jnp.where(there[:, None], 1 + epochs * counts, 0)
-        w = seen / jnp.maximum(jnp.sum(seen, 0, keepdims=True), 1)  # [C, K]
+        labels = jnp.where(jnp.any(active), total if mixed else (total > 0).astype(total.dtype), server.labels)
+        label_counts = jnp.where(active[:, None], 1 + epochs * counts, 0)
+        w = label_counts / jnp.maximum(jnp.sum(label_counts, 0, keepdims=True), 1)  # [C, K]
 
         def loss(params, stats, key):
-            y, eps, z, stats = invented(Generator(params, stats), labels, key, generator_batch, True)
-            logits = jax.vmap(heard, (0, None))(heads, z)  # [C, B, K]
+            y, eps, z, stats = sample_features(Generator(params, stats), labels, key, generator_batch, True)
+            logits = jax.vmap(apply_head, (0, None))(heads, z)  # [C, B, K]
             if mixed:
                 logits = jnp.einsum("c,cbk->bk", share, logits)
                 teacher = losses.cross_entropy(logits, y, jnp.ones(len(y), bool))
             else:
                 rows = jax.vmap(losses.cross_entropy_rows, (0, None))(logits, y)
                 teacher = jnp.mean(jnp.sum(w[:, y] * rows, 0))
-            value = teacher + recipe.diversity * unlike(eps, z) if recipe.diversity else teacher
+            value = teacher + recipe.diversity * diversity_loss(eps, z) if recipe.diversity else teacher
             return value, stats
 
         def step(i, carry):
-            (params, stats), moments, said = carry
+            (params, stats), moments, loss_sum = carry
             (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, stats, jax.random.fold_in(key, i))
             updates, moments = adam.update(grads, moments, params)
-            return Generator(optax.apply_updates(params, updates), stats), moments, said + value
+            return Generator(optax.apply_updates(params, updates), stats), moments, loss_sum + value
 
-        steps = jnp.where(jnp.any(there), 0 if generator_frozen else recipe.generator_steps, 0)
-        learnt, moments, said = jax.lax.fori_loop(0, steps, step, (server.generator, server.moments, jnp.zeros(())))
+        steps = jnp.where(jnp.any(active), 0 if generator_frozen else recipe.generator_steps, 0)
+        trained_generator, moments, loss_sum = jax.lax.fori_loop(0, steps, step, (server.generator, server.moments, jnp.zeros(())))
         body = optax.tree.add(server.body, body_delta)
-        head = optax.tree.add(server.head, aggregators.weighted_mean(deltas, aggregators.by_examples(cohort)))
-        return Server(body, head, learnt, moments, labels), {"generator_loss": (said, steps.astype(said.dtype))}
+        head = optax.tree.add(server.head, aggregators.weighted_mean(deltas, aggregators.weight_by_examples(cohort)))
+        return Server(body, head, trained_generator, moments, labels), {"generator_loss": (loss_sum, steps.astype(loss_sum.dtype))}
 
     def personal(sent, mine, x):
-        return model.apply(whole(mine if mixed else sent.body, sent.head), x)[0]
+        return model.apply(join_head(mine if mixed else sent.body, sent.head), x)[0]
 
     return Algorithm(
         server_init,
@@ -289,7 +291,7 @@ def fedgen(
         server_update,
         collect=(aggregators.mean(), aggregators.stack, aggregators.stack),
         predict={"personal" if mixed else "global": personal},
-        client_init=lambda key, server, client_id: parts(model.init(key))[0] if mixed else (),
+        client_init=lambda key, server, client_id: split_head(model.init(key))[0] if mixed else (),
         broadcast=lambda server, client_id: Sent(server.body, server.head, server.generator, server.labels),
         newcomer="FedGen's bodies of mixed networks are never sent, so an unseen client would have to train one alone"
         if mixed

@@ -29,11 +29,11 @@ layer between body and head, so that models may also differ in D.
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
-from fedjax_core.nn.projection_head import projected
+from fedjax_core.nn.projection_head import with_projection
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
-from fedjax_core.task import Task, common_width
+from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
-from methods.fedproto import own
+from methods.fedproto import mean_features
 
 
 def fedgh(
@@ -67,30 +67,30 @@ def fedgh(
     """
     check_each(fedgh, projection=projection, server_lr=server_lr)
     if projection is None:
-        common_width(task, "fedgh")
+        require_common_feature_size(task, "fedgh")
     classes = task.classes
-    model = task.model if projection is None else projected(task.model, classes, projection, hidden=False)
+    model = task.model if projection is None else with_projection(task.model, classes, projection, hidden=False)
     train = local_training.fit(
-        local_training.cross_entropy(model, local_training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch
+        local_training.cross_entropy(model, local_training.label_loss(task)), optimizer(task.round_num), epochs=epochs, batch=batch
     )
 
-    def under(head, w_i):
+    def with_head(head, w_i):
         return w_i._replace(params=w_i.params | {"head": head})
 
     def client_update(head, w_i, data, key):
-        trained = train(under(head, w_i), data, key)
-        uplink = own(model, trained.net, data, classes=classes, batch=batch)
+        trained = train(with_head(head, w_i), data, key)
+        uplink = mean_features(model, trained.net, data, classes=classes, batch=batch)
         return ClientOutput(trained.net, uplink, trained.sums, local=(trained.net.params["head"], trained.net))
 
     def loss(net, batch, key):
         logits = model.head(net, batch.x)
         value = losses.cross_entropy(logits, batch.y, batch.mask)
-        return value, local_training.Aux(net.stats, local_training.classified(value, logits, batch))
+        return value, local_training.Aux(net.stats, local_training.loss_metrics(value, logits, batch))
 
     def server_update(head, collected, cohort, key):
-        learn = local_training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
-        learnt = learn(Net({"head": head}), local_training.received(cohort, *collected), key)
-        return learnt.net.params["head"], learnt.sums
+        train_head = local_training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
+        trained_head = train_head(Net({"head": head}), local_training.uplinks_as_examples(cohort, *collected), key)
+        return trained_head.net.params["head"], trained_head.sums
 
     return Algorithm(
         server_init=lambda key: model.init(key).params["head"],
@@ -98,7 +98,7 @@ def fedgh(
         server_update=server_update,
         collect=aggregators.stack,
         predict={
-            "personal": lambda head, w_i, x: model.apply(under(head, w_i), x)[0],
+            "personal": lambda head, w_i, x: model.apply(with_head(head, w_i), x)[0],
             "own_head": lambda head, w_i, x: model.apply(w_i, x)[0],
         },
         client_init=lambda key, server, client_id: model.init(key),

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
-from fedjax_core.task import Task, needs_logits
+from fedjax_core.task import Task, require_class_logits
 from fedjax_core.training import aggregators, local_training, losses
 
 
@@ -61,20 +61,20 @@ def fedhe(
       ValueError: alpha is negative.
     """
     check_each(fedhe, alpha=alpha)
-    needs_logits(task, "fedhe")
+    require_class_logits(task, "fedhe")
     model, classes = task.model, task.classes
 
     def client_update(sent, w_i, data, key):
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             logits = outputs["logits"]
-            ce = local_training.of_labels(task)(logits, batch.y, batch.mask)
+            ce = local_training.label_loss(task)(logits, batch.y, batch.mask)
             taught = batch.mask & sent.known[batch.y]
             value = ce + alpha * losses.squared_error(logits, sent.logits[batch.y], taught)
             produced = local_training.class_sums(logits, batch.y, batch.mask, classes)
-            return value, local_training.Aux(stats, (local_training.classified(ce, logits, batch), produced))
+            return value, local_training.Aux(stats, (local_training.loss_metrics(ce, logits, batch), produced))
 
-        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(w_i, data, key)
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(w_i, data, key)
         sums, (total, count) = trained.sums
         return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)
 

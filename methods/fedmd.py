@@ -54,7 +54,7 @@ class Server(NamedTuple):
     asked: Array
 
 
-def stratified(key: Array, y: Array, number: int) -> Array:
+def draw_stratified(key: Array, y: Array, number: int) -> Array:
     """Rows [number] drawn from labels `y` [P] without replacement, of each class in proportion to its size (to one row)."""
     by_class = jnp.lexsort((jax.random.uniform(key, y.shape), y))  # shuffled within classes
     ordered = y[by_class]
@@ -108,14 +108,14 @@ def fedmd(
     settings = {"digest_epochs": digest_epochs, "digest_batch": digest_batch}
     check_each(fedmd, **settings, public_epochs=public_epochs, private_epochs=private_epochs)
 
-    def fit(loss, epochs, batch=batch, round=task.round):  # noqa: A002
+    def fit(loss, epochs, batch=batch, round=task.round_num):  # noqa: A002
         return local_training.fit(loss, optimizer(round), epochs=epochs, batch=batch)
 
-    def towards(net, rows, key):
+    def digest_loss(net, rows, key):
         out, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
         return losses.absolute_error(out["logits"], rows.y, rows.mask), local_training.Aux(stats, ())
 
-    ce = local_training.supervised(task)
+    ce = local_training.supervised_loss(task)
 
     def prepare(sent, w_k, data, key):
         labelled = ClientData(Examples(public.x, public.y + task.classes), jnp.arange(total), jnp.int32(total))
@@ -125,25 +125,25 @@ def fedmd(
     def client_update(sent, w_k, data, key):
         aligned = Examples(jax.tree.map(lambda x: x[sent.rows], public.x), sent.logits)
         aligned = ClientData(aligned, jnp.arange(number), jnp.where(sent.known, number, 0))
-        digested = fit(towards, digest_epochs, digest_batch)(w_k, aligned, jax.random.fold_in(key, DIGEST))
+        digested = fit(digest_loss, digest_epochs, digest_batch)(w_k, aligned, jax.random.fold_in(key, DIGEST))
         revisited = fit(ce, epochs)(digested.net, data, key)
         asked = ClientData(public, sent.asked, jnp.int32(number))
         logits = lambda rows: model.apply(revisited.net, rows.x, mask=rows.mask)[0]["logits"]
-        uplink = local_training.each(logits, asked, batch=digest_batch), jnp.ones(number)
+        uplink = local_training.map_examples(logits, asked, batch=digest_batch), jnp.ones(number)
         return ClientOutput(revisited.net, uplink, revisited.sums)
 
-    def asking(key):
-        return jnp.arange(total) if align is None else stratified(key, public.y, number)
+    def draw_public(key):
+        return jnp.arange(total) if align is None else draw_stratified(key, public.y, number)
 
     def server_init(key):
         nothing = jnp.zeros((number, outputs))
-        return Server(nothing, jnp.arange(number), jnp.bool(False), asking(jax.random.fold_in(key, DIGEST)))
+        return Server(nothing, jnp.arange(number), jnp.bool(False), draw_public(jax.random.fold_in(key, DIGEST)))
 
     def server_update(server, collected, cohort, key):
         mean, holders = collected
-        came = jnp.any(holders > 0)
-        logits, rows = jnp.where(came, mean, server.logits), jnp.where(came, server.asked, server.rows)
-        return Server(logits, rows, server.known | came, asking(key)), {}
+        any_client = jnp.any(holders > 0)
+        logits, rows = jnp.where(any_client, mean, server.logits), jnp.where(any_client, server.asked, server.rows)
+        return Server(logits, rows, server.known | any_client, draw_public(key)), {}
 
     return Algorithm(
         server_init,

@@ -32,7 +32,7 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
-from fedjax_core.task import Task, width
+from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
 
@@ -85,16 +85,16 @@ def fednh(
     def server_init(key):
         net = model.init(key)
         body = {name: entry for name, entry in net.params.items() if name != "head"}
-        spread = jax.nn.initializers.orthogonal()(jax.random.fold_in(key, 1), (classes, width(model)))
+        spread = jax.nn.initializers.orthogonal()(jax.random.fold_in(key, 1), (classes, feature_size(model)))
         return Server(net._replace(params=body | {"scale": jnp.asarray(scale, jnp.float32)}), losses.unit(spread))
 
     def client_update(sent, client, data, key):
         def loss(net, batch, key):
             outputs, stats = apply(net, sent.prototypes, batch.x, key, train=True, mask=batch.mask)
-            value = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
-            return value, local_training.Aux(stats, local_training.classified(value, outputs["logits"], batch))
+            value = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
+            return value, local_training.Aux(stats, local_training.loss_metrics(value, outputs["logits"], batch))
 
-        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent.net, data, key)
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(sent.net, data, key)
 
         def features(rows):
             return apply(trained.net, sent.prototypes, rows.x, mask=rows.mask)[0]["features"]
@@ -105,14 +105,14 @@ def fednh(
 
     def server_update(server, collected, cohort, key):
         delta, (means, counts) = collected
-        moved = losses.unit(rho * server.prototypes + (1 - rho) * losses.unit(means))
-        prototypes = jnp.where(counts[:, None] > 0, moved, server.prototypes)
+        updated = losses.unit(rho * server.prototypes + (1 - rho) * losses.unit(means))
+        prototypes = jnp.where(counts[:, None] > 0, updated, server.prototypes)
         return Server(optax.tree.add(server.net, delta), prototypes), {}
 
     return Algorithm(
         server_init,
         client_update,
         server_update,
-        collect=(aggregators.mean(aggregators.weights(weights)), aggregators.class_mean("samples")),
+        collect=(aggregators.mean(aggregators.make_weight_fn(weights)), aggregators.class_mean("samples")),
         predict={"global": lambda sent, client, x: apply(sent.net, sent.prototypes, x)[0]},
     )

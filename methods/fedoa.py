@@ -42,7 +42,7 @@ long texts are an error, or cut at the beginning (`long='cut'`).
 Unseen clients start a personal adapter from the global one, after local training of it.
 
 Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout or augmentation), so it is
-computed once a round. Where both features are equal up to rounding (`losses.rounding`), as at the first
+computed once a round. Where both features are equal up to rounding (`losses.rounding_tolerance`), as at the first
 step, D and its gradient are zero. K counts passes, as in the experiments; Algorithm 1 counts steps. In
 "released", R_e is one mean over the minibatch (over all tokens of its answers), although D is computed
 over `micro` examples.
@@ -61,7 +61,7 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, NonNegat
 from fedjax_core.task import Model, Task
 from fedjax_core.training import adapters, local_training, losses
 from fedjax_core.training.metrics import Pair, mean_of
-from methods.ditto import beside
+from methods.ditto import with_personal_model
 from methods.fedavg import fedavg
 from methods.fedopt import fedopt
 
@@ -88,7 +88,7 @@ REDUCTIONS, UPDATES = ("mean", "frobenius"), ("epochs", "step")
 def _pearson(e: Array, g: Array, tolerance: float) -> Array:
     def centred(f):
         mean = jnp.broadcast_to(jnp.mean(f, -1, keepdims=True), f.shape)
-        varies = losses.distances(f, mean, tolerance) > 0  # features that are all equal have no direction
+        varies = losses.euclidean_distances(f, mean, tolerance) > 0  # features that are all equal have no direction
         return jnp.where(varies[..., None], f - mean, 0)
 
     return _cosine(centred(e), centred(g), tolerance)
@@ -100,26 +100,26 @@ def _cosine(e: Array, g: Array, tolerance: float) -> Array:
 
 
 DISTANCES: dict[str, Callable[[Array, Array, float], Array]] = {
-    "l2": losses.distances,
+    "l2": losses.euclidean_distances,
     "cosine": _cosine,
     "pearson": _pearson,
 }
 
 
-def frobenius(e: Array, g: Array, mask: Array, micro: int, tolerance: float) -> Array:
+def frobenius_distance(e: Array, g: Array, mask: Array, micro: int, tolerance: float) -> Array:
     """Euclidean norm of all differences of `e` and `g` [B, D] in `micro` rows after the other, those in `mask`; their mean."""
 
     def groups(x):
         padded = jnp.pad(jnp.where(mask[:, None], x, 0), ((0, -len(x) % micro), (0, 0)))
         return padded.reshape(-1, micro * x.shape[1])
 
-    return losses.masked_mean(losses.distances(groups(e), groups(g), tolerance), jnp.any(groups(mask[:, None]), 1))
+    return losses.masked_mean(losses.euclidean_distances(groups(e), groups(g), tolerance), jnp.any(groups(mask[:, None]), 1))
 
 
-def reader(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, Array], PyTree]]:
+def make_feature_fn(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, Array], PyTree]]:
     """(net, x, ...) -> (Phi [B, D'], outputs, stats); raises ValueError (when traced) if the network has no such layer."""
 
-    def read(net: Net, x: PyTree, *args: Any, **options: Any):
+    def feature_fn(net: Net, x: PyTree, *args: Any, **options: Any):
         if features == "features":
             outputs, stats = model.apply(net, x, *args, **options)
             return outputs["features"].astype(jnp.float32), outputs, stats
@@ -128,18 +128,18 @@ def reader(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, 
         found = layers[registry.choose(f"features of {model.name}", features, ["features", *layers])]
         return found.astype(jnp.float32).reshape(len(found), -1), outputs, stats
 
-    return read
+    return feature_fn
 
 
-def seen(model: Model, net: Net, data: ClientData, batch: int, features: str = "features") -> Array:
+def compute_features(model: Model, net: Net, data: ClientData, batch: int, features: str = "features") -> Array:
     """Phi(net; x) [M, D'] of one client's rows, in evaluation mode; the rows past `data.size` hold anything."""
-    read = reader(model, features)
-    return local_training.each(lambda b: read(net, b.x, mask=b.mask)[0], data, batch=batch)
+    feature_fn = make_feature_fn(model, features)
+    return local_training.map_examples(lambda b: feature_fn(net, b.x, mask=b.mask)[0], data, batch=batch)
 
 
-def apart(f: Array, g: Array, data: ClientData) -> Pair:
-    """Mean Euclidean distance of what is `seen` [M, D'] of one client's rows by two networks (Figure 2)."""
-    return mean_of(losses.lengths(f - g), jnp.arange(len(f)) < data.size)
+def feature_distance(f: Array, g: Array, data: ClientData) -> Pair:
+    """Mean Euclidean distance of what is `compute_features` [M, D'] of one client's rows by two networks (Figure 2)."""
+    return mean_of(losses.safe_norms(f - g), jnp.arange(len(f)) < data.size)
 
 
 def fedoa(
@@ -183,36 +183,38 @@ def fedoa(
     Raises:
       ValueError: an argument is unknown or out of range.
     """
-    read = registry.options("reading", Reading(), VARIANTS[registry.choose("variant", variant, VARIANTS)], reading)
+    options = registry.options("reading", Reading(), VARIANTS[registry.choose("variant", variant, VARIANTS)], reading)
     check_each(fedoa, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
-    own = epochs if personal_epochs is None else personal_epochs
+    personal_epochs = epochs if personal_epochs is None else personal_epochs
     registry.choose("distance", distance, DISTANCES)
-    registry.choose("reading.reduction", read.reduction, REDUCTIONS)
-    registry.choose("reading.update", read.update, UPDATES)
-    if read.reduction == "frobenius" and distance != "l2":
+    registry.choose("reading.reduction", options.reduction, REDUCTIONS)
+    registry.choose("reading.update", options.update, UPDATES)
+    if options.reduction == "frobenius" and distance != "l2":
         raise ValueError(f"distance={distance!r} has no reading.reduction='frobenius'; distance='l2' has")
     model = task.model
-    phi = reader(model, features)
+    phi = make_feature_fn(model, features)
 
     def penalty(e, g, mask, tolerance):
-        if read.reduction == "frobenius":
-            return frobenius(e, g, mask, read.micro, tolerance)
+        if options.reduction == "frobenius":
+            return frobenius_distance(e, g, mask, options.micro, tolerance)
         return losses.masked_mean(DISTANCES[distance](e, g, tolerance), mask)
 
     def loss(net, batch, key):
         e, outputs, stats = phi(net, batch.x, key, train=True, mask=batch.mask)
-        risk, sums = local_training.risk(outputs, batch, local_training.of_labels(task))
-        d = penalty(e, batch.beside, batch.mask, losses.rounding(task.frozen, net, outputs))
+        risk, sums = local_training.loss_and_metrics(outputs, batch, local_training.label_loss(task))
+        d = penalty(e, batch.extra, batch.mask, losses.rounding_tolerance(task.frozen, net, outputs))
         rows = jnp.sum(batch.mask, dtype=d.dtype)
         return risk + lam * d, local_training.Aux(stats, {"personal_loss": sums["loss"], "distance": (d * rows, rows)})  # Eq. 3
 
     def train(w, v_e, data, key):
-        g = seen(model, w, data, batch, features)  # Phi(phi_g; x), constant in this phase
-        trained = local_training.fit(loss, optimizer(task.round), epochs=own, batch=batch)(v_e, data, key, g)
-        more = {"feature_distance": apart(seen(model, trained.net, data, batch, features), g, data)} if measure else {}
-        return trained.net, trained.sums | more
+        g = compute_features(model, w, data, batch, features)  # Phi(phi_g; x), constant in this phase
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=personal_epochs, batch=batch)(v_e, data, key, g)
+        if not measure:
+            return trained.net, trained.sums
+        e = compute_features(model, trained.net, data, batch, features)
+        return trained.net, trained.sums | {"feature_distance": feature_distance(e, g, data)}
 
-    step = local_training.full_step(local_training.supervised(task), optimizer(task.round), batch=batch)
+    step = local_training.full_batch_step(local_training.supervised_loss(task), optimizer(task.round_num), batch=batch)
 
     def stepped(w, client, data, key):
         w_e = step(w, data, key)
@@ -220,17 +222,17 @@ def fedoa(
 
     settings: dict[str, Any] = {"optimizer": optimizer, "weights": weights, "epochs": epochs, "batch": batch}
     base = fedavg(task, **settings) if server is None else fedopt(task, server=server, server_lr=server_lr, **settings)
-    base = base._replace(client_update=stepped) if read.update == "step" else base
-    made = beside(task, base, train, begin=read.begin, fresh=read.fresh)
-    if not read.shared:
-        return made
-    personal = lambda w, v_e, x: model.apply(both(w, v_e, read.shared), x)[0]
-    return made._replace(predict=made.predict | {"personal": personal})
+    base = base._replace(client_update=stepped) if options.update == "step" else base
+    algorithm = with_personal_model(task, base, train, begin=options.begin, fresh=options.fresh)
+    if not options.shared:
+        return algorithm
+    personal = lambda w, v_e, x: model.apply(mix_nets(w, v_e, options.shared), x)[0]
+    return algorithm._replace(predict=algorithm.predict | {"personal": personal})
 
 
-def both(w: Net, v_e: Net, share: float) -> Net:
+def mix_nets(w: Net, v_e: Net, share: float) -> Net:
     """The update of `share` of the global adapter and 1 - `share` of a personal one; of all other entries the mean so weighed."""
     mean = lambda one, other: jax.tree.map(lambda a, b: share * a + (1 - share) * b, one, other)
-    mix = lambda name: adapters.mixed if name == adapters.ENTRY else lambda one, other, _: mean(one, other)
+    mix = lambda name: adapters.mix_adapters if name == adapters.ENTRY else lambda one, other, _: mean(one, other)
     params = {name: mix(name)(entry, v_e.params[name], share) for name, entry in w.params.items()}
     return Net(params, mean(w.stats, v_e.stats))

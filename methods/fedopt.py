@@ -55,7 +55,7 @@ class Moments(NamedTuple):
     v: PyTree
 
 
-def adaptive(second: Callable[[Array, Array], Array], lr: float, b1: float, tau: float) -> optax.GradientTransformation:
+def adaptive_update(second: Callable[[Array, Array], Array], lr: float, b1: float, tau: float) -> optax.GradientTransformation:
     """Lines 10 to 15 of Algorithm 2: a transformation of the mean delta, where `second` maps (v, Delta^2) to the new v."""
 
     def init(params):
@@ -114,6 +114,6 @@ def fedopt(
         "yogi": lambda v, d2: v - (1 - b2) * d2 * jnp.sign(v - d2),
     }
     momentum = optax.chain(optax.trace(b1), optax.scale(lr))
-    review = momentum if server == "momentum" else adaptive(seconds[server], lr, b1, tau)
+    review = momentum if server == "momentum" else adaptive_update(seconds[server], lr, b1, tau)
     review = optax.masked(review, Net(True, False))  # params, not stats
     return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=review)

@@ -29,7 +29,7 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, param_partition
 
-Train = Callable[[Net, ClientData, Array], local_training.Fitted]
+Train = Callable[[Net, ClientData, Array], local_training.FitResult]
 
 
 def fedper(
@@ -63,28 +63,31 @@ def fedper(
       ValueError: an argument is out of range; (when traced) the network has no such entry.
     """
     model = task.model
-    own = personal if callable(personal) else param_partition.personal_entries(*personal)
+    is_personal = personal if callable(personal) else param_partition.personal_entries(*personal)
     plain = train is None and finetune is None
     if train is None:
-        train = local_training.fit(local_training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
+        train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def client_update(w_b, w_p, data, key):
         net = local_training.join(w_p, w_b)
         trained = train(net, data, key)
-        (old_b, _), (new_b, new_p) = param_partition.split_net(net, own), param_partition.split_net(trained.net, own)
+        (old_b, _), (new_b, new_p) = (
+            param_partition.split_net(net, is_personal),
+            param_partition.split_net(trained.net, is_personal),
+        )
         return ClientOutput(new_p, optax.tree.sub(new_b, old_b), trained.sums, local=(new_b, new_p))
 
     def personalise(w_b, w_p, data, key):
         assert finetune is not None
-        return param_partition.split_net(finetune(local_training.join(w_p, w_b), data, key).net, own)
+        return param_partition.split_net(finetune(local_training.join(w_p, w_b), data, key).net, is_personal)
 
     return Algorithm(
-        server_init=lambda key: param_partition.split_net(model.init(key), own)[0],
+        server_init=lambda key: param_partition.split_net(model.init(key), is_personal)[0],
         client_update=client_update,
         server_update=lambda w_b, delta, cohort, key: (optax.apply_updates(w_b, delta), {}),
-        collect=aggregators.mean(aggregators.weights(weights)),
+        collect=aggregators.mean(aggregators.make_weight_fn(weights)),
         predict={"personal": lambda w_b, w_p, x: model.apply(local_training.join(w_p, w_b), x)[0]},
-        client_init=lambda key, server, client_id: param_partition.split_net(model.init(key), own)[1],
+        client_init=lambda key, server, client_id: param_partition.split_net(model.init(key), is_personal)[1],
         personalise=None if finetune is None else personalise,
         targets=tuple(TARGETS) if plain else ("classes",),
     )

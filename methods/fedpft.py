@@ -59,7 +59,7 @@ import optax
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Examples, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
-from fedjax_core.task import Task, width
+from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
 from fedjax_core.training.augment import pipeline
 
@@ -160,15 +160,15 @@ def attend(tau: PyTree, f: Array, prompts: Array, heads: int = 1, residual: bool
     part = lambda x: x.reshape(len(x), heads, d // heads)
     query, key, value = (part(f @ tau[name]) for name in ("query", "key", "value"))
     p_key, p_value = (part(prompts @ tau[name]) for name in ("key", "value"))
-    own = jnp.sum(query * key, -1, keepdims=True)  # [B, heads, 1]
-    scores = jnp.concatenate([own, jnp.einsum("bhe,nhe->bhn", query, p_key)], -1) / (d // heads) ** 0.5
+    self_score = jnp.sum(query * key, -1, keepdims=True)  # [B, heads, 1]
+    scores = jnp.concatenate([self_score, jnp.einsum("bhe,nhe->bhn", query, p_key)], -1) / (d // heads) ** 0.5
     weights = jax.nn.softmax(scores, -1)
     mixed = weights[..., :1] * value + jnp.einsum("bhn,nhe->bhe", weights[..., 1:], p_value)
     out = mixed.reshape(b, d) @ tau["output"]
     return (f + out if residual else out), jnp.mean(weights, 1)
 
 
-def transform_init(key: Array, d: int) -> PyTree:
+def init_transform(key: Array, d: int) -> PyTree:
     """tau as PyTorch's attention starts: the inputs' three matrices Glorot-uniform together, the output's uniform."""
     one, two = jax.random.split(key)
     inputs = jax.random.uniform(one, (d, 3 * d), minval=-1) * (6 / (4 * d)) ** 0.5
@@ -243,27 +243,27 @@ def fedpft(
     if con.on and con.queue < batch:
         raise ValueError(f"contrast.queue={con.queue} must be at least batch={batch}")
     model, own_head = task.model, classifier == "personal"
-    d = width(model)
+    d = feature_size(model)
     if d % heads:
         raise ValueError(f"heads={heads} must divide the {d} features of the network")
     views = pipeline.augmented(model, con.augment) if con.on and con.augment else model
-    mean = aggregators.mean(aggregators.weights(weights))
+    mean = aggregators.mean(aggregators.make_weight_fn(weights))
 
-    def scaled(round):  # noqa: A002
-        of_tau = lambda params: {name: name == "transform" for name in params}
-        return optax.chain(optimizer(round), optax.masked(optax.scale(transform_rate), of_tau))
+    def make_optimizer(round):  # noqa: A002
+        is_tau = lambda params: {name: name == "transform" for name in params}
+        return optax.chain(optimizer(round), optax.masked(optax.scale(transform_rate), is_tau))
 
     def extractor(net):
         return {name: leaf for name, leaf in net.params.items() if name != "head"}
 
-    def travelling(net):
+    def without_own_head(net):
         """A classifier of the client's own is no part of what is sent."""
         return Net(net.params | {"head": None}, net.stats) if own_head else net
 
     def project(h_rho, f):
         return losses.unit(f @ h_rho["kernel"] + h_rho["bias"][None])
 
-    def whole(sent, client):
+    def join_net(sent, client):
         """One network for `fit`, whose statistics carry along what no gradient reaches."""
         head = client.head if own_head else sent.net.params["head"]
         params = {"extractor": extractor(sent.net), "head": head, "transform": sent.transform, "prompts": client.prompts}
@@ -273,14 +273,14 @@ def fedpft(
             stats["moco"] = client.contrast._replace(prompts=())
         return Net(params, stats)
 
-    def apart(net, sent, client):
+    def split_net(net, sent, client):
         """The inverse: (Shared, Personal)."""
-        p, own = net.params, client
+        p, state = net.params, client
         head = sent.net.params["head"] if own_head else p["head"]
         if con.on:
-            own = own._replace(contrast=net.stats["moco"]._replace(prompts=p["contrast_prompts"]))
-        own = own._replace(prompts=p["prompts"], head=p["head"] if own_head else ())
-        return Shared(Net(p["extractor"] | {"head": head}, net.stats["extractor"]), p["transform"], p.get("projection", ())), own
+            state = state._replace(contrast=net.stats["moco"]._replace(prompts=p["contrast_prompts"]))
+        state = state._replace(prompts=p["prompts"], head=p["head"] if own_head else ())
+        return Shared(Net(p["extractor"] | {"head": head}, net.stats["extractor"]), p["transform"], p.get("projection", ())), state
 
     def classify(p, f):
         return model.head(Net({"head": p["head"]}), attend(p["transform"], f, p["prompts"], heads, residual)[0])
@@ -288,7 +288,7 @@ def fedpft(
     def ce(p, stats, batch, key):
         f, stats = model.features(Net(p["extractor"], stats), batch.x, key, train=True, mask=batch.mask)
         logits = classify(p, f)
-        return local_training.of_labels(task)(logits, batch.y, batch.mask), logits, stats
+        return local_training.label_loss(task)(logits, batch.y, batch.mask), logits, stats
 
     def l_con(p, stats, moco, batch, key):
         one, two = jax.random.split(jax.random.fold_in(key, _VIEWS))
@@ -306,20 +306,20 @@ def fedpft(
 
     def loss(ce_leaves, con_leaves):
         """CE and L_Con in one step, each with a gradient to its own leaves alone."""
-        strengths = _strengths(task.round, con)
+        strengths = _strengths(task.round_num, con)
 
         def of(net, batch, key):
             def only(leaves):
                 return {name: p if name in leaves else jax.lax.stop_gradient(p) for name, p in net.params.items()}
 
             value, logits, stats = ce(only(ce_leaves), net.stats["extractor"], batch, key)
-            sums, carried = local_training.classified(value, logits, batch), {"extractor": stats}
+            sums, carried = local_training.loss_metrics(value, logits, batch), {"extractor": stats}
             value = strengths[0] * value
             if con.on:
-                contrasted, stats, moco = l_con(only(con_leaves), stats, net.stats["moco"], batch, key)
-                value = value + strengths[1] * contrasted
+                con_value, stats, moco = l_con(only(con_leaves), stats, net.stats["moco"], batch, key)
+                value = value + strengths[1] * con_value
                 rows = jnp.sum(batch.mask, dtype=value.dtype)
-                sums["contrast"] = (contrasted * rows, rows)
+                sums["contrast"] = (con_value * rows, rows)
                 carried = {"extractor": stats, "moco": moco}
             return value, local_training.Aux(carried, sums)
 
@@ -329,35 +329,37 @@ def fedpft(
         leaves = {*ce_leaves, *(con_leaves if con.on else ())}
         return local_training.fit(
             loss(ce_leaves, con_leaves),
-            scaled(task.round),
+            make_optimizer(task.round_num),
             epochs=epochs,
             batch=batch,
             trainable=lambda path: path[0].key in leaves,
         )
 
-    def transformed(net, data, key):
+    def train_transform(net, data, key):
         """Phase 1 of FedPFT with the features of the frozen extractor, computed once (Eq. 4)."""
         frozen = Net(net.params["extractor"], net.stats["extractor"])
-        features = local_training.each(lambda b: model.features(frozen, b.x, mask=b.mask)[0], data, batch=batch)
+        features = local_training.map_examples(lambda b: model.features(frozen, b.x, mask=b.mask)[0], data, batch=batch)
         y = data.arrays.y[data.index]
         local = ClientData(Examples(features, y), jnp.arange(len(y)), data.size)
 
         def of(net, batch, key):
             logits = classify(net.params, batch.x)
-            value = local_training.of_labels(task)(logits, batch.y, batch.mask)
-            return value, local_training.Aux(net.stats, local_training.classified(value, logits, batch))
+            value = local_training.label_loss(task)(logits, batch.y, batch.mask)
+            return value, local_training.Aux(net.stats, local_training.loss_metrics(value, logits, batch))
 
-        chosen = local_training.under("transform", "prompts")
-        return local_training.fit(of, scaled(task.round), epochs=transform_epochs, batch=batch, trainable=chosen)(net, local, key)
+        chosen = local_training.entries_filter("transform", "prompts")
+        return local_training.fit(of, make_optimizer(task.round_num), epochs=transform_epochs, batch=batch, trainable=chosen)(
+            net, local, key
+        )
 
     def train(net, data, key):
         model_leaves = ("extractor", "transform", "head")
         if not alternate:
             everything = (*model_leaves, "prompts"), ("extractor", "transform", "projection", "contrast_prompts")
             return phase(*everything, transform_epochs + model_epochs)(net, data, key)
-        aligned = local_training.Fitted(net, (), None)
+        aligned = local_training.FitResult(net, (), None)
         if transform_epochs and not con.on and statistics == "evaluate":
-            aligned = transformed(net, data, key)
+            aligned = train_transform(net, data, key)
         elif transform_epochs:
             first = phase(("transform", "prompts"), ("extractor", "transform", "projection"), transform_epochs)  # Eq. 4, 8
             aligned = first(net, data, key)
@@ -368,9 +370,9 @@ def fedpft(
         return trained if aligned.sums is None else trained._replace(sums=optax.tree.add(aligned.sums, trained.sums))
 
     def client_update(sent, client, data, key):
-        trained = train(whole(sent, client), data, key)
-        shared, client = apart(trained.net, sent, client)
-        delta = optax.tree.sub(shared._replace(net=travelling(shared.net)), sent._replace(net=travelling(sent.net)))
+        trained = train(join_net(sent, client), data, key)
+        shared, client = split_net(trained.net, sent, client)
+        delta = optax.tree.sub(shared._replace(net=without_own_head(shared.net)), sent._replace(net=without_own_head(sent.net)))
         return ClientOutput(client, delta, trained.sums, local=(shared, client))
 
     def server_init(key):
@@ -380,28 +382,29 @@ def fedpft(
             of, at = jax.random.split(h_rho)
             draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1) / d**0.5
             projection = {"kernel": draw(of, (d, con.size)), "bias": draw(at, (con.size,))}
-        return Shared(net, transform_init(tau, d), projection)
+        return Shared(net, init_transform(tau, d), projection)
 
     def client_init(key, server, client_id):
-        own = jax.random.fold_in(jax.random.fold_in(key, _PROMPTS), client_id)
+        client_key = jax.random.fold_in(jax.random.fold_in(key, _PROMPTS), client_id)
         p_kappa, p_rho = (
-            prompt_scale * jax.random.normal(jax.random.fold_in(own, i), (n, d)) for i, n in enumerate((prompts, con.prompts))
+            prompt_scale * jax.random.normal(jax.random.fold_in(client_key, i), (n, d))
+            for i, n in enumerate((prompts, con.prompts))
         )
         moco = ()
         if con.on:
-            queue = losses.unit(jax.random.normal(jax.random.fold_in(own, _QUEUE), (con.queue, con.size)))
+            queue = losses.unit(jax.random.normal(jax.random.fold_in(client_key, _QUEUE), (con.queue, con.size)))
             copy = Net(extractor(server.net), server.net.stats)
             tau = server.transform if con.momentum_transform else ()
             moco = Moco(p_rho, copy, server.projection, tau, queue, jnp.zeros((), jnp.int32))
         return Personal(p_kappa, moco, server.net.params["head"] if own_head else ())
 
     def server_update(server, delta, cohort, key):
-        moved = optax.tree.add(server._replace(net=travelling(server.net)), delta)
+        moved = optax.tree.add(server._replace(net=without_own_head(server.net)), delta)
         head = server.net.params["head"] if own_head else moved.net.params["head"]
         return moved._replace(net=Net(moved.net.params | {"head": head}, moved.net.stats)), {}
 
     def personal(sent, client, x):
-        net = whole(sent, client)
+        net = join_net(sent, client)
         f, _ = model.features(Net(net.params["extractor"], net.stats["extractor"]), x)
         f_k, attention = attend(sent.transform, f, client.prompts, heads, residual)
         out = {

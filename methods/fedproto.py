@@ -32,7 +32,7 @@ import jax.numpy as jnp
 
 from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each, one_of
-from fedjax_core.task import Model, Task, common_width, width
+from fedjax_core.task import Model, Task, feature_size, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
 FAR = -1e9  # the logit of a class without a prototype
@@ -48,36 +48,36 @@ class Prototypes(NamedTuple):
     known: Array
 
 
-def nothing_known(task: Task) -> Prototypes:
+def init_prototypes(task: Task) -> Prototypes:
     """The state before the first round."""
-    return Prototypes(jnp.zeros((task.classes, width(task.model))), jnp.zeros(task.classes, bool))
+    return Prototypes(jnp.zeros((task.classes, feature_size(task.model))), jnp.zeros(task.classes, bool))
 
 
-def renewed(prototypes: Prototypes, mean: Array, weight: Array) -> Prototypes:
+def update_prototypes(prototypes: Prototypes, mean: Array, weight: Array) -> Prototypes:
     """With the cohort's `mean` [K, D] for each class of positive `weight` [K]; the other classes keep theirs."""
     seen = weight > 0
     return Prototypes(jnp.where(seen[:, None], mean, prototypes.means), prototypes.known | seen)
 
 
-def drawn(
+def prototype_loss(
     model: Model,
     prototypes: Prototypes,
     lam: float,
-    of_labels: losses.OfLabels = losses.cross_entropy,
+    label_loss: losses.LabelLoss = losses.cross_entropy,
     classes: int | None = None,
-) -> local_training.Loss:
+) -> local_training.LossFn:
     """The client's loss: cross-entropy, and the squared distance of features to the prototype of their class.
 
     With `classes` its sums have "features" beside, [K, D] and [K] by class (`training.class_sums`), of the epochs that
-    `each_epoch` calls the last one.
+    `epoch_inputs` marks as the last.
     """
 
     def loss(net, batch, key, is_last=None):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        ce = of_labels(outputs["logits"], batch.y, batch.mask)
+        ce = label_loss(outputs["logits"], batch.y, batch.mask)
         apart = jnp.mean((outputs["features"] - prototypes.means[batch.y]) ** 2, -1)
         value = ce + lam * losses.masked_mean(jnp.where(prototypes.known[batch.y], apart, 0), batch.mask)
-        sums: dict[str, Any] = dict(local_training.classified(ce, outputs["logits"], batch))
+        sums: dict[str, Any] = dict(local_training.loss_metrics(ce, outputs["logits"], batch))
         if classes is not None:
             counted = batch.mask & is_last
             sums["features"] = local_training.class_sums(outputs["features"], batch.y, counted, classes)
@@ -86,7 +86,7 @@ def drawn(
     return loss
 
 
-def own(model: Model, net: Net, data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
+def mean_features(model: Model, net: Net, data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
     """A client's mean feature of each class [K, D], in evaluation mode, and its numbers of examples [K]."""
     return local_training.class_means(lambda b: model.features(net, b.x, mask=b.mask)[0], data, classes=classes, batch=batch)
 
@@ -123,18 +123,18 @@ def fedproto(
     check_each(fedproto, lam=lam, features=features)
     if features == "training" and epochs < 1:
         raise ValueError(f"epochs={epochs} must be at least 1 with features='training', which are of the last epoch")
-    common_width(task, "fedproto")
+    require_common_feature_size(task, "fedproto")
     model = task.model
 
     def client_update(sent, w_i, data, key):
         if features == "trained":
-            loss = drawn(model, sent, lam, local_training.of_labels(task))
-            trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(w_i, data, key)
-            uplink = own(model, trained.net, data, classes=task.classes, batch=batch)
+            loss = prototype_loss(model, sent, lam, local_training.label_loss(task))
+            trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(w_i, data, key)
+            uplink = mean_features(model, trained.net, data, classes=task.classes, batch=batch)
             return ClientOutput(trained.net, uplink, trained.sums)
-        loss = drawn(model, sent, lam, local_training.of_labels(task), task.classes)
-        settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "each_epoch": lambda net, data, e: jnp.equal(e, epochs - 1)}
-        trained = local_training.fit(loss, optimizer(task.round), **settings)(w_i, data, key)
+        loss = prototype_loss(model, sent, lam, local_training.label_loss(task), task.classes)
+        settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "epoch_inputs": lambda net, data, e: jnp.equal(e, epochs - 1)}
+        trained = local_training.fit(loss, optimizer(task.round_num), **settings)(w_i, data, key)
         total, count = trained.sums["features"]
         sums = {name: pair for name, pair in trained.sums.items() if name != "features"}
         return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)
@@ -145,9 +145,9 @@ def fedproto(
         return {"logits": jnp.where(sent.known[None], -apart, FAR), "features": z}
 
     return Algorithm(
-        server_init=lambda key: nothing_known(task),
+        server_init=lambda key: init_prototypes(task),
         client_update=client_update,
-        server_update=lambda server, collected, cohort, key: (renewed(server, *collected), {}),
+        server_update=lambda server, collected, cohort, key: (update_prototypes(server, *collected), {}),
         collect=aggregators.class_mean(weights),
         predict={"personal": lambda sent, w_i, x: model.apply(w_i, x)[0], "nearest": nearest},
         client_init=lambda key, server, client_id: model.init(key),

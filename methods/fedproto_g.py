@@ -25,7 +25,7 @@ from fedjax_core.algorithm import Algorithm, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
-from methods.fedproto import Prototypes, drawn, nothing_known, own, renewed
+from methods.fedproto import Prototypes, init_prototypes, mean_features, prototype_loss, update_prototypes
 
 
 class Server(NamedTuple):
@@ -68,20 +68,23 @@ def fedproto_g(
 
     def client_update(sent, client, data, key):
         train = local_training.fit(
-            drawn(model, sent.prototypes, lam, local_training.of_labels(task)), optimizer(task.round), epochs=epochs, batch=batch
+            prototype_loss(model, sent.prototypes, lam, local_training.label_loss(task)),
+            optimizer(task.round_num),
+            epochs=epochs,
+            batch=batch,
         )
         w_i = train(sent.net, data, key)
-        uplink = optax.tree.sub(w_i.net, sent.net), own(model, w_i.net, data, classes=task.classes, batch=batch)
+        uplink = optax.tree.sub(w_i.net, sent.net), mean_features(model, w_i.net, data, classes=task.classes, batch=batch)
         return ClientOutput(client, uplink, w_i.sums, local=(sent._replace(net=w_i.net), client))
 
     def server_update(server, collected, cohort, key):
         delta, means = collected
-        return Server(optax.tree.add(server.net, delta), renewed(server.prototypes, *means)), {}
+        return Server(optax.tree.add(server.net, delta), update_prototypes(server.prototypes, *means)), {}
 
     return Algorithm(
-        server_init=lambda key: Server(model.init(key), nothing_known(task)),
+        server_init=lambda key: Server(model.init(key), init_prototypes(task)),
         client_update=client_update,
         server_update=server_update,
-        collect=(aggregators.mean(aggregators.weights(weights)), aggregators.class_mean(weights)),
+        collect=(aggregators.mean(aggregators.make_weight_fn(weights)), aggregators.class_mean(weights)),
         predict={"global": lambda sent, client, x: model.apply(sent.net, x)[0]},
     )

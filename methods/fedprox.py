@@ -56,6 +56,6 @@ def fedprox(
     check_each(fedprox, mu=mu)
 
     def near(round):  # noqa: A002
-        return optax.chain(local_training.proximal(mu), optimizer(round))  # the gradient of h_k, (2)
+        return optax.chain(local_training.add_proximal_term(mu), optimizer(round))  # the gradient of h_k, (2)
 
     return fedavg(task, optimizer=near, epochs=epochs, batch=batch, weights=weights)

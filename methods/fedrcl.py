@@ -43,7 +43,7 @@ from methods.fedavg import fedavg
 NEGATIVES = 2
 
 
-def pairwise(features: Array, y: Array, mask: Array, tau: float, lam: float) -> tuple[Array, Array]:
+def contrastive_terms(features: Array, y: Array, mask: Array, tau: float, lam: float) -> tuple[Array, Array]:
     """The mean of pull and of push over a batch.
 
     Args:
@@ -69,19 +69,19 @@ def pairwise(features: Array, y: Array, mask: Array, tau: float, lam: float) -> 
     return losses.masked_mean(pull, mask), losses.masked_mean(push, mask)
 
 
-def relaxed(
-    model: Model, *, tau: float, lam: float, contrast: float, beta: float, of_labels: losses.OfLabels = losses.cross_entropy
-) -> local_training.Loss:
+def relaxed_contrastive_loss(
+    model: Model, *, tau: float, lam: float, contrast: float, beta: float, label_loss: losses.LabelLoss = losses.cross_entropy
+) -> local_training.LossFn:
     """The client's loss."""
 
     def loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask, intermediates=True)
-        seen = [x for name, x in outputs["intermediates"].items() if name.endswith("_pre")] or [outputs["features"]]
-        levels = [jnp.mean(x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), 1) for x in seen]
-        pulls, pushes = zip(*(pairwise(x, batch.y, batch.mask, tau, lam) for x in levels), strict=True)
-        ce = of_labels(outputs["logits"], batch.y, batch.mask)
+        hidden = [x for name, x in outputs["intermediates"].items() if name.endswith("_pre")] or [outputs["features"]]
+        levels = [jnp.mean(x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), 1) for x in hidden]
+        pulls, pushes = zip(*(contrastive_terms(x, batch.y, batch.mask, tau, lam) for x in levels), strict=True)
+        ce = label_loss(outputs["logits"], batch.y, batch.mask)
         value = ce + (contrast * sum(pulls) + beta * sum(pushes)) / len(levels)
-        return value, local_training.Aux(stats, local_training.classified(ce, outputs["logits"], batch))
+        return value, local_training.Aux(stats, local_training.loss_metrics(ce, outputs["logits"], batch))
 
     return loss
 
@@ -120,5 +120,7 @@ def fedrcl(
     check_each(fedrcl, tau=tau, contrast=contrast, beta=beta)
     if not lam >= -1:
         raise ValueError(f"lam={lam} must be at least -1, the smallest cosine")
-    loss = relaxed(task.model, tau=tau, lam=lam, contrast=contrast, beta=beta, of_labels=local_training.of_labels(task))
+    loss = relaxed_contrastive_loss(
+        task.model, tau=tau, lam=lam, contrast=contrast, beta=beta, label_loss=local_training.label_loss(task)
+    )
     return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, loss=loss)

@@ -66,10 +66,10 @@ def fedrep(
       ValueError: an argument is out of range.
     """
     check_each(fedrep, head_epochs=head_epochs, body_epochs=body_epochs, finetune_epochs=finetune_epochs)
-    is_head, loss = local_training.under(*personal), local_training.supervised(task)
+    is_head, loss = local_training.entries_filter(*personal), local_training.supervised_loss(task)
 
     def phase(epochs, trainable):
-        return local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trainable)
+        return local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=trainable)
 
     head, body = phase(head_epochs, is_head), phase(body_epochs, lambda path: not is_head(path))
 
@@ -80,6 +80,6 @@ def fedrep(
         phi = body(h.net, data, key)
         return phi._replace(sums=optax.tree.add(h.sums, phi.sums))
 
-    finetune = local_training.finetune(loss, optimizer(task.round), epochs=finetune_epochs, batch=batch, trainable=is_head)
-    made = fedper(task, optimizer=optimizer, personal=personal, weights=weights, train=train, finetune=finetune)
-    return made._replace(targets=tuple(TARGETS))
+    finetune = local_training.finetune(loss, optimizer(task.round_num), epochs=finetune_epochs, batch=batch, trainable=is_head)
+    algorithm = fedper(task, optimizer=optimizer, personal=personal, weights=weights, train=train, finetune=finetune)
+    return algorithm._replace(targets=tuple(TARGETS))

@@ -66,7 +66,7 @@ def fedrod(
         return model.head(Net({"head": h_m}), z)
 
     def client_update(w, h_m, data, key):
-        counts = local_training.accumulate(
+        counts = local_training.sum_over_batches(
             lambda b: jnp.sum(jax.nn.one_hot(b.y, task.classes) * b.mask[:, None], 0), data, batch=batch
         )
         prior = gamma * jnp.log(jnp.maximum(counts, aggregators.TINY))
@@ -76,10 +76,10 @@ def fedrod(
             o_g, z = outputs["logits"], outputs["features"]
             generic = losses.cross_entropy(o_g + prior[None], batch.y, batch.mask)
             o_p = jax.lax.stop_gradient(o_g) + personal(net.params["personal"], jax.lax.stop_gradient(z))
-            own = local_training.of_labels(task)(o_p, batch.y, batch.mask)
-            return generic + own, local_training.Aux(stats, local_training.classified(own, o_p, batch))
+            own = local_training.label_loss(task)(o_p, batch.y, batch.mask)
+            return generic + own, local_training.Aux(stats, local_training.loss_metrics(own, o_p, batch))
 
-        train = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)
+        train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)
         (params, stats), _, sums = train(Net({"shared": w.params, "personal": h_m}, w.stats), data, key)
         new = Net(params["shared"], stats)
         return ClientOutput(params["personal"], optax.tree.sub(new, w), sums, local=(new, params["personal"]))
@@ -92,7 +92,7 @@ def fedrod(
         server_init=model.init,
         client_update=client_update,
         server_update=lambda w, delta, cohort, key: (optax.apply_updates(w, delta), {}),
-        collect=aggregators.mean(aggregators.weights(weights)),
+        collect=aggregators.mean(aggregators.make_weight_fn(weights)),
         predict={"personal": predict, "global": lambda w, h_m, x: model.apply(w, x)[0]},
         client_init=lambda key, w, client_id: optax.tree.zeros_like(w.params["head"]),
     )

@@ -33,13 +33,13 @@ from fedjax_core.algorithm import PER_ROW, Algorithm, Array
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import local_training, losses
-from methods.ditto import beside
+from methods.ditto import with_personal_model
 from methods.fedavg import fedavg
 
 VARIANTS = {"default": {}, "released": {"begin": 1, "fresh": True}}
 
 
-def penalty(e: Array, g: Array, mask: Array) -> Array:
+def shortcut_penalty(e: Array, g: Array, mask: Array) -> Array:
     """1/B sum_b | sum_k e_bk |g_bk - mean_b g_bk| | of features [B, D] over the rows in `mask` [B]."""
     g = jnp.where(mask[:, None], g, 0)
     mean = jnp.sum(g, 0) / jnp.maximum(jnp.sum(mask), 1)
@@ -79,16 +79,16 @@ def fedsdr(
 
     def loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        risk, sums = local_training.risk(outputs, batch, local_training.of_labels(task))
-        d = penalty(outputs["features"], batch.beside, batch.mask)
+        risk, sums = local_training.loss_and_metrics(outputs, batch, local_training.label_loss(task))
+        d = shortcut_penalty(outputs["features"], batch.extra, batch.mask)
         rows = jnp.sum(batch.mask, dtype=d.dtype)
         return risk + lam * d, local_training.Aux(stats, {"personal_loss": sums["loss"], "penalty": (d * rows, rows)})
 
     def train(w, v_i, data, key):
-        g = local_training.each(lambda b: model.apply(w, b.x, mask=b.mask)[0]["features"], data, batch=batch)
-        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(v_i, data, key, g)
+        g = local_training.map_examples(lambda b: model.apply(w, b.x, mask=b.mask)[0]["features"], data, batch=batch)
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(v_i, data, key, g)
         return trained.net, trained.sums
 
-    return beside(task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading)._replace(
-        newcomer=None, targets=PER_ROW
-    )
+    return with_personal_model(
+        task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading
+    )._replace(newcomer=None, targets=PER_ROW)

@@ -15,7 +15,7 @@ Knowledge Collaboration. ICWS 2025.
   c~^j          server.knowledge   the cohort's knowledge of class j; server.known: mask of classes
   M             neighbours         nearest clients that a client's knowledge is averaged with (Eq. 1)
   U, tau        lcl.scale, .tau    normalization and temperature of the contrast (Eq. 2, 3)
-  d_k, e_k      gda                discrepancy, and the resulting weights (Eq. 4): `aggregators.by_discrepancy`
+  d_k, e_k      gda                discrepancy, and the resulting weights (Eq. 4): `aggregators.discrepancy_weights`
   sigma, beta   gpr                variances of c~, and the review by them (Eq. 5): `aggregators.period_review`
 
 The client's loss is CE + LCL, and it sends its delta and its knowledge. The paper can be read in several
@@ -36,7 +36,7 @@ ways; `variant` presets the options:
   gda.on              True          .           False        else weights by examples or uniform (`weights`)
   gda.size            fraction      count       .            size in the sigmoid: N_k / N, or N_k
   gda.distance        mean          sum         .            d_k: mean or sum over the classes of client k
-  gda.form            sigmoid       .           .            `aggregators.by_discrepancy`
+  gda.form            sigmoid       .           .            `aggregators.discrepancy_weights`
   gpr.form            interpolate   printed     printed      `aggregators.period_review`
   gpr.beta            0.95          .           0.99
   gpr.ddof            0             .           1            of the variances
@@ -68,7 +68,7 @@ import optax
 from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Cohort, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_each
-from fedjax_core.task import Task, needs_logits, width
+from fedjax_core.task import Task, feature_size, require_class_logits
 from fedjax_core.training import aggregators, local_training, losses
 
 EPOCH = 0x65706F63  # keeps the draws with which U is found apart from those of training
@@ -161,7 +161,7 @@ class Sent(NamedTuple):
     known: Array
 
 
-def contrast(
+def contrastive_loss(
     logits: Array,
     y: Array,
     mask: Array,
@@ -187,7 +187,7 @@ def contrast(
       own: whether a row of an unknown class has its own logits as positive, which then stand in the denominator, too.
     """
     knowledge = jnp.where(known[:, None], knowledge, 0)
-    s = losses.cosines(logits, knowledge) / scale[None] / tau  # Eq. 2
+    s = losses.cosine_similarities(logits, knowledge) / scale[None] / tau  # Eq. 2
     s = jnp.where(known[None], s, -jnp.inf)
     has = known[y]
     positive = jnp.where(has, jnp.take_along_axis(jnp.where(known[None], s, 0), y[:, None], 1)[:, 0], 0)
@@ -203,9 +203,9 @@ def contrast(
     return losses.masked_mean(jnp.where(has, jax.nn.logsumexp(terms, 1) - positive, 0), mask)  # Eq. 3
 
 
-def distances(logits: Array, knowledge: Array, mask: Array) -> Array:
+def sum_distances(logits: Array, knowledge: Array, mask: Array) -> Array:
     """Sum over the rows in `mask` [B] of |l_i - c~^j| for each class: [B, D], [K, D] -> [K]."""
-    apart = losses.lengths(logits[:, None] - knowledge[None])
+    apart = losses.safe_norms(logits[:, None] - knowledge[None])
     return jnp.sum(jnp.where(mask[:, None], apart, 0), 0)
 
 
@@ -276,29 +276,34 @@ def fedskc(
     """
     preset = VARIANTS[registry.choose("variant", variant, VARIANTS)]
     local = _options("lcl", Lcl(), preset, lcl)
-    made = _options("knowledge", Knowledge(), preset, knowledge)
+    know = _options("knowledge", Knowledge(), preset, knowledge)
     discrepancy = _options("gda", Gda(), preset, gda)
-    period = _options("gpr", Gpr(), preset, gpr)
+    review_options = _options("gpr", Gpr(), preset, gpr)
     check_each(fedskc, epochs=epochs)
-    weigh, by_discrepancy = aggregators.weights(weights), aggregators.by_discrepancy(*discrepancy[1:])  # checked also where unused
+    weight_fn, by_discrepancy = (
+        aggregators.make_weight_fn(weights),
+        aggregators.discrepancy_weights(*discrepancy[1:]),
+    )  # checked also where unused
     model, classes = task.model, task.classes
-    if made.of == "logits":
-        needs_logits(task, "fedskc")
-    strength = jnp.minimum(1.0, (task.round + 1) / local.ramp) if local.ramp else 1.0
+    if know.of == "logits":
+        require_class_logits(task, "fedskc")
+    strength = jnp.minimum(1.0, (task.round_num + 1) / local.ramp) if local.ramp else 1.0
     review = optax.identity()
-    if period.on:
-        review = aggregators.period_review(classes, period.beta, period.form, period.ddof, period.over)
-        if period.entries == "params":
+    if review_options.on:
+        review = aggregators.period_review(
+            classes, review_options.beta, review_options.form, review_options.ddof, review_options.over
+        )
+        if review_options.entries == "params":
             review = optax.masked(review, Net(params=True, stats=False))
-    aggregator = aggregators.aggregate(
-        aggregators.stack if discrepancy.on else aggregators.mean(weigh),
+    aggregator = aggregators.make_aggregator(
+        aggregators.stack if discrepancy.on else aggregators.mean(weight_fn),
         (lambda cohort, *, weights, **_: weights) if discrepancy.on else None,
         review,
     )
 
     def server_init(key):
         net = model.init(key)
-        numbers = classes if made.of == "logits" else width(model)
+        numbers = classes if know.of == "logits" else feature_size(model)
         return Server(net, jnp.zeros((classes, numbers)), jnp.zeros(classes, bool), aggregator.init(net))
 
     def outputs(net, batch, **mode):
@@ -307,55 +312,59 @@ def fedskc(
     def client_update(sent, client, data, key):
         def loss(net, batch, key, epoch):
             out, stats = outputs(net, batch, key=key, train=True)
-            ce = local_training.of_labels(task)(out["logits"], batch.y, batch.mask)
+            ce = local_training.label_loss(task)(out["logits"], batch.y, batch.mask)
             rows = jnp.sum(batch.mask, dtype=ce.dtype)
-            l, value, lcl = out[made.of], ce, jnp.zeros(())
+            l, value, lcl = out[know.of], ce, jnp.zeros(())
             if local.on:
                 u = epoch.scale
                 if local.scale == "batch":
-                    u = distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
+                    u = sum_distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
                 u = jnp.maximum(u, LEAST)
-                lcl = contrast(l, batch.y, batch.mask, sent.knowledge, sent.known, u, local.tau, twice=local.twice, own=local.own)
+                lcl = contrastive_loss(
+                    l, batch.y, batch.mask, sent.knowledge, sent.known, u, local.tau, twice=local.twice, own=local.own
+                )
                 value = ce + strength * lcl
-            sums = local_training.classified(ce, out["logits"], batch) | {"lcl": (lcl * rows, rows)}
-            met = local_training.class_sums(l, batch.y, batch.mask & epoch.last, classes) if made.source == "training" else ()
-            return value, local_training.Aux(stats, (sums, met))
+            sums = local_training.loss_metrics(ce, out["logits"], batch) | {"lcl": (lcl * rows, rows)}
+            class_logits = (
+                local_training.class_sums(l, batch.y, batch.mask & epoch.last, classes) if know.source == "training" else ()
+            )
+            return value, local_training.Aux(stats, (sums, class_logits))
 
-        def each_epoch(net, data, e):
+        def epoch_inputs(net, data, e):
             scale = jnp.ones(classes)
             if local.on and local.scale == "epoch":
                 drawn = jax.random.fold_in(jax.random.fold_in(key, EPOCH), e)
 
                 def of(batch):
                     out, _ = outputs(net, batch, key=drawn, train=True)
-                    return distances(out[made.of], sent.knowledge, batch.mask)
+                    return sum_distances(out[know.of], sent.knowledge, batch.mask)
 
-                scale = local_training.accumulate(of, data, batch=batch) / jnp.maximum(data.size, 1)
+                scale = local_training.sum_over_batches(of, data, batch=batch) / jnp.maximum(data.size, 1)
             return _Epoch(scale, jnp.asarray(e == epochs - 1))
 
-        w_k, _, (sums, met) = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, each_epoch=each_epoch)(
-            sent.net, data, key
-        )
-        if made.source == "training":
-            c, count = met[0] / jnp.maximum(met[1], 1)[:, None], met[1]
+        w_k, _, (sums, class_logits) = local_training.fit(
+            loss, optimizer(task.round_num), epochs=epochs, batch=batch, epoch_inputs=epoch_inputs
+        )(sent.net, data, key)
+        if know.source == "training":
+            c, count = class_logits[0] / jnp.maximum(class_logits[1], 1)[:, None], class_logits[1]
         else:
-            c, count = local_training.class_means(lambda b: outputs(w_k, b)[0][made.of], data, classes=classes, batch=batch)
-        c = c * jax.nn.sigmoid(c) if made.silu else c
+            c, count = local_training.class_means(lambda b: outputs(w_k, b)[0][know.of], data, classes=classes, batch=batch)
+        c = c * jax.nn.sigmoid(c) if know.silu else c
         return ClientOutput(client, (optax.tree.sub(w_k, sent.net), (c, count > 0)), sums, local=(sent._replace(net=w_k), client))
 
     def server_update(server, collected, cohort, key):
         delta, (c, held) = collected
-        there = cohort.examples > 0
-        held = held & there[:, None]
-        merged, known = aggregators.merge_neighbours(c, held, made.neighbours)  # Eq. 1
-        after = jnp.where(known[:, None], merged, server.knowledge if made.keep else 0)
-        known = known | server.known if made.keep else known
+        active = cohort.examples > 0
+        held = held & active[:, None]
+        merged, known = aggregators.merge_neighbours(c, held, know.neighbours)  # Eq. 1
+        after = jnp.where(known[:, None], merged, server.knowledge if know.keep else 0)
+        known = known | server.known if know.keep else known
         e = by_discrepancy(cohort, values=c, held=held, merged=merged) if discrepancy.on else None  # Eq. 4
         net, state = aggregator.update(  # Eq. 5
             server.net, delta, cohort, server.review, weights=e, knowledge=after, known=known
         )
         new = Server(net, after, known, state)
-        new = jax.tree.map(lambda new, old: jnp.where(jnp.any(there), new, old), new, server)
+        new = jax.tree.map(lambda new, old: jnp.where(jnp.any(active), new, old), new, server)
         metrics = {"known": (jnp.sum(new.known, dtype=jnp.float32), jnp.float32(classes))}
         if e is not None:
             metrics |= summarize_weights(e, cohort)

@@ -34,11 +34,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
-from fedjax_core.nn.projection_head import layer, linear
+from fedjax_core.nn.projection_head import apply_linear, init_linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
-from fedjax_core.task import Task, common_width
+from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
-from methods.fedproto import Prototypes, fedproto, nothing_known
+from methods.fedproto import Prototypes, fedproto, init_prototypes
 
 _STREAM = 0x746770  # of the generator's initialization
 
@@ -53,23 +53,23 @@ class Server(NamedTuple):
     prototypes: Prototypes
 
 
-def generator(key: Array, classes: int, features: int) -> PyTree:
+def init_generator(key: Array, classes: int, features: int) -> PyTree:
     """The parameters of F, and the classes' vectors: K D + 2 (D^2 + D) numbers."""
     vectors, hidden, out = jax.random.split(key, 3)
-    made = {"hidden": layer(hidden, features, features), "out": layer(out, features, features)}
-    return made | {"embedding": jax.random.normal(vectors, (classes, features))}
+    params = {"hidden": init_linear(hidden, features, features), "out": init_linear(out, features, features)}
+    return params | {"embedding": jax.random.normal(vectors, (classes, features))}
 
 
-def generated(params: PyTree) -> Array:
+def generate_prototypes(params: PyTree) -> Array:
     """All prototypes: [K, D]."""
-    return linear(params["out"], jax.nn.relu(linear(params["hidden"], params["embedding"])))
+    return apply_linear(params["out"], jax.nn.relu(apply_linear(params["hidden"], params["embedding"])))
 
 
 def adaptive_margin(centres: Array, held: Array, most: float) -> Array:
     """delta: the largest, over classes, distance of a centre [K, D] to the nearest of the others that are `held` [K]; at most
     `most`, which it is for fewer than two classes."""
     pairs = held[:, None] & held[None] & ~jnp.eye(len(held), dtype=bool)
-    apart = losses.lengths(jnp.where(pairs[..., None], centres[:, None] - centres[None], 0))
+    apart = losses.safe_norms(jnp.where(pairs[..., None], centres[:, None] - centres[None], 0))
     nearest = jnp.min(jnp.where(pairs, apart, jnp.inf), 1)
     widest = jnp.max(jnp.where(jnp.any(pairs, 1), nearest, 0))
     return jnp.where(jnp.any(pairs), jnp.minimum(widest, most), most)
@@ -107,28 +107,28 @@ def fedtgp(
       ValueError: the numbers of features differ, or an argument is out of range.
     """
     check_each(fedtgp, lam=lam, margin=margin, server_lr=server_lr)
-    classes, d = task.classes, common_width(task, "fedtgp")
+    classes, d = task.classes, require_common_feature_size(task, "fedtgp")
     learn = lambda loss: local_training.fit(loss, optax.sgd(server_lr), epochs=server_epochs, batch=server_batch)
 
     def server_update(server, collected, cohort, key):
         means, counts = collected
-        came = (cohort.examples > 0)[:, None] & (counts > 0)
-        centres = aggregators.weighted_mean(means, came.astype(means.dtype))
-        delta = adaptive_margin(centres, jnp.any(came, 0), margin)
+        is_sent = (cohort.examples > 0)[:, None] & (counts > 0)
+        centres = aggregators.weighted_mean(means, is_sent.astype(means.dtype))
+        delta = adaptive_margin(centres, jnp.any(is_sent, 0), margin)
 
         def loss(net, batch, key):
-            apart = losses.lengths(batch.x[:, None] - generated(net.params)[None])
+            apart = losses.safe_norms(batch.x[:, None] - generate_prototypes(net.params)[None])
             logits = -(apart + delta * jax.nn.one_hot(batch.y, classes))
             value = losses.cross_entropy(logits, batch.y, batch.mask)  # L_P
-            return value, local_training.Aux(net.stats, local_training.classified(value, -apart, batch))
+            return value, local_training.Aux(net.stats, local_training.loss_metrics(value, -apart, batch))
 
-        learnt, _, said = learn(loss)(Net(server.generator), local_training.received(cohort, means, counts), key)
-        known = server.prototypes.known | jnp.any(came)
-        return Server(learnt.params, Prototypes(generated(learnt.params), known)), said
+        trained, _, metrics = learn(loss)(Net(server.generator), local_training.uplinks_as_examples(cohort, means, counts), key)
+        known = server.prototypes.known | jnp.any(is_sent)
+        return Server(trained.params, Prototypes(generate_prototypes(trained.params), known)), metrics
 
     parent = fedproto(task, optimizer=optimizer, lam=lam, epochs=epochs, batch=batch)
     return parent._replace(
-        server_init=lambda key: Server(generator(jax.random.fold_in(key, _STREAM), classes, d), nothing_known(task)),
+        server_init=lambda key: Server(init_generator(jax.random.fold_in(key, _STREAM), classes, d), init_prototypes(task)),
         server_update=server_update,
         collect=aggregators.stack,
         broadcast=lambda server, client_id: server.prototypes,

@@ -30,7 +30,7 @@ def local(task: Task, *, optimizer: local_training.Optimizer, epochs: AtLeastZer
       The algorithm; the server's state is empty, a client's is its model.
     """
     model = task.model
-    train = local_training.fit(local_training.supervised(task), optimizer(task.round), epochs=epochs, batch=batch)
+    train = local_training.fit(local_training.supervised_loss(task), optimizer(task.round_num), epochs=epochs, batch=batch)
 
     def client_update(sent, w_i, data, key):
         trained = train(w_i, data, key)

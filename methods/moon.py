@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, Net
-from fedjax_core.nn.projection_head import projected
+from fedjax_core.nn.projection_head import with_projection
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
@@ -42,7 +42,7 @@ class Client(NamedTuple):
     trained: Array
 
 
-def contrast(z: Array, near: Array, far: Array, mask: Array, tau: float) -> Array:
+def contrastive_loss(z: Array, near: Array, far: Array, mask: Array, tau: float) -> Array:
     """Mean over the rows in `mask` of -log(e^(cos(z, near)/tau) / (e^(cos(z, near)/tau) + e^(cos(z, far)/tau))); all [B, D]."""
     z, near, far = losses.unit(z), losses.unit(near), losses.unit(far)
     return losses.masked_mean(jax.nn.softplus(jnp.sum(z * (far - near), -1) / tau), mask)
@@ -78,20 +78,20 @@ def moon(
       ValueError: an argument is out of range.
     """
     check_each(moon, mu=mu, tau=tau, projection=projection)
-    model = projected(task.model, task.classes, projection)
-    collect = aggregators.mean(aggregators.weights(weights))
+    model = with_projection(task.model, task.classes, projection)
+    collect = aggregators.mean(aggregators.make_weight_fn(weights))
 
     def client_update(sent, client, data, key):
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-            ce = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
+            ce = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
             near = model.features(sent, batch.x, mask=batch.mask)[0]  # z_glob
             far = model.features(client.previous, batch.x, mask=batch.mask)[0]  # z_prev
-            term = contrast(outputs["features"], near, far, batch.mask, tau)
+            term = contrastive_loss(outputs["features"], near, far, batch.mask, tau)
             value = ce + mu * client.trained * term
-            return value, local_training.Aux(stats, local_training.classified(ce, outputs["logits"], batch))
+            return value, local_training.Aux(stats, local_training.loss_metrics(ce, outputs["logits"], batch))
 
-        trained = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch)(sent, data, key)
+        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(sent, data, key)
         state = Client(trained.net, jnp.ones_like(client.trained))
         return ClientOutput(state, optax.tree.sub(trained.net, sent), trained.sums, local=(trained.net, state))
 

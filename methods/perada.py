@@ -37,9 +37,9 @@ from fedjax_core.algorithm import PER_ROW, Algorithm, ClientData, Examples
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
-from methods.ditto import beside
+from methods.ditto import with_personal_model
 from methods.fedavg import fedavg
-from methods.fedoa import apart, seen
+from methods.fedoa import compute_features, feature_distance
 
 
 class Distillation(NamedTuple):
@@ -102,13 +102,13 @@ def perada(
     if kd.on and not jax.tree.leaves(task.public):
         raise ValueError("distil.on=True needs public examples, task.public is empty; name a set in config.public")
     model, pull = task.model, 0.0 if variant == "released" else 2 * lam
-    loss = local_training.supervised(task)
+    loss = local_training.supervised_loss(task)
 
     def train(w, v_i, data, key):
-        chain = optax.chain(local_training.proximal(pull, w.params), optimizer(task.round))
+        chain = optax.chain(local_training.add_proximal_term(pull, w.params), optimizer(task.round_num))
         trained = local_training.fit(loss, chain, epochs=epochs, batch=batch)(v_i, data, key)
-        phi = lambda net: seen(model, net, data, batch)
-        return trained.net, {"feature_distance": apart(phi(trained.net), phi(w), data)} if measure else {}
+        phi = lambda net: compute_features(model, net, data, batch)
+        return trained.net, {"feature_distance": feature_distance(phi(trained.net), phi(w), data)} if measure else {}
 
     def student_loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
@@ -122,35 +122,35 @@ def perada(
                 "distil.on=True: with statistics='local' the server has no batch statistics, and can teach no network; "
                 "set statistics to 'average' or 'freeze'"
             )
-        there = cohort.examples > 0
-        deltas = jax.tree.map(lambda d: jnp.where(there.reshape(-1, *[1] * (d.ndim - 1)), d, 0), deltas)
-        w = optax.apply_updates(server.net, aggregators.weighted_mean(deltas, aggregators.weights(weights)(cohort)))
+        active = cohort.examples > 0
+        deltas = jax.tree.map(lambda d: jnp.where(active.reshape(-1, *[1] * (d.ndim - 1)), d, 0), deltas)
+        w = optax.apply_updates(server.net, aggregators.weighted_mean(deltas, aggregators.make_weight_fn(weights)(cohort)))
         rows = jnp.arange(len(jax.tree.leaves(task.public)[0]), dtype=jnp.int32)
         examples = ClientData(Examples(task.public[0], rows), rows, jnp.int32(len(rows)))
 
         def mean_logits(batch):
             def add(total, entry):
-                delta, came = entry
+                delta, is_active = entry
                 logits = model.apply(optax.apply_updates(server.net, delta), batch.x, mask=batch.mask)[0]["logits"]
-                return total + jnp.where(came, logits, 0), None
+                return total + jnp.where(is_active, logits, 0), None
 
             like = jax.eval_shape(lambda: model.apply(server.net, batch.x)[0]["logits"])
-            total, _ = jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), (deltas, there))
-            return total / jnp.maximum(jnp.sum(there), 1)
+            total, _ = jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), (deltas, active))
+            return total / jnp.maximum(jnp.sum(active), 1)
 
-        def distilled():
-            teacher = local_training.each(mean_logits, examples, batch=kd.batch)
+        def distil_teacher():
+            teacher = local_training.map_examples(mean_logits, examples, batch=kd.batch)
             taught = examples._replace(arrays=Examples(task.public[0], teacher))
-            adam = local_training.adam(kd.lr, anneal="cosine")(task.round)
-            end = local_training.fit(student_loss, adam, epochs=kd.epochs, batch=kd.batch)(w, taught, key)
-            return end.net, end.sums
+            adam = local_training.adam(kd.lr, anneal="cosine")(task.round_num)
+            student = local_training.fit(student_loss, adam, epochs=kd.epochs, batch=kd.batch)(w, taught, key)
+            return student.net, student.sums
 
         zero = jnp.zeros((), jnp.float32)
-        wanted = (task.round < kd.rounds) & jnp.any(there)
-        net, kl = jax.lax.cond(wanted, distilled, lambda: (w, (zero, zero)))
+        is_due = (task.round_num < kd.rounds) & jnp.any(active)
+        net, kl = jax.lax.cond(is_due, distil_teacher, lambda: (w, (zero, zero)))
         return server._replace(net=net), {"distillation": kl}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     if kd.on:
         base = base._replace(server_update=server_update, collect=aggregators.stack)
-    return beside(task, base, train, **reading)._replace(targets=("classes",) if kd.on else PER_ROW)
+    return with_personal_model(task, base, train, **reading)._replace(targets=("classes",) if kd.on else PER_ROW)

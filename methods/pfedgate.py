@@ -77,50 +77,52 @@ def pfedgate(
         raise ValueError("task.shape=None: pfedgate must know the shape of an example; pass of_model(..., shape=...)")
     check_each(pfedgate, sparsity=sparsity, blocks=blocks, clip=clip)
     model, shape = task.model, task.shape
-    cut = layout(jax.eval_shape(model.init, jax.random.key(0)).params, blocks)
+    cut = cut_into_blocks(jax.eval_shape(model.init, jax.random.key(0)).params, blocks)
     least = min(max(1 / blocks, 0.1), sparsity)
     gate = nnx.split(nnx.eval_shape(lambda: Gate(shape, len(cut.size), rngs=nnx.Rngs(0))), nnx.Param, nnx.BatchStat)[0]
 
-    def opened(net, x, mask, train):
+    def apply_gate(net, x, mask, train):
         """sigmoid(a) [B, L] and the gate's statistics."""
         module = nnx.merge(gate, net.params, net.stats)
         a = module(x.astype(jnp.float32).reshape(len(x), *shape), batch=train, mask=mask)
         return jax.nn.sigmoid(a), nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
 
-    def gated(theta, t):
+    def apply_mask(theta, t):
         """theta * M for mean gate values t [L]."""
         if sparsity == 1:
             return cut.apply(theta, t)
         s = jnp.maximum(t, least)
-        kept = jax.lax.stop_gradient(keep(s, cut, sparsity, least))
+        kept = jax.lax.stop_gradient(select_blocks(s, cut, sparsity, least))
         return cut.apply(theta, t * kept * (1 + s - jax.lax.stop_gradient(s)))
 
     def loss(net, batch, key):
-        values, gate_stats = opened(Net(net.params["gate"], net.stats["gate"]), batch.x, batch.mask, True)
+        values, gate_stats = apply_gate(Net(net.params["gate"], net.stats["gate"]), batch.x, batch.mask, True)
         t = jnp.sum(values * batch.mask[:, None], 0) / jnp.maximum(jnp.sum(batch.mask), 1)
-        theta = Net(gated(net.params["network"], t), net.stats["network"])
+        theta = Net(apply_mask(net.params["network"], t), net.stats["network"])
         outputs, stats = model.apply(theta, batch.x, key, train=True, mask=batch.mask)
-        value = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
-        sums = local_training.classified(value, outputs["logits"], batch)
+        value = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
+        sums = local_training.loss_metrics(value, outputs["logits"], batch)
         return value, local_training.Aux({"network": stats, "gate": gate_stats}, sums)
 
     clipped = optax.clip_by_global_norm(clip)
-    each = optax.partition({"network": clipped, "gate": clipped}, {"network": "network", "gate": "gate"})
-    train = local_training.fit(loss, optax.chain(each, optimizer(task.round)), epochs=epochs, batch=batch)
+    clip_each = optax.partition({"network": clipped, "gate": clipped}, {"network": "network", "gate": "gate"})
+    train = local_training.fit(loss, optax.chain(clip_each, optimizer(task.round_num)), epochs=epochs, batch=batch)
 
-    def personalise(theta, mine, data, key):
+    def personalise(theta, gate_net, data, key):
         del key
-        total, rows = local_training.accumulate(
-            lambda b: (jnp.sum(opened(mine, b.x, b.mask, False)[0] * b.mask[:, None], 0), jnp.sum(b.mask)), data, batch=batch
+        total, rows = local_training.sum_over_batches(
+            lambda b: (jnp.sum(apply_gate(gate_net, b.x, b.mask, False)[0] * b.mask[:, None], 0), jnp.sum(b.mask)),
+            data,
+            batch=batch,
         )
         t = jnp.where(rows > 0, total / jnp.maximum(rows, 1), 0.5)
-        return theta._replace(params=gated(theta.params, t)), mine
+        return theta._replace(params=apply_mask(theta.params, t)), gate_net
 
-    def client_update(theta, mine, data, key):
-        start = Net({"network": theta.params, "gate": mine.params}, {"network": theta.stats, "gate": mine.stats})
+    def client_update(theta, gate_net, data, key):
+        start = Net({"network": theta.params, "gate": gate_net.params}, {"network": theta.stats, "gate": gate_net.stats})
         (params, stats), _, sums = train(start, data, key)
-        new, mine = Net(params["network"], stats["network"]), Net(params["gate"], stats["gate"])
-        return ClientOutput(mine, optax.tree.sub(new, theta), sums, local=personalise(new, mine, data, key))
+        new, gate_net = Net(params["network"], stats["network"]), Net(params["gate"], stats["gate"])
+        return ClientOutput(gate_net, optax.tree.sub(new, theta), sums, local=personalise(new, gate_net, data, key))
 
     def client_init(key, server, client_id):
         _, params, stats = nnx.split(Gate(shape, len(cut.size), rngs=nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat)
@@ -130,8 +132,8 @@ def pfedgate(
         server_init=model.init,
         client_update=client_update,
         server_update=lambda theta, delta, cohort, key: (optax.apply_updates(theta, delta), {}),
-        collect=aggregators.mean(aggregators.weights(weights)),
-        predict={"personal": lambda theta, mine, x: model.apply(theta, x)[0]},
+        collect=aggregators.mean(aggregators.make_weight_fn(weights)),
+        predict={"personal": lambda theta, gate_net, x: model.apply(theta, x)[0]},
         client_init=client_init,
         personalise=personalise,
         targets=PER_ROW,
@@ -177,7 +179,7 @@ class Layout(NamedTuple):
         return jax.tree.unflatten(structure, parts)
 
 
-def layout(params: PyTree, blocks: int) -> Layout:
+def cut_into_blocks(params: PyTree, blocks: int) -> Layout:
     """Cuts each tensor into min(blocks, size) pieces of equal length, rounded up: into fewer if these suffice."""
     named = jax.tree_util.tree_leaves_with_path(params)
     kernels = {path[:-1]: leaf for path, leaf in named if path[-1].key == "kernel"}
@@ -192,7 +194,7 @@ def layout(params: PyTree, blocks: int) -> Layout:
     return Layout(np.array(size), np.array(first), np.array(dense), pieces)
 
 
-def keep(importance: Array, cut: Layout, sparsity: float, least: float) -> Array:
+def select_blocks(importance: Array, cut: Layout, sparsity: float, least: float) -> Array:
     """Which blocks are kept, [L] of 0 and 1: the first of every tensor; then, in each group, those that still fit its budget, by
     importance in tenths (ties: as they lie)."""
     groups = cut.dense.astype(int)

@@ -44,7 +44,7 @@ from fedjax_core.task import Task
 from fedjax_core.training import local_training
 from fedjax_core.training.param_partition import record_training
 from methods.fedavg import fedavg
-from methods.fedoa import apart, seen
+from methods.fedoa import compute_features, feature_distance
 
 VARIANTS = ("default", "released")
 _FRESH = 0x6672  # of personal models that are drawn anew
@@ -106,12 +106,12 @@ def pfedme(
     registry.choose("variant", variant, VARIANTS)
     check_each(pfedme, lam=lam, inner_steps=inner_steps, outer_lr=outer_lr, beta=beta)
     model, released = task.model, variant == "released"
-    ce, inner = local_training.supervised(task), optax.with_extra_args_support(optimizer(task.round))
+    ce, inner = local_training.supervised_loss(task), optax.with_extra_args_support(optimizer(task.round_num))
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=_towards(beta))
 
     def envelope(data):
         """lambda / 2 |w_i - theta|^2, whose gradient is that of the Moreau envelope, with theta found on the way."""
-        total = epochs * local_training.steps(data, batch) * inner_steps
+        total = epochs * local_training.num_steps(data, batch) * inner_steps
 
         def loss(net, batch, key):
             w_i, (stats, theta, state, done) = jax.lax.stop_gradient(net.params), net.stats
@@ -132,16 +132,16 @@ def pfedme(
 
         return loss
 
-    def moreau(w, theta, data, key):
+    def moreau_update(w, theta, data, key):
         """(theta, delta of w_i, metrics)."""
-        begun = Net(w.params, Carried(w.stats, w.params, inner.init(w.params), jnp.int32(0)))
-        outer = local_training.sgd(outer_lr)(task.round)
-        (w_i, carried), _, sums = local_training.fit(envelope(data), outer, epochs=epochs, batch=batch)(begun, data, key)
+        initial = Net(w.params, Carried(w.stats, w.params, inner.init(w.params), jnp.int32(0)))
+        outer = local_training.sgd(outer_lr)(task.round_num)
+        (w_i, carried), _, sums = local_training.fit(envelope(data), outer, epochs=epochs, batch=batch)(initial, data, key)
         record_training(theta.params, carried.theta)
         delta = Net(optax.tree.sub(w_i, w.params), optax.tree.sub(carried.stats, w.stats))
         return Net(carried.theta, carried.stats), delta, sums
 
-    def apart_steps(w, theta, data, key):
+    def released_update(w, theta, data, key):
         """The same as released: theta alone, then one step of w."""
 
         def first():
@@ -149,17 +149,17 @@ def pfedme(
             return theta, out.uplink, out.metrics
 
         def later():
-            trained = local_training.fit(ce, optimizer(task.round), epochs=epochs, batch=batch)(theta, data, key)
+            trained = local_training.fit(ce, optimizer(task.round_num), epochs=epochs, batch=batch)(theta, data, key)
             towards = optax.tree.sub(trained.net, w)
             delta = Net(optax.tree.scale(2 * outer_lr * lam, towards.params), towards.stats)
             return trained.net, delta, trained.sums
 
-        return jax.lax.cond(task.round == 0, first, later)
+        return jax.lax.cond(task.round_num == 0, first, later)
 
     def client_update(w, theta, data, key):
-        theta, delta, sums = (apart_steps if released else moreau)(w, theta, data, key)
-        phi = lambda net: seen(model, net, data, batch)
-        more = {"feature_distance": apart(phi(theta), phi(w), data)} if measure else {}
+        theta, delta, sums = (released_update if released else moreau_update)(w, theta, data, key)
+        phi = lambda net: compute_features(model, net, data, batch)
+        more = {"feature_distance": feature_distance(phi(theta), phi(w), data)} if measure else {}
         return ClientOutput(theta, delta, sums | more, local=(optax.tree.add(w, delta), theta))
 
     def client_init(key, server, client_id):

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core.algorithm import PER_ROW, Algorithm, Array, ClientOutput, PyTree
-from fedjax_core.nn.projection_head import layer, linear
+from fedjax_core.nn.projection_head import apply_linear, init_linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
@@ -40,23 +40,27 @@ from fedjax_core.training import aggregators, local_training
 _STREAM = 0x7067  # of the generator's initialization
 
 
-def generator(key: Array, basis: Array, clients: int, inner: int) -> PyTree:
+def init_generator(key: Array, basis: Array, clients: int, inner: int) -> PyTree:
     """(n + N) D + 4 D I + D numbers, I the inner width."""
     d = basis.shape[1]
     descriptors, q, k, v, out = jax.random.split(key, 5)
-    maps = {"query": layer(q, d, inner, bias=False), "key": layer(k, d, inner, bias=False), "value": layer(v, d, inner, bias=False)}
-    return maps | {"out": layer(out, inner, d), "basis": basis, "clients": jax.random.normal(descriptors, (clients, d))}
+    maps = {
+        "query": init_linear(q, d, inner, bias=False),
+        "key": init_linear(k, d, inner, bias=False),
+        "value": init_linear(v, d, inner, bias=False),
+    }
+    return maps | {"out": init_linear(out, inner, d), "basis": basis, "clients": jax.random.normal(descriptors, (clients, d))}
 
 
-def prompts_of(psi: PyTree, i: Array, heads: int) -> Array:
+def generate_prompts(psi: PyTree, i: Array, heads: int) -> Array:
     """P_i, [n, D]."""
     basis = psi["basis"]
     split = lambda x: x.reshape(len(x), heads, -1)
-    q = split(linear(psi["query"], psi["clients"][i][None]))  # [1, H, I / H]
-    k, v = split(linear(psi["key"], basis)), split(linear(psi["value"], basis))
+    q = split(apply_linear(psi["query"], psi["clients"][i][None]))  # [1, H, I / H]
+    k, v = split(apply_linear(psi["key"], basis)), split(apply_linear(psi["value"], basis))
     scores = jnp.einsum("qhe,khe->hqk", q, k) / jnp.sqrt(jnp.float32(q.shape[-1]))
     seen = jnp.einsum("hqk,khe->qhe", jax.nn.softmax(scores), v)
-    return basis + linear(psi["out"], seen.reshape(1, -1))
+    return basis + apply_linear(psi["out"], seen.reshape(1, -1))
 
 
 def pfedpg(
@@ -88,41 +92,43 @@ def pfedpg(
     """
     model = task.model
     params = jax.eval_shape(model.init, jax.random.key(0)).params
-    found = jax.tree.map(lambda leaf: leaf.shape, params.get("prompts"))
-    if not (isinstance(found, tuple) and len(found) == 2):
-        raise ValueError(f"params['prompts'] of {model.name} is {found}; pfedpg needs prompts [n, D]: vit(prompts=10, deep=False)")
+    shape = jax.tree.map(lambda leaf: leaf.shape, params.get("prompts"))
+    if not (isinstance(shape, tuple) and len(shape) == 2):
+        raise ValueError(f"params['prompts'] of {model.name} is {shape}; pfedpg needs prompts [n, D]: vit(prompts=10, deep=False)")
     check_each(pfedpg, heads=heads, inner=inner, server_lr=server_lr)
     if inner % heads:
         raise ValueError(f"heads={heads} must divide inner={inner}")
-    loss, trained = local_training.supervised(task), local_training.under("prompts", "head")
-    train = local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=trained)
+    loss, trained = local_training.supervised_loss(task), local_training.entries_filter("prompts", "head")
+    train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=trained)
 
-    def apart(net):
+    def split_prompts(net):
         return net.params["prompts"], net._replace(params={name: p for name, p in net.params.items() if name != "prompts"})
 
-    def together(p_i, mine):
-        return mine._replace(params=mine.params | {"prompts": p_i})
+    def join_prompts(p_i, rest):
+        return rest._replace(params=rest.params | {"prompts": p_i})
 
-    def client_update(p_i, mine, data, key):
-        fitted = train(together(p_i, mine), data, key)
-        moved, mine = apart(fitted.net)
-        return ClientOutput(mine, moved - p_i, fitted.sums, local=(moved, mine))
+    def client_update(p_i, rest, data, key):
+        trained_net = train(join_prompts(p_i, rest), data, key)
+        p_new, rest = split_prompts(trained_net.net)
+        return ClientOutput(rest, p_new - p_i, trained_net.sums, local=(p_new, rest))
 
     def server_update(psi, deltas, cohort, key):
-        there = (cohort.examples > 0)[:, None, None]
+        mask = (cohort.examples > 0)[:, None, None]
         ids = jnp.minimum(cohort.ids, task.population - 1)
-        _, back = jax.vjp(lambda psi: jax.vmap(lambda i: prompts_of(psi, i, heads))(ids), psi)
-        (gradient,) = back(jnp.where(there, -deltas, 0))
+        _, vjp = jax.vjp(lambda psi: jax.vmap(lambda i: generate_prompts(psi, i, heads))(ids), psi)
+        (gradient,) = vjp(jnp.where(mask, -deltas, 0))
         return optax.tree.add_scale(psi, -server_lr, gradient), {}
 
     return Algorithm(
-        server_init=lambda key: generator(jax.random.fold_in(key, _STREAM), apart(model.init(key))[0], task.population, inner),
+        server_init=lambda key: init_generator(
+            jax.random.fold_in(key, _STREAM), split_prompts(model.init(key))[0], task.population, inner
+        ),
         client_update=client_update,
         server_update=server_update,
         collect=aggregators.stack,
-        predict={"personal": lambda p_i, mine, x: model.apply(together(p_i, mine), x)[0]},
-        client_init=lambda key, server, client_id: apart(model.init(key))[1],
-        broadcast=lambda psi, client_id: prompts_of(psi, client_id, heads),
+        predict={"personal": lambda p_i, rest, x: model.apply(join_prompts(p_i, rest), x)[0]},
+        client_init=lambda key, server, client_id: split_prompts(model.init(key))[1],
+        broadcast=lambda psi, client_id: generate_prompts(psi, client_id, heads),
         newcomer="pFedPG generates prompts from a descriptor that it learns for each client, and has none of an unseen one",
         targets=PER_ROW,
     )

@@ -74,9 +74,9 @@ def pfedpt(
     if task.shape is None:
         raise ValueError("task.shape=None: pfedpt must know the shape of an example to frame it; pass of_model(..., shape=...)")
     check_each(pfedpt, prompt_epochs=prompt_epochs, prompt_lr=prompt_lr, prompt_momentum=prompt_momentum)
-    model, place = task.model, frame(task.shape, pad)
+    model, place = task.model, frame_indices(task.shape, pad)
     empty = np.zeros(task.shape, np.float32)
-    network, view = model.behind or (model, lambda x, key, train: x)
+    network, view = model.unaugmented or (model, lambda x, key, train: x)
 
     def prompted(w, p_i, x, key=None, train=False, mask=None):
         x = view(x, key, train)
@@ -87,11 +87,13 @@ def pfedpt(
     def loss(net, batch, key):
         w, p_i = Net(net.params["network"], net.stats), net.params["prompt"]
         outputs, stats = prompted(w, p_i, batch.x, key, train=True, mask=batch.mask)
-        value = local_training.of_labels(task)(outputs["logits"], batch.y, batch.mask)
-        return value, local_training.Aux(stats, local_training.classified(value, outputs["logits"], batch))
+        value = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
+        return value, local_training.Aux(stats, local_training.loss_metrics(value, outputs["logits"], batch))
 
     def phase(name, optimizer, epochs):
-        return local_training.fit(loss, optimizer(task.round), epochs=epochs, batch=batch, trainable=local_training.under(name))
+        return local_training.fit(
+            loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=local_training.entries_filter(name)
+        )
 
     first = phase("prompt", local_training.sgd(prompt_lr, momentum=prompt_momentum), prompt_epochs)
     second = phase("network", optimizer, epochs)
@@ -107,14 +109,14 @@ def pfedpt(
         server_init=model.init,
         client_update=client_update,
         server_update=lambda w, delta, cohort, key: (optax.apply_updates(w, delta), {}),
-        collect=aggregators.mean(aggregators.weights(weights)),
+        collect=aggregators.mean(aggregators.make_weight_fn(weights)),
         predict={"personal": lambda w, p_i, x: prompted(w, p_i, x)[0]},
         client_init=lambda key, server, client_id: jax.random.normal(jax.random.fold_in(key, client_id), (len(place[0]),)),
         targets=PER_ROW,
     )
 
 
-def frame(shape: tuple[int, ...], pad: int) -> tuple[np.ndarray, ...]:
+def frame_indices(shape: tuple[int, ...], pad: int) -> tuple[np.ndarray, ...]:
     """Where in an example of this shape the frame is: an index array per axis. 4 pad (H - pad) C places of an [H, H, C] image.
 
     Raises:

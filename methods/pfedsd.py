@@ -84,9 +84,9 @@ def pfedsd(
         def loss(net, batch, key):
             outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
             logits, teacher = outputs["logits"], model.apply(client.previous, batch.x)[0]["logits"]
-            ce = local_training.of_labels(task)(logits, batch.y, batch.mask)
+            ce = local_training.label_loss(task)(logits, batch.y, batch.mask)
             value = ce + weight * losses.distillation(logits, teacher, batch.mask, temperature)
-            return value, local_training.Aux(stats, local_training.classified(ce, logits, batch))
+            return value, local_training.Aux(stats, local_training.loss_metrics(ce, logits, batch))
 
         out = parent(loss).client_update(w, (), data, key)
         assert out.local is not None
@@ -95,8 +95,8 @@ def pfedsd(
         return ClientOutput(state, out.uplink, out.metrics, local=(v_i, state))
 
     def personal(w, client, x):
-        mine = jax.tree.map(lambda v, w: jnp.where(client.rounds > 0, v, w), client.previous, w)
-        return model.apply(mine, x)[0]
+        net_i = jax.tree.map(lambda v, w: jnp.where(client.rounds > 0, v, w), client.previous, w)
+        return model.apply(net_i, x)[0]
 
     base = parent()
     return base._replace(

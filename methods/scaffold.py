@@ -64,7 +64,7 @@ def scaffold(
     """
     check_each(scaffold, server_lr=server_lr)
     model = task.model
-    loss = local_training.supervised(task)
+    loss = local_training.supervised_loss(task)
 
     def server_init(key):
         net = model.init(key)
@@ -73,7 +73,7 @@ def scaffold(
     def client_update(sent, c_i, data, key):
         drift = optax.tree.sub(sent.c, c_i)
         correct = optax.stateless(lambda g, _: optax.tree.add(g, drift))  # g_i(y) - c_i + c
-        chain = optax.chain(local_training.mean_gradient(), correct, optimizer(task.round))
+        chain = optax.chain(local_training.track_mean_gradient(), correct, optimizer(task.round_num))
         y, (seen, *_), sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)
         uplink = optax.tree.sub(y, sent.net), optax.tree.sub(seen.mean, c_i)  # (delta y_i, delta c_i)
         return ClientOutput(seen.mean, uplink, sums, local=(sent._replace(net=y), seen.mean))  # c_i+ = mean gradient

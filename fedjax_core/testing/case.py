@@ -72,7 +72,7 @@ class Case:
         devices (of one, if there are no more); and every client has more padding.
         """
         sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="disk", data_on="host")
-        pad(sim)
+        add_padding(sim)
         state, _ = sim.rounds(self._begun(sim), 2)
         assert sim.kept is not None
         return sim, state, [jax.tree.map(np.copy, (store.rows, store.touched)) for store in sim.kept.stores]
@@ -86,11 +86,11 @@ class Case:
         kept.keep(kept.untouched(sim.put(before.server)))
         return sim.put(before._replace(clients=tuple(() for _ in sim.groups)))
 
-    def forget(self) -> None:
+    def drop_offloaded_run(self) -> None:
         """Drops `elsewhere`, with its data and states. `reference` stays, and compiles again after `jax.clear_caches`."""
         self.__dict__.pop("elsewhere", None)
 
-    def one_round(self) -> tuple[Callable, list, list[PyTree]]:
+    def make_round_fn(self) -> tuple[Callable, list, list[PyTree]]:
         """Returns the first round of `elsewhere`, with a cohort and its client states, all on the host.
 
         The round is a function (drawn, client states) -> (server, states, record).
@@ -128,7 +128,7 @@ def groups(
     ]
 
 
-def pad(sim: simulator.Simulation) -> None:
+def add_padding(sim: simulator.Simulation) -> None:
     """Pads every client with three more examples."""
     index = sim.host.index
     more = dataclasses.replace(index, rows=np.pad(index.rows, (0, 3)), most=index.most + 3, filler=1)

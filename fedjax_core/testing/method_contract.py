@@ -53,7 +53,7 @@ def check_plans_agree(case: Case) -> None:
 
 def check_cohort_order_is_irrelevant(case: Case) -> None:
     """The same cohort in reverse order gives the same round."""
-    run, drawn, rows = case.one_round()
+    run, drawn, rows = case.make_round_fn()
     server, after, _ = run(drawn, rows)
     flip = functools.partial(jax.tree.map, lambda x: x[::-1])
     server2, after2, _ = run(flip(drawn), flip(rows))
@@ -65,7 +65,7 @@ def check_absent_client_changes_nothing(case: Case) -> None:
     """A client that drops out, with NaN in its state, changes the round as little as an empty slot."""
     if case.reference[0].cohort == 1:
         return  # a pooled method has one client
-    run, drawn, rows = case.one_round()
+    run, drawn, rows = case.make_round_fn()
     gone = [(Cohort(c.ids, _first(c.examples, 0)), p) for c, p in drawn]
     poison = lambda x: jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 99  # an index into a queue is an int
     poisoned = [jax.tree.map(lambda x: _first(x, poison(x)), r) for r in rows]

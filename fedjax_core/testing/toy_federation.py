@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples, Net
 from fedjax_core.data import federated_data, sources
-from fedjax_core.nn.projection_head import projected
+from fedjax_core.nn.projection_head import with_projection
 from fedjax_core.task import Model, Task, of_model, part_of
 from fedjax_core.training import adapters
 
@@ -118,7 +118,7 @@ def task_in_part(hidden: int = 6, statistics: bool = True) -> Task:
 def task_alike(hidden: int = 6, statistics: bool = True) -> Task:
     """Builds a task with six features for either network: those of the wide one are projected."""
     made = model(hidden, statistics)
-    made = made if hidden == 6 else projected(made, CLASSES, 6, hidden=False)
+    made = made if hidden == 6 else with_projection(made, CLASSES, 6, hidden=False)
     return of_model(made, classes=CLASSES, population=CLIENTS, shape=(INPUTS,))
 
 

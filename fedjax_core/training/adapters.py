@@ -86,7 +86,9 @@ def parse(spec: str) -> Kind:
     return registry.call(f"adapter {name!r}", ADAPTERS[name], {}, options)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=("base", "updates"), meta_fields=("parts", "kind", "drawn"))
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("base", "updates"), meta_fields=("parts", "kind", "dropout_window")
+)
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """A kernel with an adapter, used as `x @ kernel`.
@@ -96,7 +98,7 @@ class Kernel:
       updates: by part, {"a": [in, rank], "b": [rank, out / parts]}, and "key" with dropout.
       parts: names of the kernels side by side in the base; ("",) for one.
       kind: the adapter's configuration.
-      drawn: (T, first): dropout is drawn for x [B, T, in], of which x has the positions from `first`
+      dropout_window: (T, first): dropout is drawn for x [B, T, in], of which x has the positions from `first`
         on; None: x has all.
     """
 
@@ -104,7 +106,7 @@ class Kernel:
     updates: dict[str, dict[str, Array]]
     parts: tuple[str, ...]
     kind: Kind
-    drawn: tuple[int, int] | None = None
+    dropout_window: tuple[int, int] | None = None
 
     def __rmatmul__(self, x: Array) -> Array:
         """Returns x @ kernel, [..., in] -> [..., out]."""
@@ -116,7 +118,7 @@ class Kernel:
     def _update(self, x: Array, own: dict[str, Array]) -> Array:
         x = x.astype(own["a"].dtype)
         if "key" in own:
-            keep, (t, first) = 1 - self.kind.dropout, self.drawn or (x.shape[-2], 0)
+            keep, (t, first) = 1 - self.kind.dropout, self.dropout_window or (x.shape[-2], 0)
             kept = jax.random.bernoulli(own["key"], keep, (*x.shape[:-2], t, x.shape[-1]))
             x = jnp.where(kept[..., first : first + x.shape[-2], :], x / keep, 0)
         low = x @ own["a"]
@@ -125,7 +127,7 @@ class Kernel:
 
 def drawn_for(params: PyTree, places: int, first: int) -> PyTree:
     """Makes adapters draw dropout for `places` positions of a text, of which they see those from `first` on."""
-    replace = lambda leaf: dataclasses.replace(leaf, drawn=(places, first)) if isinstance(leaf, Kernel) else leaf
+    replace = lambda leaf: dataclasses.replace(leaf, dropout_window=(places, first)) if isinstance(leaf, Kernel) else leaf
     return jax.tree.map(replace, params, is_leaf=lambda leaf: isinstance(leaf, Kernel))
 
 
@@ -153,7 +155,7 @@ class Site(NamedTuple):
         return self.path[:-1] + ((self.part,) if self.part else ())
 
 
-def sites(shapes: PyTree, targets: Sequence[str], name: str = "the network") -> list[Site]:
+def find_sites(shapes: PyTree, targets: Sequence[str], name: str = "the network") -> list[Site]:
     """Finds the kernels of a network that are targets.
 
     Raises:
@@ -182,12 +184,12 @@ class Adapter(NamedTuple):
     Attributes:
       init: key -> what is trained, nested like the parameters.
       wrap: (params, trained, key) -> params with `Kernel`s; the key draws dropout, None: no dropout.
-      merged: (params, trained) -> params with equivalent plain kernels; ValueError for a bottleneck.
+      merge: (params, trained) -> params with equivalent plain kernels; ValueError for a bottleneck.
     """
 
     init: Callable[[Array], PyTree]
     wrap: Callable[[PyTree, PyTree, Array | None], PyTree]
-    merged: Callable[[PyTree, PyTree], PyTree]
+    merge: Callable[[PyTree, PyTree], PyTree]
 
 
 def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
@@ -201,7 +203,7 @@ def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
     Raises:
       ValueError: the network has no such target.
     """
-    where = sites(shapes, kind.targets, name)
+    where = find_sites(shapes, kind.targets, name)
 
     def init(key: Array) -> PyTree:
         trained: dict[str, Any] = {}
@@ -225,7 +227,7 @@ def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
             params = _put(params, path, Kernel(base, updates, site.parts, kind))
         return params
 
-    def merged(params: PyTree, trained: PyTree) -> PyTree:
+    def merge(params: PyTree, trained: PyTree) -> PyTree:
         if kind.bottleneck:
             raise ValueError("adapter: a bottleneck is not linear, so it cannot be merged into the kernels; lora can")
         for site in where:
@@ -237,7 +239,7 @@ def adapter(kind: Kind, shapes: PyTree, name: str = "the network") -> Adapter:
             params = _put(params, site.path, new)
         return params
 
-    return Adapter(init, wrap, merged)
+    return Adapter(init, wrap, merge)
 
 
 def _axes(where: Sequence[Site], shapes: PyTree, of_model: Axes) -> Axes:
@@ -251,12 +253,12 @@ def _axes(where: Sequence[Site], shapes: PyTree, of_model: Axes) -> Axes:
     return tuple(axes)
 
 
-def mixed(one: PyTree, other: PyTree, weight: float) -> PyTree:
+def mix_adapters(one: PyTree, other: PyTree, weight: float) -> PyTree:
     """Returns the adapter with `weight` times one update and 1 - `weight` times the other, of both ranks together."""
     if one.keys() == {"a", "b"}:
         b = jnp.concatenate([weight * one["b"], (1 - weight) * other["b"]], -2)
         return {"a": jnp.concatenate([one["a"], other["a"]], -1), "b": b}
-    return {name: mixed(part, other[name], weight) for name, part in one.items()}
+    return {name: mix_adapters(part, other[name], weight) for name, part in one.items()}
 
 
 def _get(tree: PyTree, path: Sequence[str]) -> Any:
@@ -311,7 +313,7 @@ def adapted(
         raise ValueError(f"adapter: {model.name} needs frozen arrays for {', '.join(missing)}")
     frozen_shapes = {name: entry for name, entry in shapes.params.items() if name not in entries}
     own = adapter(kind, frozen_shapes, model.name)
-    axes = model.model_axes + _axes(sites(frozen_shapes, kind.targets), frozen_shapes, model.model_axes)
+    axes = model.model_axes + _axes(find_sites(frozen_shapes, kind.targets), frozen_shapes, model.model_axes)
 
     def network(frozen: Net) -> Model:
         def init(key):
@@ -332,7 +334,7 @@ def adapted(
             return model.features(run(net, key, train), x, mask=mask)[0], net.stats
 
         def whole(net):
-            return Net(own.merged(join(net), net.params[ENTRY]), frozen.stats)
+            return Net(own.merge(join(net), net.params[ENTRY]), frozen.stats)
 
         head = lambda net, z: model.head(Net(join(net), {}), z)
         return Model(init, apply, features, head, model.name, whole, axes, vocabulary=model.vocabulary)

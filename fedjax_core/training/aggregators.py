@@ -22,7 +22,7 @@ TINY = float(jnp.finfo(jnp.float32).tiny)
 stack = Reduce()
 
 
-def by_examples(client: Cohort) -> Array:
+def weight_by_examples(client: Cohort) -> Array:
     """Returns n_i, the number of training examples."""
     return client.examples.astype(jnp.float32)
 
@@ -32,21 +32,21 @@ def uniform(client: Cohort) -> Array:
     return (client.examples > 0).astype(jnp.float32)
 
 
-WEIGHTS = {"samples": by_examples, "uniform": uniform}
+WEIGHT_FNS = {"samples": weight_by_examples, "uniform": uniform}
 
 
-def weights(name: str) -> Callable[[Cohort], Array]:
+def make_weight_fn(name: str) -> Callable[[Cohort], Array]:
     """Returns the weights called "samples" or "uniform".
 
     Raises:
       ValueError: another name.
     """
-    if name not in WEIGHTS:
-        raise ValueError(f"weights={name!r} is not one of {', '.join(map(repr, WEIGHTS))}")
-    return WEIGHTS[name]
+    if name not in WEIGHT_FNS:
+        raise ValueError(f"weights={name!r} is not one of {', '.join(map(repr, WEIGHT_FNS))}")
+    return WEIGHT_FNS[name]
 
 
-def mean(weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
+def mean(weigh: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
     """Returns the weighted mean over the cohort, as a running sum; zero if no client took part.
 
     Args:
@@ -63,7 +63,7 @@ def mean(weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
     return Reduce(lift, "add", lower, "delta", weigh)
 
 
-def mean_by_form(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callable[[Cohort], Array] = by_examples) -> Reduce:
+def mean_by_shape(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
     """Returns means over the clients whose parts have equal shapes, where architectures differ.
 
     For uplinks that are tuples of trees, the i-th of which has shapes `shapes[places[i]]`.
@@ -103,8 +103,8 @@ def class_mean(weights: str = "uniform") -> Reduce:
     Raises:
       ValueError: other weights.
     """
-    if weights not in WEIGHTS:
-        raise ValueError(f"weights={weights!r} is not one of {', '.join(map(repr, WEIGHTS))}")
+    if weights not in WEIGHT_FNS:
+        raise ValueError(f"weights={weights!r} is not one of {', '.join(map(repr, WEIGHT_FNS))}")
 
     def lift(part, client):
         del client
@@ -168,7 +168,7 @@ def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
     return jax.tree.map(of, stacked)
 
 
-def mix(stacked: PyTree, w: Array) -> PyTree:
+def mix_clients(stacked: PyTree, w: Array) -> PyTree:
     """Returns linear combinations of the clients, one for each row of `w`.
 
     Args:
@@ -187,7 +187,7 @@ def mix(stacked: PyTree, w: Array) -> PyTree:
     return jax.tree.map(of, stacked)
 
 
-def write_rows(store: PyTree, cohort: Cohort, rows: PyTree) -> PyTree:
+def scatter_clients(store: PyTree, cohort: Cohort, rows: PyTree) -> PyTree:
     """Writes the rows [C, ...] of the clients that took part into a server's per-client arrays [N, ...]."""
     ids = lambda kept: jnp.where(cohort.examples > 0, cohort.ids, len(kept))
     return jax.tree.map(lambda kept, new: kept.at[ids(kept)].set(new, mode="drop"), store, rows)
@@ -226,7 +226,7 @@ def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[A
 DISCREPANCY_SIZES, DISCREPANCY_DISTANCES, DISCREPANCY_FORMS = ("fraction", "count"), ("mean", "sum"), ("sigmoid", "relu")
 
 
-def by_discrepancy(size: str = "fraction", distance: str = "mean", form: str = "sigmoid") -> Callable[..., Array]:
+def discrepancy_weights(size: str = "fraction", distance: str = "mean", form: str = "sigmoid") -> Callable[..., Array]:
     """Returns the weights of FedSKC's global discrepancy aggregation (Eq. 4).
 
     Clients with more examples, and with knowledge closer to the merged one, weigh more:
@@ -247,7 +247,7 @@ def by_discrepancy(size: str = "fraction", distance: str = "mean", form: str = "
       form: "sigmoid" or "relu".
 
     Returns:
-      (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for `aggregate(stack, weigh=...)`.
+      (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for `make_aggregator(stack, weigh=...)`.
 
     Raises:
       ValueError: another size, distance or form; "relu" with size "count".
@@ -265,7 +265,7 @@ def by_discrepancy(size: str = "fraction", distance: str = "mean", form: str = "
     def weigh(cohort: Cohort, *, values: Array, held: Array, merged: Array, **_: PyTree) -> Array:
         active = cohort.examples > 0
         n = cohort.examples.astype(values.dtype)
-        distances = jnp.where(held, losses.distances(values, merged[None], losses.rounding(values)), 0)
+        distances = jnp.where(held, losses.euclidean_distances(values, merged[None], losses.rounding_tolerance(values)), 0)
         d = jnp.where(active, jnp.sum(distances, 1), 0)
         d = d / jnp.maximum(jnp.sum(held, 1), 1) if distance == "mean" else d
         a = d / jnp.maximum(jnp.sum(d), TINY)
@@ -361,12 +361,12 @@ class Aggregator(NamedTuple):
     update: Callable[..., tuple[PyTree, PyTree]]
 
 
-def aggregate(
+def make_aggregator(
     collect: Reduce = mean(),  # noqa: B008 - a Reduce is immutable
     weigh: Callable[..., Array] | None = None,
     review: optax.GradientTransformation = optax.identity(),  # noqa: B008
 ) -> Aggregator:
-    """Builds an aggregator: `aggregate()` is FedAvg's, `aggregate(review=optax.trace(0.9))` FedAvgM's.
+    """Builds an aggregator: `make_aggregator()` is FedAvg's, `make_aggregator(review=optax.trace(0.9))` FedAvgM's.
 
     Args:
       collect: how the delta is reduced over clients.

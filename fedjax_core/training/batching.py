@@ -16,13 +16,13 @@ class Batch(NamedTuple):
       x: leaves [B, ...].
       y: [B] or [B, ...].
       mask: [B], False for the padding of a short last batch.
-      beside: leaves [B, ...], extra arrays that `fit` was given for each example; `()` if none.
+      extra: leaves [B, ...], extra arrays that `fit` was given for each example; `()` if none.
     """
 
     x: PyTree
     y: PyTree
     mask: Array
-    beside: PyTree = ()
+    extra: PyTree = ()
 
 
 def take(arrays: PyTree, index: Array, mask: Array) -> Batch:
@@ -31,7 +31,7 @@ def take(arrays: PyTree, index: Array, mask: Array) -> Batch:
     return Batch(x, y, mask)
 
 
-def batches(number: Array, size: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
+def loop_over_batches(number: Array, size: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
     """Runs `lax.fori_loop` over `number` minibatches of `size` examples.
 
     The loop is named `batches_of_<size>` in the compiled program. A plan reads its trip count from the
@@ -41,12 +41,12 @@ def batches(number: Array, size: int, body: Callable[[Array, PyTree], PyTree], c
         return jax.lax.fori_loop(0, number, body, carry)
 
 
-def steps(data: ClientData, batch: int) -> Array:
+def num_steps(data: ClientData, batch: int) -> Array:
     """Returns the number [] of local steps that `fit` takes in an epoch."""
     return -(-data.size // _batch_size(data, batch))
 
 
-def in_order(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batch]]:
+def sequential_batches(data: ClientData, batch: int) -> tuple[int, Callable[[Array], Batch]]:
     """Returns B, and a function i -> the i-th minibatch of the examples in stored order."""
     size = _batch_size(data, batch)
     index = jnp.pad(data.index, (0, -data.index.shape[0] % size))
@@ -62,7 +62,7 @@ def _batch_size(data: ClientData, batch: int) -> int:
     return max(1, min(batch, data.index.shape[0]))
 
 
-def accumulate(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
+def sum_over_batches(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
     """Sums `fn` over the minibatches of one client's examples; nothing is trained.
 
     Args:
@@ -73,13 +73,13 @@ def accumulate(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -
     Returns:
       The total of `fn`; zeros for a client without examples.
     """
-    b, minibatch = in_order(data, batch)
+    b, minibatch = sequential_batches(data, batch)
     sums = jax.jit(lambda i: fn(minibatch(i)), inline=True)  # traced once, for shapes and for use
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(sums, jnp.int32(0)))
-    return batches(-(-data.size // b), b, lambda i, total: jax.tree.map(jnp.add, total, sums(i)), zeros)
+    return loop_over_batches(-(-data.size // b), b, lambda i, total: jax.tree.map(jnp.add, total, sums(i)), zeros)
 
 
-def each(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
+def map_examples(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTree:
     """Maps `fn` over one client's examples, such as to features that are used again; nothing is trained.
 
     Args:
@@ -90,7 +90,7 @@ def each(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTr
     Returns:
       Leaves [M, ...] in the order of `data.index`; entries past `data.size` may be anything.
     """
-    b, minibatch = in_order(data, batch)
+    b, minibatch = sequential_batches(data, batch)
     outputs = jax.jit(lambda i: fn(minibatch(i)), inline=True)  # traced once, for shapes and for use
     number = data.index.shape[0]
     shapes = jax.eval_shape(outputs, jnp.int32(0))
@@ -100,7 +100,7 @@ def each(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int) -> PyTr
         update = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, i * b, 0)
         return jax.tree.map(update, buffer, outputs(i))
 
-    return jax.tree.map(lambda leaf: leaf[:number], batches(-(-data.size // b), b, write, buffer))
+    return jax.tree.map(lambda leaf: leaf[:number], loop_over_batches(-(-data.size // b), b, write, buffer))
 
 
 def class_sums(values: Array, y: Array, mask: Array, classes: int) -> tuple[Array, Array]:
@@ -114,11 +114,11 @@ def class_means(fn: Callable[[Batch], Array], data: ClientData, *, classes: int,
 
     The mean of a class without examples is zero.
     """
-    total, count = accumulate(lambda batch: class_sums(fn(batch), batch.y, batch.mask, classes), data, batch=batch)
+    total, count = sum_over_batches(lambda batch: class_sums(fn(batch), batch.y, batch.mask, classes), data, batch=batch)
     return total / jnp.maximum(count, 1)[:, None], count
 
 
-def received(cohort: Cohort, means: Array, counts: Array) -> ClientData:
+def uplinks_as_examples(cohort: Cohort, means: Array, counts: Array) -> ClientData:
     """Returns the class means that a cohort sent, as examples to train on at the server.
 
     They are ordered by client id, so that `fit` depends neither on the cohort's order nor on empty

@@ -31,7 +31,7 @@ from fedjax_core.algorithm import Array, ClientData, Examples, Net, PyTree
 from fedjax_core.task import Model
 from fedjax_core.training import local_training
 
-LOWEST = -1e9  # logit of a class that is not in the episode
+ABSENT_LOGIT = -1e9  # logit of a class that is not in the episode
 _TEST_SEED = 0
 
 
@@ -42,13 +42,13 @@ class Episode(NamedTuple):
       query: leaves [Q, ...], the examples to classify.
       support: leaves [way, shot, ...].
       classes: [way], the class of each row of the support.
-      held: [way, shot], mask of the support; an empty row means that the episode has fewer classes.
+      support_mask: [way, shot], mask of the support; an empty row means that the episode has fewer classes.
     """
 
     query: PyTree
     support: PyTree
     classes: Array
-    held: Array
+    support_mask: Array
 
 
 @jax.tree_util.register_static
@@ -139,13 +139,13 @@ def assemble(arrays: Examples, support: Array, query: Array, held: Array, query_
     return local_training.Batch(episode, y, query_mask.reshape(-1))
 
 
-def prototypes(support: Array, held: Array) -> Array:
+def class_prototypes(support: Array, held: Array) -> Array:
     """Returns mean embeddings, [way, shot, D], [way, shot] -> [way, D]; zeros for an empty class."""
     total = jnp.sum(jnp.where(held[..., None], support, 0), 1)
     return total / jnp.maximum(jnp.sum(held, 1), 1)[:, None]  # Eq. 1
 
 
-def distances(query: Array, prototypes: Array) -> Array:
+def squared_distances(query: Array, prototypes: Array) -> Array:
     """Returns squared Euclidean distances, [Q, D], [way, D] -> [Q, way]."""
     return jnp.sum((query[:, None] - prototypes[None]) ** 2, -1)
 
@@ -166,11 +166,11 @@ def prototypical(model: Model, classes: int) -> Model:
 
     def embed(net, x, key, train, mask):
         """Returns features of the support [way, shot, D] and of the queries [Q, D], and stats."""
-        n, queries = x.held.size, jax.tree.leaves(x.query)[0].shape[0]
+        n, queries = x.support_mask.size, jax.tree.leaves(x.query)[0].shape[0]
         both = jax.tree.map(lambda s, q: jnp.concatenate([s.reshape(n, *s.shape[2:]), q]), x.support, x.query)
-        mask = jnp.concatenate([x.held.reshape(n), jnp.ones(queries, bool) if mask is None else mask])
+        mask = jnp.concatenate([x.support_mask.reshape(n), jnp.ones(queries, bool) if mask is None else mask])
         z, stats = model.features(net, both, key, train=train, mask=mask)
-        return z[:n].reshape(*x.held.shape, -1), z[n:], stats
+        return z[:n].reshape(*x.support_mask.shape, -1), z[n:], stats
 
     def features(net, x, key=None, train=False, mask=None):
         if not isinstance(x, Episode):
@@ -184,9 +184,9 @@ def prototypical(model: Model, classes: int) -> Model:
             z, stats = model.features(net, x, key, train=train, mask=mask)
             return {"features": z} | hidden, stats
         support, query, stats = embed(net, x, key, train, mask)
-        episode_logits = -distances(query, prototypes(support, x.held))  # Eq. 2
-        columns = jnp.where(jnp.any(x.held, 1), x.classes, classes)  # K, which is dropped, for an empty class
-        logits = jnp.full((len(query), classes), LOWEST, episode_logits.dtype)
+        episode_logits = -squared_distances(query, class_prototypes(support, x.support_mask))  # Eq. 2
+        columns = jnp.where(jnp.any(x.support_mask, 1), x.classes, classes)  # K, which is dropped, for an empty class
+        logits = jnp.full((len(query), classes), ABSENT_LOGIT, episode_logits.dtype)
         logits = logits.at[:, columns].set(episode_logits, mode="drop")
         return {"logits": logits, "features": query} | hidden, stats
 
@@ -200,6 +200,6 @@ def prototypical(model: Model, classes: int) -> Model:
         head,
         f"prototypical {model.name}",
         model_axes=model.model_axes,
-        episodic=True,
+        is_episodic=True,
         vocabulary=model.vocabulary,
     )

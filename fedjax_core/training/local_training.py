@@ -2,7 +2,7 @@
 
 A method brings a loss (a proximal term is a term of it) and an optax chain (a control variate is a link of it):
 
-    trained = fit(loss, optimizer(task.round), epochs=5, batch=64)(net, data, key)
+    trained = fit(loss, optimizer(task.round_num), epochs=5, batch=64)(net, data, key)
 
 Several phases are several calls. Cached features are a `ClientData` whose arrays are the features. This
 module also exports what methods use beside the loop: partitions of parameters (`param_partition.py`),
@@ -20,40 +20,51 @@ import optax
 from fedjax_core.algorithm import Array, ClientData, Net, PyTree, targets_of
 from fedjax_core.task import Model, Task
 from fedjax_core.training import losses, metrics
-from fedjax_core.training.batching import Batch, accumulate, batches, class_means, class_sums, each, in_order, received, steps, take
-from fedjax_core.training.optimizers import Optimizer, adam, annealed, mean_gradient, proximal, sgd
-from fedjax_core.training.param_partition import join, part, record_training, split, under
+from fedjax_core.training.batching import (
+    Batch,
+    class_means,
+    class_sums,
+    loop_over_batches,
+    map_examples,
+    num_steps,
+    sequential_batches,
+    sum_over_batches,
+    take,
+    uplinks_as_examples,
+)
+from fedjax_core.training.optimizers import Optimizer, adam, add_proximal_term, scale_by_anneal, sgd, track_mean_gradient
+from fedjax_core.training.param_partition import entries_filter, join, part_filter, record_training, split_params
 
 __all__ = [
     "Aux",
     "Batch",
-    "Fitted",
-    "Loss",
+    "FitResult",
+    "LossFn",
     "Optimizer",
-    "accumulate",
     "adam",
-    "annealed",
+    "add_proximal_term",
     "class_means",
     "class_sums",
-    "classified",
     "cross_entropy",
-    "each",
+    "entries_filter",
     "finetune",
     "fit",
-    "full_step",
+    "full_batch_step",
     "join",
-    "mean_gradient",
-    "of_labels",
-    "part",
-    "proximal",
-    "received",
-    "risk",
+    "label_loss",
+    "loss_and_metrics",
+    "loss_metrics",
+    "map_examples",
+    "num_steps",
+    "part_filter",
+    "scale_by_anneal",
     "sgd",
-    "split",
-    "steps",
-    "supervised",
+    "split_params",
+    "sum_over_batches",
+    "supervised_loss",
     "take",
-    "under",
+    "track_mean_gradient",
+    "uplinks_as_examples",
 ]
 
 
@@ -69,7 +80,7 @@ class Aux(NamedTuple):
     sums: PyTree
 
 
-class Fitted(NamedTuple):
+class FitResult(NamedTuple):
     """Result of `fit`.
 
     Attributes:
@@ -83,18 +94,18 @@ class Fitted(NamedTuple):
     sums: PyTree
 
 
-Loss = Callable[..., tuple[Array, Aux]]  # net, batch, key -> value, Aux; with `each_epoch` also its arrays
+LossFn = Callable[..., tuple[Array, Aux]]  # net, batch, key -> value, Aux; with `epoch_inputs` also its arrays
 
 
-def of_labels(task: Task) -> losses.OfLabels:
+def label_loss(task: Task) -> losses.LabelLoss:
     """Returns the loss of outputs and targets: the default of the targets, or the user's (`config.loss`).
 
     The user's raises TypeError (when traced) unless it returns one real number.
     """
-    return losses.of_targets if task.loss is None else functools.partial(_checked_loss, task.loss)
+    return losses.target_loss if task.loss is None else functools.partial(_checked_loss, task.loss)
 
 
-def _checked_loss(loss: losses.OfLabels, logits: Array, y: Array, mask: Array) -> Array:
+def _checked_loss(loss: losses.LabelLoss, logits: Array, y: Array, mask: Array) -> Array:
     value = loss(logits, y, mask)
     if getattr(value, "shape", None) == () and jnp.issubdtype(value.dtype, jnp.floating):
         return value
@@ -103,36 +114,36 @@ def _checked_loss(loss: losses.OfLabels, logits: Array, y: Array, mask: Array) -
     raise TypeError(f"loss {name!r} must return the mean over the examples in the mask, a float32[]; it returned {returned}")
 
 
-def supervised(task: Task) -> Loss:
-    """Returns the plain loss of the task's network and targets; for the metrics see `classified`."""
-    return cross_entropy(task.model, of_labels(task))
+def supervised_loss(task: Task) -> LossFn:
+    """Returns the plain loss of the task's network and targets; for the metrics see `loss_metrics`."""
+    return cross_entropy(task.model, label_loss(task))
 
 
-def cross_entropy(model: Model, of_labels: losses.OfLabels = losses.cross_entropy) -> Loss:
-    """Returns the loss of a model: by default the mean cross-entropy; for the metrics see `classified`."""
+def cross_entropy(model: Model, label_loss: losses.LabelLoss = losses.cross_entropy) -> LossFn:
+    """Returns the loss of a model: by default the mean cross-entropy; for the metrics see `loss_metrics`."""
 
     def loss(net: Net, batch: Batch, key: Array) -> tuple[Array, Aux]:
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        value, sums = risk(outputs, batch, of_labels)
+        value, sums = loss_and_metrics(outputs, batch, label_loss)
         return value, Aux(stats, sums)
 
     return loss
 
 
-def risk(
-    outputs: dict[str, PyTree], batch: Batch, of_labels: losses.OfLabels = losses.cross_entropy
+def loss_and_metrics(
+    outputs: dict[str, PyTree], batch: Batch, label_loss: losses.LabelLoss = losses.cross_entropy
 ) -> tuple[Array, dict[str, metrics.Pair]]:
-    """Returns the loss of a model's outputs, and its metrics (`classified`).
+    """Returns the loss of a model's outputs, and its metrics (`loss_metrics`).
 
     The targets are `batch.y`, or the outputs' "targets" for a model that reads them from its inputs, as
     one that generates text does.
     """
     batch = batch._replace(y=outputs.get("targets", batch.y))
-    value = of_labels(outputs["logits"], batch.y, batch.mask)
-    return value, classified(value, outputs["logits"], batch)
+    value = label_loss(outputs["logits"], batch.y, batch.mask)
+    return value, loss_metrics(value, outputs["logits"], batch)
 
 
-def classified(value: Array, logits: Array, batch: Batch) -> dict[str, metrics.Pair]:
+def loss_metrics(value: Array, logits: Array, batch: Batch) -> dict[str, metrics.Pair]:
     """Returns the metrics of a batch: "loss", and "accuracy" for classes and tokens.
 
     Args:
@@ -148,14 +159,14 @@ def classified(value: Array, logits: Array, batch: Batch) -> dict[str, metrics.P
 
 
 def fit(
-    loss: Loss,
+    loss: LossFn,
     optimizer: optax.GradientTransformation,
     *,
     epochs: int,
     batch: int,
     trainable: Callable[[tuple], bool] | None = None,
-    each_epoch: Callable[[Net, ClientData, Array | int], PyTree] | None = None,
-) -> Callable[..., Fitted]:
+    epoch_inputs: Callable[[Net, ClientData, Array | int], PyTree] | None = None,
+) -> Callable[..., FitResult]:
     """Returns a function that trains for epochs of shuffled minibatches over one client's data.
 
     A short last batch is kept. The shuffle draws one number per example from (key, epoch, slot), so it
@@ -170,16 +181,16 @@ def fit(
       batch: B, or fewer if no client has as many examples.
       trainable: path of a leaf in `net.params` (a tuple of jax.tree_util keys) -> whether it is trained;
         None: all are. Frozen leaves are returned bit for bit, and no gradient is taken for them.
-      each_epoch: (net, data, epoch from 0) -> arrays, computed before each epoch, that the loss gets as
+      epoch_inputs: (net, data, epoch from 0) -> arrays, computed before each epoch, that the loss gets as
         its fourth argument.
 
     Returns:
-      (net, data, key, beside=()) -> Fitted. `beside`: leaves [M, ...], one entry for each of the
-      client's examples in stored order, such as `each` returns; `Batch.beside` has the minibatch's. The
+      (net, data, key, extra=()) -> FitResult. `extra`: leaves [M, ...], one entry for each of the
+      client's examples in stored order, such as `map_examples` returns; `Batch.extra` has the minibatch's. The
       optimizer gets `progress`, the fraction of its steps that is done.
 
     Raises:
-      ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) `beside` is given for
+      ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) `extra` is given for
         data that draw their minibatches.
     """
     if epochs < 0 or batch < 1:
@@ -187,17 +198,17 @@ def fit(
 
     stepped = optax.with_extra_args_support(optimizer)
 
-    def run(net: Net, data: ClientData, key: Array, beside: PyTree = ()) -> Fitted:
-        if data.draw is not None and jax.tree.leaves(beside):
-            raise ValueError("beside: data that draw their minibatches (episodes) cannot have arrays beside the examples")
-        trained, frozen = split(net.params, trainable)
+    def run(net: Net, data: ClientData, key: Array, extra: PyTree = ()) -> FitResult:
+        if data.draw is not None and jax.tree.leaves(extra):
+            raise ValueError("extra: data that draw their minibatches (episodes) cannot have arrays beside the examples")
+        trained, frozen = split_params(net.params, trainable)
         capacity = data.index.shape[0]
         b = max(1, min(batch, capacity))
         slots = jnp.arange(-(-capacity // b) * b)
         index = jnp.pad(data.index, (0, len(slots) - capacity))
 
         def compute_inputs(trained, stats, e):
-            return () if each_epoch is None else (each_epoch(Net(join(trained, frozen), stats), data, e),)
+            return () if epoch_inputs is None else (epoch_inputs(Net(join(trained, frozen), stats), data, e),)
 
         def gradient(trained, stats, minibatch, key, *inputs):
             def loss_of_trained(trained):
@@ -218,12 +229,12 @@ def fit(
             start = i * b
             chosen = jax.lax.dynamic_slice_in_dim(order, start, b)
             gathered = take(data.arrays, index[chosen], start + jnp.arange(b) < data.size)
-            return gathered._replace(beside=jax.tree.map(lambda a: a[chosen], beside))
+            return gathered._replace(extra=jax.tree.map(lambda a: a[chosen], extra))
 
         def step(i, carry, e, order, key, inputs):
             trained, stats, state, sums = carry
             grads, aux = gradient(trained, stats, minibatch(order, i), jax.random.fold_in(key, i), *inputs)
-            updates, state = stepped.update(grads, state, trained, progress=(e + i / steps(data, batch)) / epochs)
+            updates, state = stepped.update(grads, state, trained, progress=(e + i / num_steps(data, batch)) / epochs)
             return optax.apply_updates(trained, updates), aux.stats, state, jax.tree.map(jnp.add, sums, aux.sums)
 
         def epoch(e, carry):
@@ -231,7 +242,7 @@ def fit(
             order = shuffle(order_key) if data.draw is None else order_key
             trained, stats, *_ = carry
             inputs = compute_inputs(trained, stats, e)
-            return batches(steps(data, batch), b, lambda i, carry: step(i, carry, e, order, step_key, inputs), carry)
+            return loop_over_batches(num_steps(data, batch), b, lambda i, carry: step(i, carry, e, order, step_key, inputs), carry)
 
         first = jax.eval_shape(minibatch, slots if data.draw is None else key, 0)
         inputs = jax.eval_shape(compute_inputs, trained, net.stats, 0)
@@ -241,12 +252,12 @@ def fit(
         carry = epoch(0, carry) if epochs == 1 else jax.lax.fori_loop(0, epochs, epoch, carry)
         initial, (trained, stats, state, sums) = trained, carry
         record_training(initial, trained, trains=epochs > 0)
-        return Fitted(Net(join(trained, frozen), stats), state, sums)
+        return FitResult(Net(join(trained, frozen), stats), state, sums)
 
     return run
 
 
-def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int) -> Callable[..., Fitted]:
+def full_batch_step(loss: LossFn, optimizer: optax.GradientTransformation, *, batch: int) -> Callable[..., FitResult]:
     """Returns a function that takes one step by the gradient of the mean loss over all of a client's examples.
 
     The gradient is accumulated over minibatches, each with the weight of its metric "accuracy" (numbers
@@ -259,7 +270,7 @@ def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int
       batch: examples at once, or fewer if no client has as many.
 
     Returns:
-      (net, data, key) -> Fitted.
+      (net, data, key) -> FitResult.
 
     Raises:
       ValueError: batch < 1.
@@ -268,8 +279,8 @@ def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int
         raise ValueError(f"batch={batch} must be at least 1")
     weight = lambda sums: sums.get("accuracy", sums["loss"])[1]
 
-    def run(net: Net, data: ClientData, key: Array) -> Fitted:
-        b, minibatch = in_order(data, batch)
+    def run(net: Net, data: ClientData, key: Array) -> FitResult:
+        b, minibatch = sequential_batches(data, batch)
 
         def weighted_loss(params, stats, i):
             value, aux = loss(Net(params, stats), minibatch(i), jax.random.fold_in(key, i))
@@ -284,26 +295,26 @@ def full_step(loss: Loss, optimizer: optax.GradientTransformation, *, batch: int
 
         shapes = jax.eval_shape(gradient, net.params, net.stats, jnp.int32(0))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1].sums))
-        stats, total, sums = batches(-(-data.size // b), b, add, (net.stats, *zeros))
+        stats, total, sums = loop_over_batches(-(-data.size // b), b, add, (net.stats, *zeros))
         grads = jax.tree.map(lambda g: g / jnp.maximum(weight(sums), 1).astype(g.dtype), total)
         stepped = optax.with_extra_args_support(optimizer)
         updates, state = stepped.update(grads, optimizer.init(net.params), net.params, progress=jnp.float32(0))
         trained = optax.apply_updates(net.params, updates)
         record_training(net.params, trained)
-        return Fitted(Net(trained, stats), state, sums)
+        return FitResult(Net(trained, stats), state, sums)
 
     return run
 
 
 def finetune(
-    loss: Loss,
+    loss: LossFn,
     optimizer: optax.GradientTransformation,
     *,
     epochs: int,
     batch: int,
     rate: float = 1.0,
     trainable: Callable[[tuple], bool] | None = None,
-) -> Callable[[Net, ClientData, Array], Fitted] | None:
+) -> Callable[[Net, ClientData, Array], FitResult] | None:
     """Returns `fit` for fine-tuning before evaluation, its steps scaled by `rate`; None for 0 epochs.
 
     Raises:

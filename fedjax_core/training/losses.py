@@ -9,11 +9,11 @@ from fedjax_core.algorithm import Array, PyTree, targets_of
 from fedjax_core.option_types import Fraction, NonNegative
 
 TINY = 1e-24  # squared length below which a vector counts as zero
-ABSENT = -1e8  # logits below it are of absent classes: of other episodes, of options that a question lacks
-OfLabels = Callable[[Array, Array, Array], Array]  # outputs, y, mask [B] -> mean over the examples in `mask`
+ABSENT_LOGIT = -1e8  # logits below it are of absent classes: of other episodes, of options that a question lacks
+LabelLoss = Callable[[Array, Array, Array], Array]  # outputs, y, mask [B] -> mean over the examples in `mask`
 
 
-def rounding(*trees: PyTree) -> float:
+def rounding_tolerance(*trees: PyTree) -> float:
     """Returns the relative difference that rounding may make between two programs: 4 eps + 80 eps32.
 
     eps is that of the coarsest floating dtype among the leaves of `trees` (features, the weights that
@@ -55,15 +55,15 @@ def cross_entropy(logits: Array, y: Array, mask: Array) -> Array:
 
 def sigmoid_cross_entropy(logits: Array, y: Array, mask: Array) -> Array:
     """Returns the mean over examples and labels of -log sigmoid(logit) where y [B, K] is 1, else -log sigmoid(-logit)."""
-    return masked_mean(jnp.mean(sigmoid_cross_entropy_entries(logits, y), axis=-1), mask)
+    return masked_mean(jnp.mean(sigmoid_cross_entropy_per_label(logits, y), axis=-1), mask)
 
 
-def sigmoid_cross_entropy_entries(logits: Array, y: Array) -> Array:
+def sigmoid_cross_entropy_per_label(logits: Array, y: Array) -> Array:
     """Returns the cross-entropy of each label: [B, K], [B, K] 0 or 1 -> [B, K]."""
     return jax.nn.softplus(logits) - jnp.where(y > 0, logits, 0)
 
 
-def of_targets(outputs: Array, y: Array, mask: Array) -> Array:
+def target_loss(outputs: Array, y: Array, mask: Array) -> Array:
     """Returns the default loss of the kind of targets (`algorithm.TARGETS`).
 
     `cross_entropy` for classes and tokens, `sigmoid_cross_entropy` for labels, `squared_error` for
@@ -77,10 +77,10 @@ def smoothed(logits: Array, y: Array, mask: Array, epsilon: Fraction = 0.1) -> A
     """Returns the cross-entropy with smoothed labels (Szegedy et al. 2016, Section 7).
 
     The label has 1 - epsilon, and epsilon is spread evenly over all classes whose logit is not below
-    `ABSENT`. Other arguments as in `cross_entropy`.
+    `ABSENT_LOGIT`. Other arguments as in `cross_entropy`.
     """
     hard = cross_entropy_rows(logits, jnp.maximum(y, 0))
-    is_present = logits > ABSENT
+    is_present = logits > ABSENT_LOGIT
     mean = jnp.sum(jnp.where(is_present, logits, 0), -1) / jnp.maximum(jnp.sum(is_present, -1), 1)
     uniform = jax.nn.logsumexp(logits, axis=-1) - mean
     return masked_mean((1 - epsilon) * hard + epsilon * uniform, counted(y, mask))
@@ -105,24 +105,24 @@ def squared_error(logits: Array, y: Array, mask: Array) -> Array:
 def absolute_error(logits: Array, y: Array, mask: Array) -> Array:
     """Returns the mean absolute difference of outputs `logits` and `y` [B, D].
 
-    Entries that are equal up to `rounding`, relative to their example's scale, count as 0, since their
+    Entries that are equal up to `rounding_tolerance`, relative to their example's scale, count as 0, since their
     gradient would be the sign of a rounding error.
     """
     difference = logits - y
     scale = jnp.sqrt(jnp.mean(y * y, -1, keepdims=True))
-    sign = jnp.where(jnp.abs(difference) > rounding(logits, y) * scale, jnp.sign(difference), 0)
+    sign = jnp.where(jnp.abs(difference) > rounding_tolerance(logits, y) * scale, jnp.sign(difference), 0)
     return masked_mean(jnp.mean(difference * jax.lax.stop_gradient(sign), axis=-1), mask)
 
 
-def lengths(x: Array) -> Array:
+def safe_norms(x: Array) -> Array:
     """Returns Euclidean norms, [..., D] -> [...]; of zeros nearly zero, with a zero gradient."""
     return jnp.sqrt(jnp.maximum(jnp.sum(x * x, -1), TINY))
 
 
-def distances(a: Array, b: Array, tolerance: float) -> Array:
+def euclidean_distances(a: Array, b: Array, tolerance: float) -> Array:
     """Returns Euclidean distances, [..., D] -> [...]; 0, with a zero gradient, up to `tolerance` |b|.
 
-    The tolerance of arrays from two programs is `rounding`. The gradient of a distance has norm 1
+    The tolerance of arrays from two programs is `rounding_tolerance`. The gradient of a distance has norm 1
     however small the distance: without a tolerance it would be the direction of a rounding error.
     """
     square = jnp.sum((a - b) ** 2, -1)
@@ -132,15 +132,15 @@ def distances(a: Array, b: Array, tolerance: float) -> Array:
 
 def unit(x: Array) -> Array:
     """Scales `x` [..., D] to norm 1 along the last axis; zeros stay zeros, with a zero gradient."""
-    return jnp.where(jnp.sum(x * x, -1, keepdims=True) > TINY, x / lengths(x)[..., None], 0)
+    return jnp.where(jnp.sum(x * x, -1, keepdims=True) > TINY, x / safe_norms(x)[..., None], 0)
 
 
-def cosines(a: Array, b: Array) -> Array:
+def cosine_similarities(a: Array, b: Array) -> Array:
     """Returns the cosines [B, K] between the rows of `a` [B, D] and of `b` [K, D]; 0 for rows of zeros."""
     return unit(a) @ unit(b).T
 
 
-def distillation_rows(logits: Array, teacher: Array, temperature: float = 1.0) -> Array:
+def distillation_per_example(logits: Array, teacher: Array, temperature: float = 1.0) -> Array:
     """Returns KL(softmax(teacher / temperature) || softmax(logits / temperature)): [B, K], [B, K] -> [B].
 
     The teacher gets no gradient, and there is no factor temperature^2.
@@ -150,5 +150,5 @@ def distillation_rows(logits: Array, teacher: Array, temperature: float = 1.0) -
 
 
 def distillation(logits: Array, teacher: Array, mask: Array, temperature: float = 1.0) -> Array:
-    """Returns the mean of `distillation_rows` over the examples in `mask`."""
-    return masked_mean(distillation_rows(logits, teacher, temperature), mask)
+    """Returns the mean of `distillation_per_example` over the examples in `mask`."""
+    return masked_mean(distillation_per_example(logits, teacher, temperature), mask)

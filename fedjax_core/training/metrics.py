@@ -68,7 +68,7 @@ def accuracy(logits: Array, y: Array, mask: Array) -> Pair:
     return mean_of((jnp.argmax(logits, -1) == y).astype(jnp.float32), losses.counted(y, mask))
 
 
-def value(pair: Pair) -> Array:
+def pair_value(pair: Pair) -> Array:
     """Returns sum / weight; 0 where the weight is 0."""
     return pair[0] / jnp.maximum(pair[1], jnp.finfo(jnp.float32).tiny)
 
@@ -89,7 +89,7 @@ def metric_sums(outputs: Array, y: Array, mask: Array, center: np.ndarray | floa
     """
     kind, outputs32 = targets_of(y), outputs.astype(jnp.float32)
     if kind == "labels":
-        loss = jnp.mean(losses.sigmoid_cross_entropy_entries(outputs32, y), -1)
+        loss = jnp.mean(losses.sigmoid_cross_entropy_per_label(outputs32, y), -1)
         counts, number = _count_by_logit(outputs32, y, mask), jnp.sum(mask, dtype=jnp.float32)
         return {"average_precision": (counts, number), "loss": mean_of(loss, mask)}
     if kind == "numbers":

@@ -15,39 +15,39 @@ Optimizer = Callable[
 ]  # round -> optimizer of one local training, whose state starts anew
 
 
-class MeanGradient(NamedTuple):
-    """State of `mean_gradient`. `mean`: like the params; `steps`: [] number of gradients."""
+class MeanGradientState(NamedTuple):
+    """State of `track_mean_gradient`. `mean`: like the params; `steps`: [] number of gradients."""
 
     mean: PyTree
     steps: Array
 
 
-def mean_gradient() -> optax.GradientTransformation:
+def track_mean_gradient() -> optax.GradientTransformation:
     """Passes gradients on unchanged and tracks their mean, which SCAFFOLD sends."""
 
     def init(params):
-        return MeanGradient(optax.tree.zeros_like(params), jnp.zeros((), jnp.int32))
+        return MeanGradientState(optax.tree.zeros_like(params), jnp.zeros((), jnp.int32))
 
     def update(updates, state, params=None):
         del params
         steps = state.steps + 1
         mean = jax.tree.map(lambda m, g: m + (g - m) / steps.astype(m.dtype), state.mean, updates)
-        return updates, MeanGradient(mean, steps)
+        return updates, MeanGradientState(mean, steps)
 
     return optax.GradientTransformation(init, update)
 
 
-class Anchor(NamedTuple):
-    """State of `proximal`. `centre`: w_0, like the params."""
+class ProximalState(NamedTuple):
+    """State of `add_proximal_term`. `centre`: w_0, like the params."""
 
     centre: PyTree
 
 
-def proximal(mu: float, centre: PyTree = None) -> optax.GradientTransformation:
+def add_proximal_term(mu: float, centre: PyTree = None) -> optax.GradientTransformation:
     """Adds the gradient of mu / 2 ||w - w_0||^2 to gradients; w_0 is `centre`, by default the initial parameters."""
 
     def init(params):
-        return Anchor(params if centre is None else centre)
+        return ProximalState(params if centre is None else centre)
 
     def update(updates, state, params=None):
         return jax.tree.map(lambda g, w, w_0: g + mu * (w - w_0), updates, params, state.centre), state
@@ -61,7 +61,7 @@ ANNEALS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def annealed(form: str) -> optax.GradientTransformationExtraArgs:
+def scale_by_anneal(form: str) -> optax.GradientTransformationExtraArgs:
     """Scales updates by a factor that falls from 1 to 0 within one `fit`, in a "linear" or "cosine" form.
 
     Raises:
@@ -89,7 +89,7 @@ def _chain(lr, decay, round, core, weight_decay, clip, anneal):  # noqa: A002
     if weight_decay:
         links.append(optax.add_decayed_weights(weight_decay))
     rate = lr if decay == 1 else lr * jnp.asarray(decay, jnp.float32) ** round
-    return optax.chain(*links, core, optax.scale_by_learning_rate(rate), *([] if anneal is None else [annealed(anneal)]))
+    return optax.chain(*links, core, optax.scale_by_learning_rate(rate), *([] if anneal is None else [scale_by_anneal(anneal)]))
 
 
 def sgd(
@@ -124,7 +124,7 @@ def sgd(
         raise ValueError("optimizer.nesterov=True needs optimizer.momentum, which is 0")
     _require_positive(lr=lr, decay=decay, **({} if clip is None else {"clip": clip}))
     if anneal is not None:
-        annealed(anneal)
+        scale_by_anneal(anneal)
     core = optax.trace(momentum, nesterov) if momentum else optax.identity()
     return lambda round: _chain(lr, decay, round, core, weight_decay, clip, anneal)  # noqa: A006
 
@@ -150,7 +150,7 @@ def adam(
     """
     _require_positive(lr=lr, decay=decay, eps=eps, **({} if clip is None else {"clip": clip}))
     if anneal is not None:
-        annealed(anneal)
+        scale_by_anneal(anneal)
 
     core = optax.chain(optax.scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay))
     return lambda round: _chain(lr, decay, round, core, 0.0, clip, anneal)  # noqa: A006

@@ -1,7 +1,7 @@
 """Partitions of a network: which leaves are trained, and which stay with a client.
 
-`split` divides parameters into trained and frozen ones by a predicate over paths (`under("head")`,
-`part("body")`). `split_net` divides a whole `Net` into what is sent and what is personal:
+`split_params` divides parameters into trained and frozen ones by a predicate over paths (`entries_filter("head")`,
+`part_filter("body")`). `split_net` divides a whole `Net` into what is sent and what is personal:
 
     personal = personal_entries("head")           # or personal_normalization(), or any function like them
     shared, own = split_net(net, personal)        # two Nets, each with None where the other has the leaf
@@ -22,7 +22,7 @@ from fedjax_core.task import TO_ADD
 Selection = Callable[[Net], Net]  # net -> a Net of bools, True for the personal leaves
 
 
-def split(params: PyTree, trainable: Callable[[tuple], bool] | None) -> tuple[PyTree, PyTree]:
+def split_params(params: PyTree, trainable: Callable[[tuple], bool] | None) -> tuple[PyTree, PyTree]:
     """Splits `params` into (trained, frozen), each with None where the other has the leaf.
 
     Raises:
@@ -39,23 +39,23 @@ def split(params: PyTree, trainable: Callable[[tuple], bool] | None) -> tuple[Py
 
 
 def join(trained: PyTree, frozen: PyTree) -> PyTree:
-    """Joins what `split` or `split_net` has split."""
+    """Joins what `split_params` or `split_net` has split."""
     return jax.tree.map(lambda t, f: f if t is None else t, trained, frozen, is_leaf=lambda x: x is None)
 
 
-def under(*names: str) -> Callable[[tuple], bool]:
+def entries_filter(*names: str) -> Callable[[tuple], bool]:
     """Returns a `trainable` that selects the leaves below the given entries of `params`."""
     return lambda path: path[0].key in names
 
 
 PARTS: dict[str, Callable[[tuple], bool] | None] = {
     "all": None,
-    "head": under("head"),
+    "head": entries_filter("head"),
     "body": lambda path: path[0].key != "head",
 }
 
 
-def part(name: str, params: PyTree | None = None) -> Callable[[tuple], bool] | None:
+def part_filter(name: str, params: PyTree | None = None) -> Callable[[tuple], bool] | None:
     """Returns the `trainable` of a part of the network.
 
     Args:

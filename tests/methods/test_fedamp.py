@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, Cohort, Net
-from methods.fedamp import cosines, distances, fedamp
+from methods.fedamp import cosine_similarities, fedamp, squared_distances
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 from tests.methods.test_fedper import STEPS, ended, made, one, simulate
@@ -142,9 +142,9 @@ class FedAMPTest(chex.TestCase):
         )
         w = [flat(one(stacked, i)) for i in range(4)]
         apart = [[np.sum((a - b) ** 2) for b in w] for a in w]
-        np.testing.assert_allclose(distances(stacked), apart, rtol=1e-5)
+        np.testing.assert_allclose(squared_distances(stacked), apart, rtol=1e-5)
         np.testing.assert_allclose(
-            cosines(stacked), [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in w] for a in w], rtol=1e-5
+            cosine_similarities(stacked), [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in w] for a in w], rtol=1e-5
         )
 
     def test_what_travels(self):

@@ -72,7 +72,7 @@ def parse(text: str) -> Augment:
     return compose(*(registry.find("augmentation", part, OPS, field="augment")() for part in text.split("|")))
 
 
-def batched(augment: Augment) -> Augment:
+def augment_batch(augment: Augment) -> Augment:
     """Maps an augmentation over a batch: (key, images [B, H, W, C]) -> [B, H, W, C].
 
     The i-th image has the key `fold_in(key, i)`. uint8 images are divided by 255 and become float32; floats
@@ -119,7 +119,7 @@ def augmented(model: Model, by: str | Augment) -> Model:
       ValueError, TypeError: as `of_training`; (when traced) training without a key, or on inputs that are
         no images.
     """
-    augment = batched(of_training(by) if isinstance(by, str) else by)
+    augment = augment_batch(of_training(by) if isinstance(by, str) else by)
 
     def view(x: Array, key: Array | None, train: bool) -> Array:
         if not train:
@@ -134,4 +134,4 @@ def augmented(model: Model, by: str | Augment) -> Model:
     def features(net, x, key=None, train=False, mask=None):
         return model.features(net, view(x, key, train), key, train=train, mask=mask)
 
-    return model._replace(apply=apply, features=features, behind=(model, view))
+    return model._replace(apply=apply, features=features, unaugmented=(model, view))

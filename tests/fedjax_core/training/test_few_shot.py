@@ -114,21 +114,21 @@ class DrawTest(chex.TestCase):
             x, y, mask, _ = jax.device_get(draw(episodes, np.pad(rows, (0, padding), constant_values=8), np.int32(len(rows)), key))
             self.assertIsInstance(x, Episode)
             chex.assert_shape([x.query, y, mask], (way * query,))
-            chex.assert_shape([x.support, x.held], (way, shot))
+            chex.assert_shape([x.support, x.support_mask], (way, shot))
             expected = naive_draw(numbered().y[rows], key, way, shot, query)
             query_rows, asked, labels = (a.reshape(way, query) for a in (x.query, mask, y))
             for k in range(way):
                 c, support, queries = expected[k] if k < len(expected) else (None, [], [])
-                np.testing.assert_array_equal(x.support[k][x.held[k]], rows[support])
+                np.testing.assert_array_equal(x.support[k][x.support_mask[k]], rows[support])
                 np.testing.assert_array_equal(query_rows[k][asked[k]], rows[queries])
-                self.assertEqual((x.held[k].sum(), asked[k].sum()), (len(support), len(queries)))
+                self.assertEqual((x.support_mask[k].sum(), asked[k].sum()), (len(support), len(queries)))
                 if c is not None:
                     self.assertEqual(x.classes[k], c)
                     self.assertTrue(np.all(labels[k][asked[k]] == c))
 
     def test_nobody_to_draw_from(self):
         x, _, mask, _ = draw(DRAWN, np.zeros(3, np.int32), np.int32(0), jax.random.key(0))
-        self.assertFalse(np.any(mask) or np.any(x.held))
+        self.assertFalse(np.any(mask) or np.any(x.support_mask))
 
     def test_all_classes_come_equally_often(self):
         """Class 0 has one row in ten."""
