@@ -33,7 +33,7 @@ from fedjax_core.training import local_training
 from fedjax_core.training.metrics import Pair
 from methods.fedavg import fedavg
 
-_FRESH = 0x6672  # of personal models that do not begin from the common initialization
+_FRESH = 0x6672  # key of personal models with their own initial draws
 
 
 def with_personal_model(
@@ -44,17 +44,17 @@ def with_personal_model(
     begin: int = 0,
     fresh: bool = False,
 ) -> Algorithm:
-    """A method without client states whose clients also have a personal model, which never travels.
+    """Adds a personal model, which is never sent, to a method without client states.
 
     Args:
       task: network and population.
       base: the method of the server's model, such as FedAvg.
       train: (w as received, v_k, data, key) -> (v_k, metrics beyond the base's).
-      begin: the first round, from 0, in which personal models are trained.
-      fresh: whether each client draws its own initialization of it; else they begin from the common one.
+      begin: first round, from 0, in which personal models train.
+      fresh: whether each client draws its own initial personal model; else all start from the common one.
 
     Returns:
-      The algorithm, with the predictor "personal" beside the base's; `train` is assumed to read classes.
+      The algorithm with the additional predictor "personal"; `train` is assumed to read classes.
     """
     model = task.model
 
@@ -98,7 +98,7 @@ def ditto(
       optimizer: local optimizer of both models, whose state starts anew every round.
       lam: lambda; 0 makes the personal models Local's.
       epochs: local epochs of the server's model.
-      personal_epochs: those of the personal model; None: as many.
+      personal_epochs: of the personal model; None: `epochs`.
       batch: B.
       weights: "samples" or "uniform".
 

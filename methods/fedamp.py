@@ -61,7 +61,7 @@ def fedamp(
     Args:
       task: network and population.
       optimizer: local optimizer, whose state starts anew every round; it sees the gradient with the pull.
-      alpha: for "distance".
+      alpha: weight of the other clients, for "distance".
       sigma: scale of the attention.
       rho: the client minimises its loss + rho / 2 |w - u_i|^2; 0 is local training.
       attention: "distance" or "cosine".
@@ -109,25 +109,25 @@ def fedamp(
         predict={"personal": lambda u_i, w_i, x: model.apply(w_i, x)[0]},
         client_init=lambda key, clouds, client_id: model.init(key),
         broadcast=lambda clouds, client_id: jax.tree.map(lambda u: u[client_id], clouds),
-        newcomer="FedAMP has a cloud model only for clients that send theirs, and none for an unseen one",
+        newcomer="FedAMP has cloud models only for clients that send theirs, and none for an unseen client",
         targets=tuple(TARGETS),
     )
 
 
 def squared_distances(stacked: PyTree) -> Array:
-    """|w_i - w_j|^2 of stacked parameters [C, ...]: [C, C]."""
+    """Returns |w_i - w_j|^2 [C, C] of stacked parameters [C, ...]."""
     return _from_each(stacked, lambda all_, one: (all_ - one) ** 2)
 
 
 def cosine_similarities(stacked: PyTree) -> Array:
-    """cos(w_i, w_j) of stacked parameters [C, ...]: [C, C]."""
+    """Returns cos(w_i, w_j) [C, C] of stacked parameters [C, ...]."""
     dot = _from_each(stacked, lambda all_, one: all_ * one)
     norm = jnp.sqrt(jnp.maximum(jnp.diag(dot), aggregators.TINY))
     return dot / (norm[:, None] * norm[None])
 
 
 def _from_each(stacked: PyTree, term: Callable[[Array, Array], Array]) -> Array:
-    """[C, C]: sum over all entries of term(w_j, w_i)."""
+    """Returns the sum [C, C] over all parameters of term(w_j, w_i)."""
 
     def row(w_i):
         of = lambda all_, one: jnp.sum(term(all_, one[None]), tuple(range(1, all_.ndim)))

@@ -49,7 +49,7 @@ def fedavg(
     loss: local_training.LossFn | None = None,
     review: optax.GradientTransformation | None = None,
 ) -> Algorithm:
-    """Builds FedAvg (Algorithm 1), and what differs from it by a loss or by a server-side review alone.
+    """Builds FedAvg (Algorithm 1), or a variant with another loss or server step.
 
     Args:
       task: network and population.
@@ -57,8 +57,8 @@ def fedavg(
       epochs: E.
       batch: B.
       weights: "samples" or "uniform".
-      loss: local loss, assumed to read classes; None: the one that fits the targets, of classes cross-entropy.
-      review: optax transformation of the mean delta, such as `optax.trace(0.9)`; None: none.
+      loss: local loss, assumed to read classes; None: the default of the targets, cross-entropy for classes.
+      review: optax transformation of the mean delta, such as `optax.trace(0.9)`.
 
     Returns:
       The algorithm.

@@ -57,7 +57,7 @@ def fedavg_linear(
 
 
 def add_linear_map(model: Model) -> Model:
-    """The model with a linear map, the identity at first, between features and head; its `features` are what leaves the map."""
+    """Adds a linear map, initially the identity, between features and head; `features` are its outputs."""
 
     def without(net: Net) -> Net:
         return net._replace(params={name: p for name, p in net.params.items() if name != LAYER})

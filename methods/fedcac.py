@@ -46,8 +46,8 @@ from fedjax_core.training import aggregators, local_training
 class Server(NamedTuple):
     """Attributes:
     shared: the mean model's parameters.
-    custom: [N, ...] each client's mean over similar clients.
-    mask: [N, bytes] each client's critical entries, eight to a byte, tensor by tensor; none at first.
+    custom: [N, ...], each client's mean over similar clients.
+    mask: [N, bytes], each client's critical parameters as bits, per tensor; initially none.
     """
 
     shared: PyTree
@@ -70,8 +70,8 @@ def fedcac(
     Args:
       task: network and population.
       optimizer: local optimizer, whose state starts anew every round.
-      tau: share of critical entries; 0 is FedAvg with local batch statistics.
-      beta: rounds until collaboration on critical entries ends.
+      tau: fraction of critical parameters; 0 is FedAvg with local batch statistics.
+      beta: rounds until collaboration on critical parameters ends.
       epochs: local epochs.
       batch: B.
       weights: of `shared`, "samples" or "uniform".
@@ -120,15 +120,15 @@ def fedcac(
         predict={"personal": lambda sent, stats, x: model.apply(Net(sent, stats), x)[0]},
         client_init=lambda key, server, client_id: model.init(key).stats,
         broadcast=broadcast,
-        newcomer="FedCAC makes a model for each client of what it sends, and none for an unseen one",
+        newcomer="FedCAC makes models only for clients that send theirs, and none for an unseen client",
         targets=tuple(TARGETS),
     )
 
 
 def select_critical(sensitivity: Array, tau: float) -> Array:
-    """Which entries of one tensor are critical: the floor(tau size) largest, and those that tie with them.
+    """Returns the mask of a tensor's critical parameters: the floor(tau size) largest, with ties.
 
-    Entries of nearly no sensitivity are not: where fewer than that many exceed 1e-10, those above 1e-20 are critical.
+    If fewer than that exceed 1e-10, those above 1e-20 are critical.
     """
     count = math.floor(tau * sensitivity.size)
     if not count:
@@ -139,7 +139,7 @@ def select_critical(sensitivity: Array, tau: float) -> Array:
 
 
 def compute_overlaps(mask: PyTree, params: PyTree, active: Array) -> Array:
-    """O_ij of packed masks, leaves [C, bytes]: [C, C]; 0 in the row of a client without critical entries."""
+    """Returns O_ij [C, C] of packed masks [C, bytes]; 0 in the row of a client without critical parameters."""
 
     def both(packed, tensor):
         m = jnp.where(active[:, None], unpack_bits(packed, tensor.size), False).astype(jnp.float32)
@@ -152,7 +152,7 @@ def compute_overlaps(mask: PyTree, params: PyTree, active: Array) -> Array:
 
 
 def select_collaborators(overlap: Array, active: Array, progress: Array | float) -> Array:
-    """C_i as a table of 0 and 1, [C, C]; `progress` is t / beta. Rows and columns of absent clients are zero."""
+    """Returns C_i as a 0-1 matrix [C, C], zero for absent clients; `progress` is t / beta."""
     own = jnp.diag(active)
     others = active[:, None] & active[None] & ~jnp.eye(len(active), dtype=bool)
     largest = jnp.max(jnp.where(others, overlap, -jnp.inf), initial=-jnp.inf)
@@ -162,5 +162,5 @@ def select_collaborators(overlap: Array, active: Array, progress: Array | float)
 
 
 def unpack_bits(packed: Array, size: int) -> Array:
-    """The inverse of `jnp.packbits`: [..., bytes] -> [..., size] bool."""
+    """Inverts `jnp.packbits`: [..., bytes] -> [..., size] bool."""
     return jnp.unpackbits(packed, axis=-1, count=size).astype(bool)

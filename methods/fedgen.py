@@ -54,12 +54,12 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check
 from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
 
-_STREAM = 0x67656E  # of the generator's initialization, and of what clients draw for it
+_STREAM = 0x67656E  # key of the generator's initialization and of its noise at clients
 MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalization
 
 
 class Recipe(NamedTuple):
-    """What the variants differ by beside what is shared; see the module's table."""
+    """Options of a variant; see the module's table."""
 
     alpha: NonNegative = 1.0
     beta: NonNegative = 0.0
@@ -110,7 +110,7 @@ class Sent(NamedTuple):
 
 
 def init_generator(key: Array, classes: int, noise: int, hidden: int, features: int) -> Generator:
-    """(noise + K + 1) hidden + 2 hidden + (hidden + 1) D numbers."""
+    """Initializes G: (noise + K + 1) hidden + 2 hidden + (hidden + 1) D numbers."""
     first, out = jax.random.split(key)
     params = {"hidden": init_linear(first, noise + classes, hidden), "out": init_linear(out, hidden, features)}
     params |= {"scale": jnp.ones(hidden), "bias": jnp.zeros(hidden)}
@@ -118,12 +118,12 @@ def init_generator(key: Array, classes: int, noise: int, hidden: int, features: 
 
 
 def generate(generator: Generator, noise: Array, y: Array, classes: int, train: bool) -> tuple[Array, PyTree]:
-    """Features [B, D] of labels [B] from noise [B, n], and the moved statistics; `train`: by those of the batch."""
+    """Generates features [B, D] of labels [B] from noise [B, n]; returns also the updated statistics."""
     params, stats = generator
     bias = params["hidden"]["bias"]
     h = jnp.concatenate([noise, jax.nn.one_hot(y, classes)], 1) @ params["hidden"]["kernel"]
     mean, var = stats["mean"] - bias, stats["var"]
-    if train:  # the bias moves nothing but the running mean; left out, its gradient is zero and not what rounding makes of it
+    if train:  # the bias cancels in normalization; left out, its gradient is exactly zero
         mean, var = jnp.mean(h, 0), jnp.var(h, 0)
         unbiased = var * len(h) / max(len(h) - 1, 1)
         move = lambda old, new: old + MOMENTUM * (jax.lax.stop_gradient(new) - old)
@@ -133,7 +133,7 @@ def generate(generator: Generator, noise: Array, y: Array, classes: int, train: 
 
 
 def diversity_loss(noise: Array, z: Array) -> Array:
-    """The diversity term of noise [B, n] and features [B, D], in (0, 1]: small where unlike noise gives unlike features."""
+    """Returns the diversity term of noise [B, n] and features [B, D], in (0, 1]; small for diverse features."""
     noises = jnp.mean((noise[:, None] - noise[None]) ** 2, -1)
     return jnp.exp(-jnp.mean(noises * jnp.mean(jnp.abs(z[:, None] - z[None]), -1)))
 
@@ -170,7 +170,7 @@ def fedgen(
       hidden: width of the generator.
       generator_batch: of its training.
       generator_frozen: True: it is never trained.
-      alpha: None here and below: the variant's. 0: no generated examples.
+      alpha: 0: no generated examples. None, here and below: the variant's.
       beta: 0: no distillation.
       decay: of alpha and beta, by round.
       diversity: weight of the diversity term.
@@ -207,7 +207,7 @@ def fedgen(
         return model.head(Net({"head": head}), z)
 
     def sample_features(generator, labels, key, number, train):
-        """As many labels, their noise and features, and the generator's statistics."""
+        """Samples labels; returns them with noise, features, and the generator's statistics."""
         drawn, noises = jax.random.split(key)
         y = jax.random.categorical(drawn, jnp.log(labels), shape=(number,))
         eps = jax.random.uniform(noises, (number, noise))

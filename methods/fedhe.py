@@ -35,7 +35,7 @@ from fedjax_core.training import aggregators, local_training, losses
 class Server(NamedTuple):
     """Attributes:
     logits: [K, K] mean logits per class.
-    known: [K] bool, classes that somebody sent.
+    known: [K] mask of classes that were ever sent.
     """
 
     logits: Array

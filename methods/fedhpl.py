@@ -49,8 +49,8 @@ CHOICES = {"weighting": ("dims", "uniform"), "logits": ("correct", "all"), "deno
 class Server(NamedTuple):
     """Attributes:
     teacher: [R, K, K] global logits of each class, by the receiver's width.
-    known: [K] bool, classes that somebody sent in the last round.
-    shared: averages of the entries that travel, one per entry, width and shape; and whether any client ever sent it.
+    known: [K] mask of classes sent in the last round.
+    shared: averages of sent entries, by entry, width and shape; and whether any client ever sent it.
     """
 
     teacher: Array
@@ -62,7 +62,7 @@ class Sent(NamedTuple):
     """Attributes:
     teacher: [K, K] global logits of each class, for this client's width.
     known: [K] bool.
-    shared: the server's of this client's entries, in the order of `average`.
+    shared: averages of this client's entries, in the order of `average`.
     """
 
     teacher: Array
@@ -121,7 +121,7 @@ def fedhpl(
     averaged = aggregators.mean_by_shape(list(shapes.values()), shape_index, aggregators.make_weight_fn(weights))
 
     def start_from(sent, w_k):
-        """The client's network, with the averages that there are."""
+        """Returns the client's network with the averages that it received."""
         shared = zip(average, sent.shared, strict=True)
         new = {e: jax.tree.map(lambda a, b, mask=mask: jnp.where(mask, a, b), mean, w_k.params[e]) for e, (mean, mask) in shared}
         return w_k._replace(params=w_k.params | new)
@@ -159,13 +159,13 @@ def fedhpl(
         uplink = knowledge + ((examples,) if denominator == "local" else ())
         sums = trained.sums | {"logits_sent": (jnp.sum(n), jnp.float32(1))}
         entries = tuple(trained.net.params[entry] for entry in average)
-        local_sent = sent._replace(shared=tuple((entry, jnp.bool(True)) for entry in entries))  # not by the averages it began with
+        local_sent = sent._replace(shared=tuple((entry, jnp.bool(True)) for entry in entries))  # not the averages that it received
         return ClientOutput(trained.net, (uplink, entries), sums, local=(local_sent, trained.net))
 
     weighted = aggregators.weighted_logits(beta)
 
     def lift(part, client):
-        if not compress:  # [M, K] and [M] labels, of which K stands for none
+        if not compress:  # [M, K], and labels [M], where K is none
             total, n = local_training.class_sums(part[0], part[1], part[1] < classes, classes)
             part = (total / jnp.maximum(n, 1)[:, None], n, *part[2:])
         return weighted.lift(part, client)
@@ -200,7 +200,7 @@ def fedhpl(
 
 
 def _form(entry: str, peers: Peers) -> tuple[tuple, PyTree]:
-    """What must be alike for an entry to be averaged (itself, the width, shapes); and its shapes."""
+    """Returns the key of clients among which an entry is averaged (entry, width, shapes), and its shapes."""
     params = peers.shapes.params
     if entry not in params:
         raise ValueError(f"average={entry!r} is not an entry of what {peers.model.name} trains, which is {', '.join(params)}")

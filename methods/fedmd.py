@@ -37,15 +37,15 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, check_each
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, losses
 
-DIGEST, REVISIT = 0x646967, 0x726576  # draws of the digest; and, before the rounds, of the private training
+DIGEST, REVISIT = 0x646967, 0x726576  # keys of the digest, and of the initial private training
 
 
 class Server(NamedTuple):
     """Attributes:
     logits: [A, O] the consensus.
-    rows: [A] the public examples that it is about.
-    known: [] bool, whether anybody sent any.
-    asked: [A] the public examples whose logits the clients send next.
+    rows: [A] indices of its public examples.
+    known: [] bool, whether any client sent logits.
+    asked: [A] indices of the public examples whose logits clients send next.
     """
 
     logits: Array
@@ -55,11 +55,11 @@ class Server(NamedTuple):
 
 
 def draw_stratified(key: Array, y: Array, number: int) -> Array:
-    """Rows [number] drawn from labels `y` [P] without replacement, of each class in proportion to its size (to one row)."""
+    """Draws `number` indices of labels `y` [P] without replacement, stratified by class."""
     by_class = jnp.lexsort((jax.random.uniform(key, y.shape), y))  # shuffled within classes
     ordered = y[by_class]
     first, last = jnp.searchsorted(ordered, ordered, side="left"), jnp.searchsorted(ordered, ordered, side="right")
-    place = (jnp.arange(len(y)) - first + 0.5) / (last - first)  # of a row in its class, in (0, 1)
+    place = (jnp.arange(len(y)) - first + 0.5) / (last - first)  # rank within the class, in (0, 1)
     return by_class[jnp.argsort(place, stable=True)[:number]]
 
 

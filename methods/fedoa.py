@@ -67,7 +67,7 @@ from methods.fedopt import fedopt
 
 
 class Reading(NamedTuple):
-    """Options of a variant; the module's docstring has them."""
+    """Options of a variant; see the module's docstring."""
 
     reduction: str = "mean"
     micro: AtLeastOne = 8
@@ -88,14 +88,14 @@ REDUCTIONS, UPDATES = ("mean", "frobenius"), ("epochs", "step")
 def _pearson(e: Array, g: Array, tolerance: float) -> Array:
     def centred(f):
         mean = jnp.broadcast_to(jnp.mean(f, -1, keepdims=True), f.shape)
-        varies = losses.euclidean_distances(f, mean, tolerance) > 0  # features that are all equal have no direction
+        varies = losses.euclidean_distances(f, mean, tolerance) > 0  # constant features have no direction
         return jnp.where(varies[..., None], f - mean, 0)
 
     return _cosine(centred(e), centred(g), tolerance)
 
 
 def _cosine(e: Array, g: Array, tolerance: float) -> Array:
-    del tolerance  # smooth where both are equal: rounding stays as small as it is
+    del tolerance  # smooth where both are equal
     return 1 - jnp.sum(losses.unit(e) * losses.unit(g), -1)
 
 
@@ -107,7 +107,7 @@ DISTANCES: dict[str, Callable[[Array, Array, float], Array]] = {
 
 
 def frobenius_distance(e: Array, g: Array, mask: Array, micro: int, tolerance: float) -> Array:
-    """Euclidean norm of all differences of `e` and `g` [B, D] in `micro` rows after the other, those in `mask`; their mean."""
+    """Returns the mean, over groups of `micro` examples, of the norm of all differences of `e` and `g` [B, D]."""
 
     def groups(x):
         padded = jnp.pad(jnp.where(mask[:, None], x, 0), ((0, -len(x) % micro), (0, 0)))
@@ -117,7 +117,7 @@ def frobenius_distance(e: Array, g: Array, mask: Array, micro: int, tolerance: f
 
 
 def make_feature_fn(model: Model, features: str) -> Callable[..., tuple[Array, dict[str, Array], PyTree]]:
-    """(net, x, ...) -> (Phi [B, D'], outputs, stats); raises ValueError (when traced) if the network has no such layer."""
+    """Returns (net, x, ...) -> (Phi [B, D'], outputs, stats); ValueError (when traced) for an unknown layer."""
 
     def feature_fn(net: Net, x: PyTree, *args: Any, **options: Any):
         if features == "features":
@@ -132,13 +132,13 @@ def make_feature_fn(model: Model, features: str) -> Callable[..., tuple[Array, d
 
 
 def compute_features(model: Model, net: Net, data: ClientData, batch: int, features: str = "features") -> Array:
-    """Phi(net; x) [M, D'] of one client's rows, in evaluation mode; the rows past `data.size` hold anything."""
+    """Returns Phi(net; x) [M, D'] of one client's examples, in evaluation mode; padding may be anything."""
     feature_fn = make_feature_fn(model, features)
     return local_training.map_examples(lambda b: feature_fn(net, b.x, mask=b.mask)[0], data, batch=batch)
 
 
 def feature_distance(f: Array, g: Array, data: ClientData) -> Pair:
-    """Mean Euclidean distance of what is `compute_features` [M, D'] of one client's rows by two networks (Figure 2)."""
+    """Returns the mean Euclidean distance of one client's features by two networks (Figure 2)."""
     return mean_of(losses.safe_norms(f - g), jnp.arange(len(f)) < data.size)
 
 
@@ -231,7 +231,7 @@ def fedoa(
 
 
 def mix_nets(w: Net, v_e: Net, share: float) -> Net:
-    """The update of `share` of the global adapter and 1 - `share` of a personal one; of all other entries the mean so weighed."""
+    """Mixes adapters by `share` of the global update and 1 - `share` of the personal one; averages other entries."""
     mean = lambda one, other: jax.tree.map(lambda a, b: share * a + (1 - share) * b, one, other)
     mix = lambda name: adapters.mix_adapters if name == adapters.ENTRY else lambda one, other, _: mean(one, other)
     params = {name: mix(name)(entry, v_e.params[name], share) for name, entry in w.params.items()}

@@ -56,7 +56,7 @@ class Moments(NamedTuple):
 
 
 def adaptive_update(second: Callable[[Array, Array], Array], lr: float, b1: float, tau: float) -> optax.GradientTransformation:
-    """Lines 10 to 15 of Algorithm 2: a transformation of the mean delta, where `second` maps (v, Delta^2) to the new v."""
+    """Returns the transformation of the mean delta in lines 10 to 15 of Algorithm 2; `second`: (v, Delta^2) -> v."""
 
     def init(params):
         return Moments(optax.tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, tau**2), params))
@@ -89,8 +89,8 @@ def fedopt(
       task: network and population.
       optimizer: local optimizer.
       server: "adagrad", "adam", "yogi" or "momentum".
-      server_lr: eta; None: see above.
-      b1: decay of the first moment, or of the momentum; None: see above.
+      server_lr: eta; None: see the module's table.
+      b1: decay of the first moment, or of the momentum; None: see the module's table.
       b2: decay of the second moment, of "adam" and "yogi".
       tau: adaptivity, of all but "momentum".
       epochs: local epochs.

@@ -43,7 +43,7 @@ def fedper(
     train: Train | None = None,
     finetune: Train | None = None,
 ) -> Algorithm:
-    """Builds FedPer (Algorithms 1 and 2), and what differs from it by the choice of leaves or by the local training alone.
+    """Builds FedPer (Algorithms 1 and 2), or a variant with other personal leaves or local training.
 
     Args:
       task: network and population.
@@ -52,9 +52,9 @@ def fedper(
       epochs: local epochs.
       batch: B.
       weights: "samples" or "uniform".
-      train: local training of the whole network; None: all leaves together, by the loss that fits the targets. One that is
-        given is assumed to read classes.
-      finetune: further training on the client's data before its model is scored, dropped afterwards; None: none. As `train`.
+      train: local training of the whole network, assumed to read classes; None: all leaves together, by the
+        default loss.
+      finetune: training before evaluation, whose result is dropped, as `train`; None: none.
 
     Returns:
       The algorithm; a client keeps its personal leaves and sends the delta of the others.

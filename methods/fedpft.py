@@ -73,7 +73,7 @@ class Shared(NamedTuple):
     """The averaged parameters: the server's state, and as deltas the uplink.
 
     Attributes:
-      net: extractor and classifier, with their batch statistics; the classifier is None where it is personal and travels not.
+      net: extractor and classifier, with batch statistics; the classifier is None in uplinks if it is personal.
       transform: tau, {"query", "key", "value", "output"}: [D, D] each.
       projection: h_rho, {"kernel": [D, P], "bias": [P]}; () without a contrast.
     """
@@ -129,7 +129,7 @@ class Contrast(NamedTuple):
       temperature: of the loss.
       augment: the two views, see `pipeline.py`; "": the examples as they are.
       momentum_transform: whether the keys use a momentum copy of tau.
-      first: so many rounds of L_Con alone, then none; 0: both losses in all rounds.
+      first: number of rounds of L_Con alone, before CE alone; 0: both losses in all rounds.
     """
 
     on: bool = False
@@ -144,7 +144,7 @@ class Contrast(NamedTuple):
 
 
 def attend(tau: PyTree, f: Array, prompts: Array, heads: int = 1, residual: bool = True) -> tuple[Array, Array]:
-    """f' of [f', p'] = tau([f, p]) (Eq. 2), and the weights with which it attends to [f, p].
+    """Returns f' of [f', p'] = tau([f, p]) (Eq. 2), and its attention weights on [f, p].
 
     Args:
       tau: four [D, D] matrices.
@@ -169,7 +169,7 @@ def attend(tau: PyTree, f: Array, prompts: Array, heads: int = 1, residual: bool
 
 
 def init_transform(key: Array, d: int) -> PyTree:
-    """tau as PyTorch's attention starts: the inputs' three matrices Glorot-uniform together, the output's uniform."""
+    """Initializes tau like PyTorch: the three input matrices Glorot-uniform together, the output uniform."""
     one, two = jax.random.split(key)
     inputs = jax.random.uniform(one, (d, 3 * d), minval=-1) * (6 / (4 * d)) ** 0.5
     query, key, value = jnp.split(inputs, 3, 1)
@@ -177,14 +177,14 @@ def init_transform(key: Array, d: int) -> PyTree:
 
 
 def info_nce(query: Array, key: Array, queue: Array, mask: Array, temperature: float) -> Array:
-    """MoCo's loss of queries [B, P] and their keys [B, P] of unit length, against a queue [L, P]: the mean over `mask`."""
+    """Returns MoCo's loss of unit queries [B, P] and keys [B, P] against a queue [L, P], as a mean over `mask`."""
     positive = jnp.sum(query * key, 1, keepdims=True)
     logits = jnp.concatenate([positive, query @ queue.T], 1) / temperature
     return losses.cross_entropy(logits, jnp.zeros(len(query), jnp.int32), mask)
 
 
 def enqueue(queue: Array, place: Array, keys: Array, mask: Array) -> tuple[Array, Array]:
-    """The queue [L, P] with the keys in `mask` [B] in place of its oldest, and where the next one goes."""
+    """Returns the queue [L, P] with its oldest keys replaced by those in `mask` [B], and the next index."""
     at = (place + jnp.cumsum(mask) - 1) % len(queue)
     queue = queue.at[jnp.where(mask, at, len(queue))].set(keys, mode="drop")
     return queue, (place + jnp.sum(mask)) % len(queue)
@@ -257,14 +257,14 @@ def fedpft(
         return {name: leaf for name, leaf in net.params.items() if name != "head"}
 
     def without_own_head(net):
-        """A classifier of the client's own is no part of what is sent."""
+        """Removes a personal classifier, which is not sent."""
         return Net(net.params | {"head": None}, net.stats) if own_head else net
 
     def project(h_rho, f):
         return losses.unit(f @ h_rho["kernel"] + h_rho["bias"][None])
 
     def join_net(sent, client):
-        """One network for `fit`, whose statistics carry along what no gradient reaches."""
+        """Joins all parts into one network for `fit`, with the untrained parts as statistics."""
         head = client.head if own_head else sent.net.params["head"]
         params = {"extractor": extractor(sent.net), "head": head, "transform": sent.transform, "prompts": client.prompts}
         stats = {"extractor": sent.net.stats}
@@ -274,7 +274,7 @@ def fedpft(
         return Net(params, stats)
 
     def split_net(net, sent, client):
-        """The inverse: (Shared, Personal)."""
+        """Inverts `join_net`: returns (Shared, Personal)."""
         p, state = net.params, client
         head = sent.net.params["head"] if own_head else p["head"]
         if con.on:
@@ -305,7 +305,7 @@ def fedpft(
         return value, stats, Moco((), Net(copy, copy_stats), h_rho, tau if con.momentum_transform else (), queue, place)
 
     def loss(ce_leaves, con_leaves):
-        """CE and L_Con in one step, each with a gradient to its own leaves alone."""
+        """Returns CE + L_Con, each with gradients to its own leaves only."""
         strengths = _strengths(task.round_num, con)
 
         def of(net, batch, key):
@@ -336,7 +336,7 @@ def fedpft(
         )
 
     def train_transform(net, data, key):
-        """Phase 1 of FedPFT with the features of the frozen extractor, computed once (Eq. 4)."""
+        """Runs phase 1 of FedPFT on features of the frozen extractor, computed once (Eq. 4)."""
         frozen = Net(net.params["extractor"], net.stats["extractor"])
         features = local_training.map_examples(lambda b: model.features(frozen, b.x, mask=b.mask)[0], data, batch=batch)
         y = data.arrays.y[data.index]
@@ -428,7 +428,7 @@ def fedpft(
 
 
 def _strengths(round: Array | int, con: Contrast) -> tuple[Array | float, Array | float]:  # noqa: A002
-    """Weights of CE and L_Con in a round."""
+    """Returns the weights of CE and L_Con in a round."""
     if not con.first:
         return 1.0, 1.0
     contrasting = jnp.asarray(round < con.first, jnp.float32)

@@ -41,7 +41,7 @@ FAR = -1e9  # the logit of a class without a prototype
 class Prototypes(NamedTuple):
     """Attributes:
     means: [K, D] mean feature of each class.
-    known: [K] bool, classes that somebody ever had.
+    known: [K] mask of classes that were ever sent.
     """
 
     means: Array
@@ -49,12 +49,12 @@ class Prototypes(NamedTuple):
 
 
 def init_prototypes(task: Task) -> Prototypes:
-    """The state before the first round."""
+    """Returns the state before the first round."""
     return Prototypes(jnp.zeros((task.classes, feature_size(task.model))), jnp.zeros(task.classes, bool))
 
 
 def update_prototypes(prototypes: Prototypes, mean: Array, weight: Array) -> Prototypes:
-    """With the cohort's `mean` [K, D] for each class of positive `weight` [K]; the other classes keep theirs."""
+    """Updates prototypes to the cohort's `mean` [K, D] where `weight` [K] is positive."""
     seen = weight > 0
     return Prototypes(jnp.where(seen[:, None], mean, prototypes.means), prototypes.known | seen)
 
@@ -66,10 +66,10 @@ def prototype_loss(
     label_loss: losses.LabelLoss = losses.cross_entropy,
     classes: int | None = None,
 ) -> local_training.LossFn:
-    """The client's loss: cross-entropy, and the squared distance of features to the prototype of their class.
+    """Returns the client's loss: cross-entropy, and the squared distance of features to their prototype.
 
-    With `classes` its sums have "features" beside, [K, D] and [K] by class (`training.class_sums`), of the epochs that
-    `epoch_inputs` marks as the last.
+    With `classes`, its sums also have "features", the sums [K, D] and counts [K] by class over the last
+    epoch, which `epoch_inputs` marks.
     """
 
     def loss(net, batch, key, is_last=None):
@@ -87,7 +87,7 @@ def prototype_loss(
 
 
 def mean_features(model: Model, net: Net, data: ClientData, *, classes: int, batch: int) -> tuple[Array, Array]:
-    """A client's mean feature of each class [K, D], in evaluation mode, and its numbers of examples [K]."""
+    """Returns a client's mean feature of each class [K, D], in evaluation mode, and its counts [K]."""
     return local_training.class_means(lambda b: model.features(net, b.x, mask=b.mask)[0], data, classes=classes, batch=batch)
 
 
@@ -109,9 +109,9 @@ def fedproto(
       lam: weight of the regularizer; 0 is local training.
       epochs: local epochs.
       batch: B.
-      weights: of a class's means: "samples", by the clients' numbers of its examples, or "uniform".
-      features: of which prototypes are means: "trained", those of the trained network in one more pass over the examples, or
-        "training", those that training itself makes in its last epoch, as the authors' code takes them.
+      weights: of a class's means: "samples", by the clients' numbers of examples, or "uniform".
+      features: what prototypes average: "trained", features of the trained network, in one more pass; or
+        "training", those of the last local epoch, as in the authors' code.
 
     Returns:
       The algorithm; a client keeps its model and sends K * (D + 1) numbers.

@@ -44,12 +44,12 @@ NEGATIVES = 2
 
 
 def contrastive_terms(features: Array, y: Array, mask: Array, tau: float, lam: float) -> tuple[Array, Array]:
-    """The mean of pull and of push over a batch.
+    """Returns the means of pull and push over a batch.
 
     Args:
       features: [B, D] of one level.
       y: [B].
-      mask: [B]; other rows are in no pair, and not in the means.
+      mask: [B]; other examples are in no pair.
       tau: temperature.
       lam: threshold.
 
@@ -72,7 +72,7 @@ def contrastive_terms(features: Array, y: Array, mask: Array, tau: float, lam: f
 def relaxed_contrastive_loss(
     model: Model, *, tau: float, lam: float, contrast: float, beta: float, label_loss: losses.LabelLoss = losses.cross_entropy
 ) -> local_training.LossFn:
-    """The client's loss."""
+    """Returns the client's loss."""
 
     def loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask, intermediates=True)

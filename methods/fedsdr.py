@@ -40,7 +40,7 @@ VARIANTS = {"default": {}, "released": {"begin": 1, "fresh": True}}
 
 
 def shortcut_penalty(e: Array, g: Array, mask: Array) -> Array:
-    """1/B sum_b | sum_k e_bk |g_bk - mean_b g_bk| | of features [B, D] over the rows in `mask` [B]."""
+    """Returns 1/B sum_b | sum_k e_bk |g_bk - mean_b g_bk| | of features [B, D] over `mask` [B]."""
     g = jnp.where(mask[:, None], g, 0)
     mean = jnp.sum(g, 0) / jnp.maximum(jnp.sum(mask), 1)
     return losses.masked_mean(jnp.abs(jnp.sum(e * jnp.abs(g - mean[None]), -1)), mask)

@@ -71,12 +71,12 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive
 from fedjax_core.task import Task, feature_size, require_class_logits
 from fedjax_core.training import aggregators, local_training, losses
 
-EPOCH = 0x65706F63  # keeps the draws with which U is found apart from those of training
-LEAST = 1e-6  # U below which logits count as equal to the knowledge
+EPOCH = 0x65706F63  # separates the draws for U from those of training
+LEAST = 1e-6  # minimum of U; below it logits count as equal to the knowledge
 
 
 class Lcl(NamedTuple):
-    """Local contrastive learning; the module's docstring has the options."""
+    """Options of the local contrastive learning; see the module's docstring."""
 
     on: bool = True
     tau: Positive = 0.08
@@ -87,7 +87,7 @@ class Lcl(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """How clients' knowledge is made and merged."""
+    """Options of the structural knowledge."""
 
     of: str = "logits"
     neighbours: AtLeastZero = 1
@@ -97,7 +97,7 @@ class Knowledge(NamedTuple):
 
 
 class Gda(NamedTuple):
-    """Global discrepancy aggregation."""
+    """Options of the global discrepancy aggregation."""
 
     on: bool = True
     size: str = "fraction"
@@ -106,7 +106,7 @@ class Gda(NamedTuple):
 
 
 class Gpr(NamedTuple):
-    """Global period review."""
+    """Options of the global period review."""
 
     on: bool = True
     form: str = "interpolate"
@@ -173,18 +173,19 @@ def contrastive_loss(
     twice: bool = False,
     own: bool = False,
 ) -> Array:
-    """LCL of a batch (Eq. 2, 3): its mean over the rows in `mask`, where rows without a positive count as 0.
+    """Returns LCL of a batch (Eq. 2, 3), where examples without a positive count as 0.
 
     Args:
       logits: [B, D].
       y: [B] classes.
       mask: [B].
-      knowledge: [K, D]; that of unknown classes may hold anything.
+      knowledge: [K, D]; unknown classes may be anything.
       known: [K].
       scale: [K], U.
       tau: temperature.
-      twice: whether the positive term stands in the denominator a second time.
-      own: whether a row of an unknown class has its own logits as positive, which then stand in the denominator, too.
+      twice: whether the positive term is twice in the denominator.
+      own: whether the positive of an unknown class is the example's own logits, which are then also in the
+        denominator.
     """
     knowledge = jnp.where(known[:, None], knowledge, 0)
     s = losses.cosine_similarities(logits, knowledge) / scale[None] / tau  # Eq. 2
@@ -199,12 +200,12 @@ def contrastive_loss(
     if twice or own:  # the denominator holds every row's positive
         extra = positive if twice else jnp.where(known[y], -jnp.inf, positive)
         terms = jnp.concatenate([s, extra[:, None]], 1)
-    terms = jnp.where(has[:, None], terms, 0)  # no row of nothing but -inf
+    terms = jnp.where(has[:, None], terms, 0)  # avoids rows of -inf only
     return losses.masked_mean(jnp.where(has, jax.nn.logsumexp(terms, 1) - positive, 0), mask)  # Eq. 3
 
 
 def sum_distances(logits: Array, knowledge: Array, mask: Array) -> Array:
-    """Sum over the rows in `mask` [B] of |l_i - c~^j| for each class: [B, D], [K, D] -> [K]."""
+    """Sums |l_i - c~^j| over the examples in `mask` [B] for each class: [B, D], [K, D] -> [K]."""
     apart = losses.safe_norms(logits[:, None] - knowledge[None])
     return jnp.sum(jnp.where(mask[:, None], apart, 0), 0)
 
@@ -381,14 +382,14 @@ def fedskc(
 
 
 class _Epoch(NamedTuple):
-    """What an epoch's losses know. `scale`: [K], U of the whole local set; `last`: [] bool."""
+    """Inputs of an epoch's losses. `scale`: [K], U of the whole local set; `last`: [] bool."""
 
     scale: Array
     last: Array
 
 
 def _options(name: str, default: Any, preset: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None) -> Any:
-    """`default` with the variant's options and with those that are given."""
+    """Returns `default`, overridden by the variant's options and by those given."""
     found = registry.options(name, default, preset.get(name), given)
     for key, choices in _CHOICES.items():
         part, _, option = key.partition(".")

@@ -46,7 +46,7 @@ _STREAM = 0x746770  # of the generator's initialization
 class Server(NamedTuple):
     """Attributes:
     generator: the parameters of F, and the classes' vectors.
-    prototypes: what F makes of them, known to the clients from the second round on.
+    prototypes: outputs of F, known to clients from the second round on.
     """
 
     generator: PyTree
@@ -54,20 +54,22 @@ class Server(NamedTuple):
 
 
 def init_generator(key: Array, classes: int, features: int) -> PyTree:
-    """The parameters of F, and the classes' vectors: K D + 2 (D^2 + D) numbers."""
+    """Initializes F and the vectors of the classes: K D + 2 (D^2 + D) numbers."""
     vectors, hidden, out = jax.random.split(key, 3)
     params = {"hidden": init_linear(hidden, features, features), "out": init_linear(out, features, features)}
     return params | {"embedding": jax.random.normal(vectors, (classes, features))}
 
 
 def generate_prototypes(params: PyTree) -> Array:
-    """All prototypes: [K, D]."""
+    """Returns all prototypes [K, D]."""
     return apply_linear(params["out"], jax.nn.relu(apply_linear(params["hidden"], params["embedding"])))
 
 
 def adaptive_margin(centres: Array, held: Array, most: float) -> Array:
-    """delta: the largest, over classes, distance of a centre [K, D] to the nearest of the others that are `held` [K]; at most
-    `most`, which it is for fewer than two classes."""
+    """Returns delta: the largest distance of a class center [K, D] to its nearest other, over classes in `held` [K].
+
+    It is at most `most`, and `most` for fewer than two classes.
+    """
     pairs = held[:, None] & held[None] & ~jnp.eye(len(held), dtype=bool)
     apart = losses.safe_norms(jnp.where(pairs[..., None], centres[:, None] - centres[None], 0))
     nearest = jnp.min(jnp.where(pairs, apart, jnp.inf), 1)

@@ -35,7 +35,7 @@ from fedjax_core.training import aggregators, local_training, losses
 class Client(NamedTuple):
     """Attributes:
     previous: the model as the client last trained it.
-    trained: [] 1 if it ever did, else 0.
+    trained: [] 1 if the client ever trained, else 0.
     """
 
     previous: Net
@@ -43,7 +43,7 @@ class Client(NamedTuple):
 
 
 def contrastive_loss(z: Array, near: Array, far: Array, mask: Array, tau: float) -> Array:
-    """Mean over the rows in `mask` of -log(e^(cos(z, near)/tau) / (e^(cos(z, near)/tau) + e^(cos(z, far)/tau))); all [B, D]."""
+    """Returns the mean of -log(e^(cos(z, near)/tau) / (e^(cos(z, near)/tau) + e^(cos(z, far)/tau)))."""
     z, near, far = losses.unit(z), losses.unit(near), losses.unit(far)
     return losses.masked_mean(jax.nn.softplus(jnp.sum(z * (far - near), -1) / tau), mask)
 

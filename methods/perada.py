@@ -44,8 +44,8 @@ from methods.fedoa import compute_features, feature_distance
 
 class Distillation(NamedTuple):
     """Attributes:
-    on: whether there is one.
-    rounds: it is done in so many rounds, the first ones.
+    on: whether to distil.
+    rounds: number of first rounds with distillation.
     epochs: passes over the public examples.
     batch: of them.
     lr: of Adam, which falls to 0 like a cosine within a round.

@@ -58,10 +58,10 @@ def pfedgate(
     """Builds pFedGate (Algorithm 1, with gate and network trained together).
 
     Args:
-      task: networks and population; its `shape` must be told.
+      task: networks and population; its `shape` must be set.
       optimizer: local optimizer of gate and network, whose state starts anew every round.
       sparsity: s, in (0, 1]; 1 keeps all blocks.
-      blocks: at most so many per tensor.
+      blocks: maximum number per tensor.
       clip: largest norm of the network's gradient, and of the gate's.
       epochs: local epochs.
       batch: B.
@@ -71,7 +71,7 @@ def pfedgate(
       The algorithm; a client keeps its gate.
 
     Raises:
-      ValueError: the task does not tell its inputs' shape, or an argument is out of range.
+      ValueError: the task has no `shape`, or an argument is out of range.
     """
     if task.shape is None:
         raise ValueError("task.shape=None: pfedgate must know the shape of an example; pass of_model(..., shape=...)")
@@ -82,13 +82,13 @@ def pfedgate(
     gate = nnx.split(nnx.eval_shape(lambda: Gate(shape, len(cut.size), rngs=nnx.Rngs(0))), nnx.Param, nnx.BatchStat)[0]
 
     def apply_gate(net, x, mask, train):
-        """sigmoid(a) [B, L] and the gate's statistics."""
+        """Returns sigmoid(a) [B, L] and the gate's statistics."""
         module = nnx.merge(gate, net.params, net.stats)
         a = module(x.astype(jnp.float32).reshape(len(x), *shape), batch=train, mask=mask)
         return jax.nn.sigmoid(a), nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
 
     def apply_mask(theta, t):
-        """theta * M for mean gate values t [L]."""
+        """Returns theta * M for mean gate values t [L]."""
         if sparsity == 1:
             return cut.apply(theta, t)
         s = jnp.maximum(t, least)
@@ -148,13 +148,13 @@ class Gate(nnx.Module):
         self.dense = nnx.Linear(int(np.prod(shape)), blocks, rngs=rngs)
 
     def __call__(self, x: Array, *, batch: bool, mask: Array | None) -> Array:
-        """[B, ...] -> [B, L]."""
+        """Maps [B, ...] to [B, L]."""
         x = self.first(x, batch=batch, mask=mask)
         return self.last(self.dense(x.reshape(len(x), -1)), batch=batch, mask=mask)
 
 
 class Layout(NamedTuple):
-    """How parameters are cut into L blocks, tensor by tensor, of consecutive entries.
+    """Partition of parameters into L blocks of consecutive entries, tensor by tensor.
 
     Attributes:
       size: [L] entries of each block.
@@ -169,7 +169,7 @@ class Layout(NamedTuple):
     pieces: list[tuple[int, int]]
 
     def apply(self, params: PyTree, weight: Array) -> PyTree:
-        """Every block times its weight [L]."""
+        """Multiplies every block by its weight [L]."""
         leaves, structure = jax.tree.flatten(params)
         ends = np.cumsum([number for number, _ in self.pieces])
         parts = [
@@ -180,7 +180,7 @@ class Layout(NamedTuple):
 
 
 def cut_into_blocks(params: PyTree, blocks: int) -> Layout:
-    """Cuts each tensor into min(blocks, size) pieces of equal length, rounded up: into fewer if these suffice."""
+    """Cuts each tensor into at most min(blocks, size) pieces of equal length, rounded up."""
     named = jax.tree_util.tree_leaves_with_path(params)
     kernels = {path[:-1]: leaf for path, leaf in named if path[-1].key == "kernel"}
     size, first, dense, pieces = [], [], [], []
@@ -195,8 +195,11 @@ def cut_into_blocks(params: PyTree, blocks: int) -> Layout:
 
 
 def select_blocks(importance: Array, cut: Layout, sparsity: float, least: float) -> Array:
-    """Which blocks are kept, [L] of 0 and 1: the first of every tensor; then, in each group, those that still fit its budget, by
-    importance in tenths (ties: as they lie)."""
+    """Returns the kept blocks as a 0-1 vector [L].
+
+    The first block of every tensor is kept; then, within each group, those that fit its budget, by
+    importance rounded to tenths (ties in stored order).
+    """
     groups = cut.dense.astype(int)
     rest = np.where(cut.first, 0, cut.size)
     budget = np.round((sparsity - least) * np.array([rest[groups == g].sum() for g in (0, 1)])).astype(np.int32)

@@ -47,11 +47,11 @@ from methods.fedavg import fedavg
 from methods.fedoa import compute_features, feature_distance
 
 VARIANTS = ("default", "released")
-_FRESH = 0x6672  # of personal models that are drawn anew
+_FRESH = 0x6672  # key of personal models with their own initial draws
 
 
 class Carried(NamedTuple):
-    """What goes from minibatch to minibatch beside w_i.
+    """State that is carried between minibatches, beside w_i.
 
     Attributes:
       stats: batch statistics.
@@ -110,7 +110,7 @@ def pfedme(
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, review=_towards(beta))
 
     def envelope(data):
-        """lambda / 2 |w_i - theta|^2, whose gradient is that of the Moreau envelope, with theta found on the way."""
+        """Returns lambda / 2 |w_i - theta|^2, whose gradient is the Moreau envelope's, and solves for theta."""
         total = epochs * local_training.num_steps(data, batch) * inner_steps
 
         def loss(net, batch, key):
@@ -133,7 +133,7 @@ def pfedme(
         return loss
 
     def moreau_update(w, theta, data, key):
-        """(theta, delta of w_i, metrics)."""
+        """Returns (theta, delta of w_i, metrics)."""
         initial = Net(w.params, Carried(w.stats, w.params, inner.init(w.params), jnp.int32(0)))
         outer = local_training.sgd(outer_lr)(task.round_num)
         (w_i, carried), _, sums = local_training.fit(envelope(data), outer, epochs=epochs, batch=batch)(initial, data, key)
@@ -142,7 +142,7 @@ def pfedme(
         return Net(carried.theta, carried.stats), delta, sums
 
     def released_update(w, theta, data, key):
-        """The same as released: theta alone, then one step of w."""
+        """Returns the same by the released code: trains theta alone, then steps w once."""
 
         def first():
             out = base.client_update(w, (), data, key)
@@ -175,6 +175,6 @@ def pfedme(
 
 
 def _towards(beta: float) -> optax.GradientTransformation:
-    """beta times the mean delta; of running statistics at most all of it, for beyond the clients' own a variance may be below 0."""
+    """Scales the mean delta by beta; statistics by at most 1, since extrapolated variances may be negative."""
     scaled = lambda delta: Net(optax.tree.scale(beta, delta.params), optax.tree.scale(jnp.minimum(beta, 1.0), delta.stats))
     return optax.stateless(lambda delta, net: scaled(delta))

@@ -41,7 +41,7 @@ _STREAM = 0x7067  # of the generator's initialization
 
 
 def init_generator(key: Array, basis: Array, clients: int, inner: int) -> PyTree:
-    """(n + N) D + 4 D I + D numbers, I the inner width."""
+    """Initializes G: (n + N) D + 4 D I + D numbers, I the inner width."""
     d = basis.shape[1]
     descriptors, q, k, v, out = jax.random.split(key, 5)
     maps = {
@@ -53,7 +53,7 @@ def init_generator(key: Array, basis: Array, clients: int, inner: int) -> PyTree
 
 
 def generate_prompts(psi: PyTree, i: Array, heads: int) -> Array:
-    """P_i, [n, D]."""
+    """Returns P_i [n, D]."""
     basis = psi["basis"]
     split = lambda x: x.reshape(len(x), heads, -1)
     q = split(apply_linear(psi["query"], psi["clients"][i][None]))  # [1, H, I / H]
@@ -129,6 +129,6 @@ def pfedpg(
         predict={"personal": lambda p_i, rest, x: model.apply(join_prompts(p_i, rest), x)[0]},
         client_init=lambda key, server, client_id: split_prompts(model.init(key))[1],
         broadcast=lambda psi, client_id: generate_prompts(psi, client_id, heads),
-        newcomer="pFedPG generates prompts from a descriptor that it learns for each client, and has none of an unseen one",
+        newcomer="pFedPG generates prompts from learned descriptors of clients, and has none of an unseen client",
         targets=PER_ROW,
     )

@@ -36,8 +36,8 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Positive
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
 
-SCALE = 0.5  # of a pixel in [0, 1], per unit of a prompt
-PROMPT = 0x707274  # the prompt phase's draws; those of the network are a client's own, as in FedAvg
+SCALE = 0.5  # pixels in [0, 1] per unit of a prompt
+PROMPT = 0x707274  # key of the prompt phase
 
 
 def pfedpt(
@@ -55,7 +55,7 @@ def pfedpt(
     """Builds pFedPT (Algorithm 1).
 
     Args:
-      task: network and population; its `shape` must be told.
+      task: network and population; its `shape` must be set.
       optimizer: local optimizer of the network, whose state starts anew every round.
       pad: width of the frame; 0 is FedAvg.
       prompt_epochs: of the first phase.
@@ -69,7 +69,7 @@ def pfedpt(
       The algorithm; a client keeps its prompt.
 
     Raises:
-      ValueError: the task does not tell its inputs' shape, or an argument is out of range.
+      ValueError: the task has no `shape`, or an argument is out of range.
     """
     if task.shape is None:
         raise ValueError("task.shape=None: pfedpt must know the shape of an example to frame it; pass of_model(..., shape=...)")
@@ -117,7 +117,7 @@ def pfedpt(
 
 
 def frame_indices(shape: tuple[int, ...], pad: int) -> tuple[np.ndarray, ...]:
-    """Where in an example of this shape the frame is: an index array per axis. 4 pad (H - pad) C places of an [H, H, C] image.
+    """Returns the indices of the frame, an array per axis: 4 pad (H - pad) C entries of an [H, H, C] image.
 
     Raises:
       ValueError: pad is negative, or more than half of a side.

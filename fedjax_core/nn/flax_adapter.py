@@ -35,7 +35,7 @@ from fedjax_core.task import TO_ADD, Axes, Model
 
 Prepare = Callable[[Array], Array]
 READS_TOKENS = "reads_tokens"  # attribute of a module's class
-FROZEN = "moves batch statistics, which are frozen: its normalisation must be Flax's BatchNorm, and leave use_running_average to it"
+FROZEN = "moves batch statistics, which are frozen: its normalization must be Flax's BatchNorm without use_running_average"
 
 
 def build(
