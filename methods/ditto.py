@@ -104,9 +104,6 @@ def ditto(
 
     Returns:
       The algorithm; a client keeps its personal model.
-
-    Raises:
-      ValueError: lam is negative, or another argument is out of range.
     """
     check_each(ditto, lam=lam, epochs=epochs, personal_epochs=personal_epochs)
     v_epochs = epochs if personal_epochs is None else personal_epochs

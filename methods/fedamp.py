@@ -71,9 +71,6 @@ def fedamp(
 
     Returns:
       The algorithm; a client keeps its model, the server a model per client.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check_each(fedamp, alpha=alpha, sigma=sigma, rho=rho, own_weight=own_weight)
     if attention not in ATTENTION:

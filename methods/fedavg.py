@@ -62,9 +62,6 @@ def fedavg(
 
     Returns:
       The algorithm.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     model = task.model
     plain, loss = loss is None, local_training.supervised_loss(task) if loss is None else loss

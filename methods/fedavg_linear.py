@@ -47,9 +47,6 @@ def fedavg_linear(
 
     Returns:
       The algorithm; a client keeps its D * D + D numbers.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     linear_task = dataclasses.replace(task, network=lambda frozen: add_linear_map(task.network(frozen)))
     algorithm = fedper(linear_task, optimizer=optimizer, personal=(LAYER,), epochs=epochs, batch=batch, weights=weights)

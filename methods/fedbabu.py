@@ -52,9 +52,6 @@ def fedbabu(
 
     Returns:
       The algorithm; a client sends the delta of its body.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     loss, local = local_training.supervised_loss(task), optimizer(task.round_num)
     train = local_training.fit(loss, local, epochs=epochs, batch=batch, trainable=local_training.part_filter("body"))

@@ -48,9 +48,6 @@ def fedbn(
 
     Returns:
       The algorithm; a client keeps its normalization layers.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     own = param_partition.personal_normalization(others)
     return fedper(task, optimizer=optimizer, personal=own, epochs=epochs, batch=batch, weights=weights)

@@ -78,9 +78,6 @@ def fedcac(
 
     Returns:
       The algorithm; a client keeps its batch statistics, the server a model and a mask per client.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check_each(fedcac, tau=tau, beta=beta)
     model, weigh = task.model, jax.vmap(aggregators.make_weight_fn(weights))

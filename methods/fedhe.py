@@ -56,9 +56,6 @@ def fedhe(
 
     Returns:
       The algorithm; a client keeps its model and sends K * (K + 1) numbers.
-
-    Raises:
-      ValueError: alpha is negative.
     """
     check_each(fedhe, alpha=alpha)
     require_class_logits(task, "fedhe")

@@ -41,8 +41,5 @@ def fedit(
 
     Returns:
       The algorithm; a client keeps nothing and sends the delta of the adapter.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)

@@ -46,9 +46,6 @@ def fedlora(
 
     Returns:
       The algorithm; a client keeps nothing and sends the delta of the adapter.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     return fedavg_ft(
         task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, finetune_epochs=finetune_epochs, finetune_rate=1.0

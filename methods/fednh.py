@@ -69,9 +69,6 @@ def fednh(
 
     Returns:
       The algorithm; a client sends K * (D + 1) numbers beside its delta.
-
-    Raises:
-      ValueError: rho is not in [0, 1], scale is not positive, or another argument out of range.
     """
     check_each(fednh, rho=rho, scale=scale)
     model, classes = task.model, task.classes

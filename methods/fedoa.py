@@ -179,9 +179,6 @@ def fedoa(
 
     Returns:
       The algorithm; a client keeps its personal adapter and sends the delta of the global one.
-
-    Raises:
-      ValueError: an argument is unknown or out of range.
     """
     options = registry.options("reading", Reading(), VARIANTS[registry.choose("variant", variant, VARIANTS)], reading)
     check_each(fedoa, lam=lam, epochs=epochs, personal_epochs=personal_epochs)

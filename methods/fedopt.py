@@ -99,9 +99,6 @@ def fedopt(
 
     Returns:
       The algorithm.
-
-    Raises:
-      ValueError: another server, or an argument out of range.
     """
     if server not in SERVERS:
         raise ValueError(f"server={server!r} is not one of {', '.join(map(repr, SERVERS))}")

@@ -229,9 +229,6 @@ def fedpft(
 
     Returns:
       The algorithm; a client keeps its prompts, and with the contrast its momentum copies and queue.
-
-    Raises:
-      ValueError: an argument is out of range or unknown.
     """
     con = registry.options("contrast", Contrast(), contrast)
     if con.augment:

@@ -59,9 +59,6 @@ def fedproto_g(
 
     Returns:
       The algorithm.
-
-    Raises:
-      ValueError: lam is negative, or another argument out of range.
     """
     check_each(fedproto_g, lam=lam)
     model = task.model

@@ -49,9 +49,6 @@ def fedprox(
 
     Returns:
       The algorithm.
-
-    Raises:
-      ValueError: mu is negative, or another argument out of range.
     """
     check_each(fedprox, mu=mu)
 

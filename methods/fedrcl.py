@@ -113,9 +113,6 @@ def fedrcl(
 
     Returns:
       The algorithm.
-
-    Raises:
-      ValueError: tau is not positive, lam below -1, a weight negative, or another argument out of range.
     """
     check_each(fedrcl, tau=tau, contrast=contrast, beta=beta)
     if not lam >= -1:

@@ -61,9 +61,6 @@ def fedrep(
 
     Returns:
       The algorithm; a client keeps its head.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check_each(fedrep, head_epochs=head_epochs, body_epochs=body_epochs, finetune_epochs=finetune_epochs)
     is_head, loss = local_training.entries_filter(*personal), local_training.supervised_loss(task)

@@ -55,9 +55,6 @@ def fedrod(
 
     Returns:
       The algorithm; a client keeps its personal head, {"kernel", "bias"} as the network's own.
-
-    Raises:
-      ValueError: gamma is negative, or another argument is out of range.
     """
     check_each(fedrod, gamma=gamma)
     model = task.model

@@ -69,9 +69,6 @@ def fedsdr(
 
     Returns:
       The algorithm; a client keeps its personal adapter.
-
-    Raises:
-      ValueError: lam is negative, or another argument is out of range.
     """
     reading = VARIANTS[registry.choose("variant", variant, VARIANTS)]
     check_each(fedsdr, lam=lam)

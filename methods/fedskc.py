@@ -271,9 +271,6 @@ def fedskc(
 
     Returns:
       The algorithm; a client sends its delta and K * (D + 1) numbers, and keeps nothing.
-
-    Raises:
-      ValueError: an option is unknown or out of range.
     """
     preset = VARIANTS[registry.choose("variant", variant, VARIANTS)]
     local = _options("lcl", Lcl(), preset, lcl)

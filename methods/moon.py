@@ -73,9 +73,6 @@ def moon(
 
     Returns:
       The algorithm; a client keeps the model that it last trained.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check_each(moon, mu=mu, tau=tau, projection=projection)
     model = with_projection(task.model, task.classes, projection)

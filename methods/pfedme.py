@@ -99,9 +99,6 @@ def pfedme(
 
     Returns:
       The algorithm; a client keeps theta, with which it is scored, and sends the delta of w_i.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     registry.choose("variant", variant, VARIANTS)
     check_each(pfedme, lam=lam, inner_steps=inner_steps, outer_lr=outer_lr, beta=beta)

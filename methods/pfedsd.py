@@ -68,9 +68,6 @@ def pfedsd(
 
     Returns:
       The algorithm; a client keeps its previous model.
-
-    Raises:
-      ValueError: lam is negative, temperature is not positive, or another argument is out of range.
     """
     check_each(pfedsd, lam=lam, temperature=temperature)
     model = task.model

@@ -58,9 +58,6 @@ def scaffold(
 
     Returns:
       The algorithm; a client keeps its control variate.
-
-    Raises:
-      ValueError: server_lr is not positive.
     """
     check_each(scaffold, server_lr=server_lr)
     model = task.model
