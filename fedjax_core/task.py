@@ -19,24 +19,27 @@ Axes = tuple[tuple[str, int], ...]  # (end of an array's path, axis from its end
 class Model(NamedTuple):
     """A network as pure functions over a `Net`.
 
-    `params` is a nested dict whose entry "head" holds the classifier; all other entries are the body.
+    `params` is a nested dict whose entry "head" holds the classifier; all other entries are the
+    body.
 
     Attributes:
       init: key -> Net.
-      apply: (net, x, key=None, train=False, mask=None) -> ({"logits": [B, K], "features": [B, D]}, stats).
-        Examples outside of `mask` [B] never enter batch statistics. In evaluation `stats` are unchanged.
-        With intermediates=True outputs also have "intermediates", hidden layers by name (possibly {}).
+      apply: (net, x, key=None, train=False, mask=None) -> ({"logits": [B, K], "features": [B, D]},
+        stats). Examples outside of `mask` [B] never enter batch statistics. In evaluation `stats`
+        are unchanged. With intermediates=True outputs also have "intermediates", hidden layers by
+        name (possibly {}).
       features: same arguments -> ([B, D], stats); the body alone.
       head: (net, features [B, D]) -> logits [B, K].
       name: name in error messages and tables.
       whole: net -> the Net of the whole network, with its frozen entries (`part_of`).
-      model_axes: the axis of each array that is sharded where several devices hold a network together
-        (`plan.model`); see `axis_of`.
-      unaugmented: for a network with augmentation, (the network without it, (inputs, key, train) -> augmented
-        inputs), for a method that changes augmented inputs; else None.
-      is_episodic: whether logits are of the classes of an episode (`training/few_shot.py`), not of all K.
-      vocabulary: V, the number of token ids that the network embeds; None: it embeds none, or does not
-        declare it. `check_tokens` raises for other ids.
+      model_axes: the axis of each array that is sharded where several devices hold a network
+        together (`plan.model`); see `axis_of`.
+      unaugmented: for a network with augmentation, (the network without it, (inputs, key, train) ->
+        augmented inputs), for a method that changes augmented inputs; else None.
+      is_episodic: whether logits are of the classes of an episode (`training/few_shot.py`), not of
+        all K.
+      vocabulary: V, the number of token ids that the network embeds; None: it embeds none, or does
+        not declare it. `check_tokens` raises for other ids.
     """
 
     init: Callable[[Array], Net]
@@ -125,14 +128,15 @@ class Peers:
 class Task:
     """A network, its classes, and the population that trains it.
 
-    `frozen` and `public` are arguments of the jitted round, inside of which `bind` binds them again.
-    Closed over, a large backbone would become a constant of the compiled program.
+    `frozen` and `public` are arguments of the jitted round, inside of which `bind` binds them
+    again. Closed over, a large backbone would become a constant of the compiled program.
 
     Attributes:
       network: frozen arrays -> Model.
       classes: K; for targets that are no classes, the number of outputs (`algorithm.TARGETS`).
       population: N, the number of clients (of all architectures).
-      frozen: arrays that all clients share and none trains, such as a pre-trained backbone; `()` if none.
+      frozen: arrays that all clients share and none trains, such as a pre-trained backbone; `()` if
+        none.
       public: Examples that all clients share (FedMD's public set); `()` if none.
       shape: of one example's x; None if unknown (few methods need it).
       round_num: index of the current round, from 0; a traced scalar inside a round.
@@ -142,9 +146,9 @@ class Task:
       group: index of this network's clients in `groups`.
       scores: further metrics by name: (outputs, x, y, mask [B]) -> (sum, weight), or an object with
         `finalize` (`training/scores.py`).
-      loss: (logits [B, K], y [B], mask [B]) -> mean over the examples in `mask`, used in every method's
-        loss; None: the default of the targets, cross-entropy for classes (`local_training.label_loss`).
-        The metric "loss" is always the default.
+      loss: (logits [B, K], y [B], mask [B]) -> mean over the examples in `mask`, used in every
+        method's loss; None: the default of the targets, cross-entropy for classes
+        (`local_training.label_loss`). The metric "loss" is always the default.
     """
 
     network: Callable[[PyTree], Model]
@@ -251,7 +255,8 @@ def part_of(
 
     Args:
       model: the whole network.
-      arrays: params by entry, and stats; trained entries that are missing are drawn by `model.init`.
+      arrays: params by entry, and stats; trained entries that are missing are drawn by
+        `model.init`.
       trained: "all"; "prompts" (the entries "prompts" and "head"); "head"; or names of entries.
       classes: K.
       population: N.

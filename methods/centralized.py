@@ -4,9 +4,9 @@ In plain words: One network is trained on everybody's data together. Federation 
 below this.
 Sent to clients: nothing.
 
-The union is sorted canonically first, so the result does not depend on the partition. It is FedAvg with
-one client: E local epochs per round, T * E in all. The optimizer's state starts anew every round, which
-plain SGD does not notice.
+The union is sorted canonically first, so the result does not depend on the partition. It is FedAvg
+with one client: E local epochs per round, T * E in all. The optimizer's state starts anew every
+round, which plain SGD does not notice.
 
 Unseen clients use the server's model.
 

@@ -1,11 +1,11 @@
 """Ditto: FedAvg, and a personal model per client that is pulled towards the server's.
 
-In plain words: Two models per client: one takes part in FedAvg, the other is trained on the client's
-data alone, drawn towards the first one.
+In plain words: Two models per client: one takes part in FedAvg, the other is trained on the
+client's data alone, drawn towards the first one.
 Sent to clients: model.
 
-Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
-https://arxiv.org/abs/2012.04221
+Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML
+2021. https://arxiv.org/abs/2012.04221
 
   paper    here             meaning
   w        server.net       server model, as in FedAvg
@@ -16,8 +16,8 @@ https://arxiv.org/abs/2012.04221
 Unseen clients start a personal model from the received w, after local training of it.
 
 Departures: the two models pass over the data separately, in the same order. This equals the paper's
-alternation, since w is constant in the pull. The mean is weighted by examples unless weights="uniform".
-Batch statistics of v_k are its own.
+alternation, since w is constant in the pull. The mean is weighted by examples unless
+weights="uniform". Batch statistics of v_k are its own.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,8 @@ def with_personal_model(
       base: the method of the server's model, such as FedAvg.
       train: (w as received, v_k, data, key) -> (v_k, metrics beyond the base's).
       begin: first round, from 0, in which personal models train.
-      fresh: whether each client draws its own initial personal model; else all start from the common one.
+      fresh: whether each client draws its own initial personal model; else all start from the
+        common one.
 
     Returns:
       The algorithm with the additional predictor "personal"; `train` is assumed to read classes.

@@ -1,7 +1,7 @@
 """FedAMP: a cloud model per client, mixed of all models by their similarity, to which the client is pulled.
 
-In plain words: The server keeps a model for each client: a mixture in which clients with similar models
-count more. Each client is drawn towards its own mixture.
+In plain words: The server keeps a model for each client: a mixture in which clients with similar
+models count more. Each client is drawn towards its own mixture.
 Sent to clients: the client's own cloud model.
 
 Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. Personalized Cross-Silo Federated Learning on Non-IID Data.
@@ -18,15 +18,15 @@ AAAI 2021. https://arxiv.org/abs/2007.03797
   cosine:     xi_ij = (1 - own_weight) exp(sigma cos(w_i, w_j)) / sum_h exp(sigma cos(w_i, w_h))  (HeurFedAMP)
   xi_ii = 1 - sum_j xi_ij
 
-alpha and sigma must fit the scale of the distances: sigma at least |w_i - w_j|^2 after the first rounds,
-and alpha at most sigma / (N - 1), so that xi_ii is never negative. The metric "own_weight" is its mean
-over the cohort.
+alpha and sigma must fit the scale of the distances: sigma at least |w_i - w_j|^2 after the first
+rounds, and alpha at most sigma / (N - 1), so that xi_ii is never negative. The metric "own_weight"
+is its mean over the cohort.
 
 Unseen clients are not supported: the server mixes a cloud model only for clients that send theirs.
 
 Departures: in the paper all clients take part; here u_i is mixed of the round's models, and absent
-clients keep theirs. In round 1 u_i is the common initialization. Batch statistics belong to w_i and are
-never sent.
+clients keep theirs. In round 1 u_i is the common initialization. Batch statistics belong to w_i and
+are never sent.
 """
 
 import functools
@@ -60,7 +60,8 @@ def fedamp(
 
     Args:
       task: network and population.
-      optimizer: local optimizer, whose state starts anew every round; it sees the gradient with the pull.
+      optimizer: local optimizer, whose state starts anew every round; it sees the gradient with the
+        pull.
       alpha: weight of the other clients, for "distance".
       sigma: scale of the attention.
       rho: the client minimises its loss + rho / 2 |w - u_i|^2; 0 is local training.

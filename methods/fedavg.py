@@ -4,8 +4,8 @@ In plain words: Every client trains the server's model on its own data and sends
 server adds the mean difference, weighted by the number of examples or uniformly.
 Sent to clients: model.
 
-McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from
-Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks
+from Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
   paper     here                meaning
   w         server.net          server model
@@ -14,9 +14,9 @@ Decentralized Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
 Unseen clients use the server's model.
 
-Departures: the server adds the cohort's mean delta, w + sum_k n_k/n (w_k - w). This is equal in exact
-arithmetic, keeps frozen leaves exact, and an empty cohort changes nothing. weights="uniform" weights all
-clients alike, as several releases do.
+Departures: the server adds the cohort's mean delta, w + sum_k n_k/n (w_k - w). This is equal in
+exact arithmetic, keeps frozen leaves exact, and an empty cohort changes nothing. weights="uniform"
+weights all clients alike, as several releases do.
 """
 
 from typing import NamedTuple
@@ -57,7 +57,8 @@ def fedavg(
       epochs: E.
       batch: B.
       weights: "samples" or "uniform".
-      loss: local loss, assumed to read classes; None: the default of the targets, cross-entropy for classes.
+      loss: local loss, assumed to read classes; None: the default of the targets, cross-entropy for
+        classes.
       review: optax transformation of the mean delta, such as `optax.trace(0.9)`.
 
     Returns:

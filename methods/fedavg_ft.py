@@ -8,7 +8,8 @@ The baseline for personalization after training, which is FedAvg's (methods/feda
 
 Unseen clients fine-tune the server's model on their own examples, as all clients do.
 
-Departures: none; there is no single paper. finetune_epochs=0 evaluates FedAvg's model on every client.
+Departures: none; there is no single paper. finetune_epochs=0 evaluates FedAvg's model on every
+client.
 """
 
 import jax

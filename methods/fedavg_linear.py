@@ -1,7 +1,7 @@
 """FedAvg+Linear: a personal linear map between the shared body and the shared classifier.
 
-In plain words: FedAvg with a linear map between features and classifier that stays with each client: a
-simple answer to the mismatch that FedPFT addresses.
+In plain words: FedAvg with a linear map between features and classifier that stays with each
+client: a simple answer to the mismatch that FedPFT addresses.
 Sent to clients: model.
 
 Wu et al. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven Feature
@@ -11,13 +11,13 @@ Transformation. 2024 (appendix on matching during training). https://arxiv.org/a
   phi, h        w_b of FedPer     body and classifier, the server's
   linear layer  w_p of FedPer     A_i [D, D] and a bias [D] of client i, never sent: logits h(A_i phi(x))
 
-All are trained together by cross-entropy. The analysis "match" of `fedjax-core analyse` trains the map
-on a finished FedAvg instead.
+All are trained together by cross-entropy. The analysis "match" of `fedjax-core analyse` trains the
+map on a finished FedAvg instead.
 
 Unseen clients start a map from the identity, after local training.
 
-Departures: the paper does not say how the layer is initialized and trained: here as identity and zero,
-together with everything else, at the same learning rate.
+Departures: the paper does not say how the layer is initialized and trained: here as identity and
+zero, together with everything else, at the same learning rate.
 """
 
 import dataclasses

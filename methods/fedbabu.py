@@ -1,11 +1,11 @@
 """FedBABU: only the body is trained and shared, under a fixed random head; clients fine-tune for evaluation.
 
-In plain words: The head is random and never trained during federation, so all clients learn one body for
-one fixed classifier. Before evaluation, each client fine-tunes.
+In plain words: The head is random and never trained during federation, so all clients learn one
+body for one fixed classifier. Before evaluation, each client fine-tunes.
 Sent to clients: body.
 
-Oh, Kim, Yun. FedBABU: Towards Enhanced Representation for Federated Image Classification. ICLR 2022.
-https://arxiv.org/abs/2106.06042
+Oh, Kim, Yun. FedBABU: Towards Enhanced Representation for Federated Image Classification. ICLR
+2022. https://arxiv.org/abs/2106.06042
 
   paper       here                 meaning
   theta_ext   w_b of FedPer        body (extractor), the server's
@@ -16,8 +16,8 @@ https://arxiv.org/abs/2106.06042
 
 Unseen clients fine-tune the body under the initial head, as all clients do.
 
-Departures: the mean is weighted by examples unless weights="uniform". finetune_epochs=0 evaluates the
-model before fine-tuning.
+Departures: the mean is weighted by examples unless weights="uniform". finetune_epochs=0 evaluates
+the model before fine-tuning.
 """
 
 from fedjax_core.algorithm import TARGETS, Algorithm
@@ -47,7 +47,8 @@ def fedbabu(
       batch: B.
       weights: "samples" or "uniform".
       finetune_epochs: tau_f.
-      finetune_rate: what the optimizer's steps are multiplied by in fine-tuning (0.01: 1e-3 beside the authors' 0.1).
+      finetune_rate: what the optimizer's steps are multiplied by in fine-tuning (0.01: 1e-3 beside
+        the authors' 0.1).
       finetune_part: "all", "head" or "body".
 
     Returns:

@@ -4,8 +4,8 @@ In plain words: Parameters to which a client's loss is sensitive are averaged wi
 clients only, all others with everybody's.
 Sent to clients: the client's own mixture.
 
-Wu, Liu, Niu, Zhu, Tang. Bold but Cautious: Unlocking the Potential of Personalized Federated Learning
-through Cautiously Aggressive Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
+Wu, Liu, Niu, Zhu, Tang. Bold but Cautious: Unlocking the Potential of Personalized Federated
+Learning through Cautiously Aggressive Collaboration. ICCV 2023. https://arxiv.org/abs/2309.11103
 
   paper        here            meaning
   w            shared          mean of all models, the server's
@@ -18,15 +18,16 @@ through Cautiously Aggressive Collaboration. ICCV 2023. https://arxiv.org/abs/23
   w_i^c        custom          [N, ...] uniform mean over C_i: client i and all j with
                                O_ij >= O_avg + t / beta (O_max - O_avg)
 
-Client i receives M_i w_i^c + (1 - M_i) w. After round beta critical parameters are its own alone, unless
-all overlaps are equal, as between two clients.
+Client i receives M_i w_i^c + (1 - M_i) w. After round beta critical parameters are its own alone,
+unless all overlaps are equal, as between two clients.
 
-Unseen clients are not supported: each client's model depends on the critical parameters that it sends.
+Unseen clients are not supported: each client's model depends on the critical parameters that it
+sends.
 
-Departures: with partial participation, everything is computed over the cohort. Absent clients keep their
-masks and custom models, with the newest shared parameters. Batch statistics stay with their client, as in
-the authors' code. A tensor without any sensitivity, such as one that never moved, has no critical
-parameter; in that code all of its parameters are critical.
+Departures: with partial participation, everything is computed over the cohort. Absent clients keep
+their masks and custom models, with the newest shared parameters. Batch statistics stay with their
+client, as in the authors' code. A tensor without any sensitivity, such as one that never moved, has
+no critical parameter; in that code all of its parameters are critical.
 """
 
 import math

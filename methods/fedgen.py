@@ -1,7 +1,7 @@
 """FedGen: the server learns a generator of features from the clients' heads, which then teaches the clients.
 
-In plain words: The server trains a generator of features that the clients' heads classify well. Clients
-train on generated features beside their own data.
+In plain words: The server trains a generator of features that the clients' heads classify well.
+Clients train on generated features beside their own data.
 Sent to clients: body (official), head, generator, label counts.
 
 Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021.
@@ -28,17 +28,18 @@ https://arxiv.org/abs/2105.10056
                                                                0.01; diversity 1
   in a client  batch norm by the generated batch               by running statistics (as for beta in both)
 
-Every number is an argument that overrides the variant's. In the first round no labels are known, and
-nothing is generated.
+Every number is an argument that overrides the variant's. In the first round no labels are known,
+and nothing is generated.
 
-Unseen clients use the server's model; with mixed networks they are not supported, since bodies are never
-sent.
+Unseen clients use the server's model; with mixed networks they are not supported, since bodies are
+never sent.
 
-Departures: the generator's Adam continues from round to round (the library starts it anew). The library
-knows all clients' labels from the start, and never stores the trained generator: generator_frozen=True
-reproduces that. The latent term of the authors' code and its student term, of weight 0, are left out, as
-is the stop after 20 local steps. A client's step generates as many examples as it has real ones, B, and
-weights their mean by alpha; the authors' generates generator_batch, 32, and weights it by alpha 32 / B.
+Departures: the generator's Adam continues from round to round (the library starts it anew). The
+library knows all clients' labels from the start, and never stores the trained generator:
+generator_frozen=True reproduces that. The latent term of the authors' code and its student term, of
+weight 0, are left out, as is the stop after 20 local steps. A client's step generates as many
+examples as it has real ones, B, and weights their mean by alpha; the authors' generates
+generator_batch, 32, and weights it by alpha 32 / B.
 """
 
 from typing import NamedTuple
@@ -161,7 +162,8 @@ def fedgen(
     """Builds FedGen (Algorithm 1).
 
     Args:
-      task: network and population; in variant "mixed" groups may differ in architecture, but not in the number of features.
+      task: network and population; in variant "mixed" groups may differ in architecture, but not in
+        the number of features.
       optimizer: local optimizer, whose state starts anew every round.
       variant: "mixed" or "official".
       epochs: local epochs.
@@ -180,8 +182,8 @@ def fedgen(
       weight_decay: of the generator, added to its gradient.
 
     Returns:
-      The algorithm. "mixed": a client keeps its body, and sends its head's delta and K numbers; else it keeps nothing and sends the
-      network's.
+      The algorithm. "mixed": a client keeps its body, and sends its head's delta and K numbers;
+      else it keeps nothing and sends the network's.
 
     Raises:
       ValueError: an unknown variant, an argument out of range, or the numbers of features differ.

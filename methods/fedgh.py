@@ -1,7 +1,7 @@
 """FedGH: bodies of any architecture under one head, which the server trains on the clients' mean features.
 
-In plain words: Networks differ in all but their head. The server trains one head on the mean features of
-the clients' classes and sends it to all.
+In plain words: Networks differ in all but their head. The server trains one head on the mean
+features of the clients' classes and sends it to all.
 Sent to clients: head.
 
 Yi, Wang, Liu, Shi, Yu. FedGH: Heterogeneous Federated Learning with Generalized Global Header.
@@ -13,17 +13,17 @@ ACM MM 2023. https://arxiv.org/abs/2303.13137
   R_k^s          mean_features(...)   client k's mean feature of class s, [K, D]
   eta_theta      server_lr
 
-A client trains its body with the received head, then sends its mean features; its trained head is not
-sent. The server takes a step of the head for each mean. The predictor "personal" is the client's body
-under the newest head, "own_head" under the head that it trained.
+A client trains its body with the received head, then sends its mean features; its trained head is
+not sent. The server takes a step of the head for each mean. The predictor "personal" is the
+client's body under the newest head, "own_head" under the head that it trained.
 
 Unseen clients are not supported, since bodies are never sent.
 
-Departures: a client's mean is over all of its examples of a class; the authors' code averages the means
-of minibatches, which gives more weight to examples in minibatches with few of the class. The means are
-shuffled; server_batch and server_epochs generalize the paper's one step each. In the authors' code the
-server's optimizer has other parameters and the head never moves; here it does. `projection` adds a linear
-layer between body and head, so that models may also differ in D.
+Departures: a client's mean is over all of its examples of a class; the authors' code averages the
+means of minibatches, which gives more weight to examples in minibatches with few of the class. The
+means are shuffled; server_batch and server_epochs generalize the paper's one step each. In the
+authors' code the server's optimizer has other parameters and the head never moves; here it does.
+`projection` adds a linear layer between body and head, so that models may also differ in D.
 """
 
 import optax
@@ -50,11 +50,13 @@ def fedgh(
     """Builds FedGH (Algorithm 1).
 
     Args:
-      task: network and population; groups may differ in architecture, but not in the number of features unless they are projected.
+      task: network and population; groups may differ in architecture, but not in the number of
+        features unless they are projected.
       optimizer: local optimizer, whose state starts anew every round.
       epochs: local epochs.
       batch: B.
-      projection: D, to which every client maps its features by a linear layer of its own; None: no such layer.
+      projection: D, to which every client maps its features by a linear layer of its own; None: no
+        such layer.
       server_lr: of the head, by plain SGD; 0: it stays as it was initialised.
       server_epochs: passes over the means that came in.
       server_batch: its minibatches.

@@ -13,13 +13,14 @@ https://arxiv.org/abs/2110.09910
   w_i              client i's model, never sent
   alpha            weight of the distillation term
 
-The client's loss is CE + alpha * MSE(logits(x), server.logits[y]) over the examples of known classes; in
-the first round there are none. It sends the logits produced during training, averaged per true class.
+The client's loss is CE + alpha * MSE(logits(x), server.logits[y]) over the examples of known
+classes; in the first round there are none. It sends the logits produced during training, averaged
+per true class.
 
 Unseen clients are not supported, since networks are never sent.
 
-Departures: the synchronous form. A class's row is the uniform mean over the round's senders, and a row
-without sender is kept. The authors' code is asynchronous, with a running mean over uploads.
+Departures: the synchronous form. A class's row is the uniform mean over the round's senders, and a
+row without sender is kept. The authors' code is asynchronous, with a running mean over uploads.
 """
 
 from typing import NamedTuple

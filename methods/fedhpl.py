@@ -1,11 +1,11 @@
 """FedHPL: clients of any architecture tune prompts and heads, and distil each other's correct logits.
 
-In plain words: Clients hold frozen pre-trained networks and train prompts and a head. They exchange mean
-logits of each class, of correctly classified examples only, and learn to imitate them.
+In plain words: Clients hold frozen pre-trained networks and train prompts and a head. They exchange
+mean logits of each class, of correctly classified examples only, and learn to imitate them.
 Sent to clients: mean logits of each class, weighted for the client.
 
-Ma, Cheng, Wang, Zhong, Xu, Wang. FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning
-and Logit Distillation. 2024. https://arxiv.org/abs/2405.17267
+Ma, Cheng, Wang, Zhong, Xu, Wang. FedHPL: Efficient Heterogeneous Federated Learning with Prompt
+Tuning and Logit Distillation. 2024. https://arxiv.org/abs/2405.17267
 
   paper            here                      meaning
   P_k, theta_k     w_k.params                prompts and head of client k; the rest is frozen (`config.train`)
@@ -19,16 +19,16 @@ and Logit Distillation. 2024. https://arxiv.org/abs/2405.17267
                                              as printed in Eq. 8
   +P, +H           average=("prompts",) ...  entries that are also averaged among clients of one width
 
-A correct logit is one that the trained client predicts correctly, in evaluation mode. The teacher is
-made of the uplinks of the last round; for an example whose class no client sent, the KL term is 0.
-compress=False sends every correct logit with its label instead of means, with the same result; the metric
-`logits_sent` counts them, K + 1 numbers each.
+A correct logit is one that the trained client predicts correctly, in evaluation mode. The teacher
+is made of the uplinks of the last round; for an example whose class no client sent, the KL term is
+0. compress=False sends every correct logit with its label instead of means, with the same result;
+the metric `logits_sent` counts them, K + 1 numbers each.
 
 Unseen clients start prompts and a head of their own, after local training with the global logits.
 
-Departures: with partial participation, a round's teacher is made of its cohort (in the paper all clients
-take part); an empty round leaves it unchanged. The paper does not weight +P and +H: here as in FedAvg,
-and only among entries of equal shapes.
+Departures: with partial participation, a round's teacher is made of its cohort (in the paper all
+clients take part); an empty round leaves it unchanged. The paper does not weight +P and +H: here as
+in FedAvg, and only among entries of equal shapes.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,8 @@ class Server(NamedTuple):
     """Attributes:
     teacher: [R, K, K] global logits of each class, by the receiver's width.
     known: [K] mask of classes sent in the last round.
-    shared: averages of sent entries, by entry, width and shape; and whether any client ever sent it.
+    shared: averages of sent entries, by entry, width and shape; and whether any client ever sent
+      it.
     """
 
     teacher: Array

@@ -3,16 +3,16 @@
 In plain words: FedAvg of low-rank adapters over a frozen language model.
 Sent to clients: adapter.
 
-Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen. Towards Building the Federated GPT: Federated Instruction
-Tuning. 2023. https://arxiv.org/abs/2305.05644
+Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen. Towards Building the Federated GPT: Federated
+Instruction Tuning. 2023. https://arxiv.org/abs/2305.05644
 
-It is FedAvg (methods/fedavg.py) of what a network trains, here an adapter (`adapters.adapted`), with the
-loss on the answers' tokens.
+It is FedAvg (methods/fedavg.py) of what a network trains, here an adapter (`adapters.adapted`),
+with the loss on the answers' tokens.
 
 Unseen clients use the server's model.
 
-Departures: the average is uniform, as in FedOA's comparison; weights="samples" is FedIT's own code. LoRA's
-A and B are averaged separately.
+Departures: the average is uniform, as in FedOA's comparison; weights="samples" is FedIT's own code.
+LoRA's A and B are averaged separately.
 """
 
 from fedjax_core.algorithm import Algorithm

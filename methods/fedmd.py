@@ -1,7 +1,7 @@
 """FedMD: clients of any architecture agree on the logits of public examples.
 
-In plain words: All hold a common public set. Clients send their outputs on it, and learn to imitate the
-mean of all outputs before they train on their own data.
+In plain words: All hold a common public set. Clients send their outputs on it, and learn to imitate
+the mean of all outputs before they train on their own data.
 Sent to clients: consensus on public examples.
 
 Li, Wang. FedMD: Heterogenous Federated Learning via Model Distillation. 2019.
@@ -20,10 +20,10 @@ https://arxiv.org/abs/1910.03581
 
 Unseen clients are not supported, since networks are never sent.
 
-Departures: a round digests the logits that the last round's cohort sent after training, so the first
-round digests nothing; in the paper the same logits are sent at the start of the round. Both initial
-trainings have fixed numbers of epochs; the authors stop early. The draw of public examples is stratified
-by class.
+Departures: a round digests the logits that the last round's cohort sent after training, so the
+first round digests nothing; in the paper the same logits are sent at the start of the round. Both
+initial trainings have fixed numbers of epochs; the authors stop early. The draw of public examples
+is stratified by class.
 """
 
 from typing import NamedTuple
@@ -78,7 +78,8 @@ def fedmd(
     """Builds FedMD (Algorithm 1).
 
     Args:
-      task: network with more outputs than classes, population and public set; groups may differ in architecture.
+      task: network with more outputs than classes, population and public set; groups may differ in
+        architecture.
       optimizer: local optimizer, whose state starts anew for every training.
       align: A, public examples a round; None: all.
       digest_epochs: over them.
@@ -89,10 +90,12 @@ def fedmd(
       private_epochs: over the private set, after that.
 
     Returns:
-      The algorithm; a client keeps its model and sends A * (O + 1) numbers, O the network's outputs.
+      The algorithm; a client keeps its model and sends A * (O + 1) numbers, O the network's
+      outputs.
 
     Raises:
-      ValueError: there is no public set or no output for its classes, or an argument is out of range.
+      ValueError: there is no public set or no output for its classes, or an argument is out of
+        range.
     """
     if not isinstance(task.public, Examples):
         raise ValueError("task.public=(): fedmd needs a public labelled set; name one by config.public, such as public='mnist'")

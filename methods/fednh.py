@@ -1,11 +1,11 @@
 """FedNH: the classifier is one prototype per class, fixed while clients train and moved by the server.
 
-In plain words: The classifier is not trained. Its rows are fixed directions, one for each class, spread
-evenly over the sphere, which the server moves slowly towards the clients' mean features.
+In plain words: The classifier is not trained. Its rows are fixed directions, one for each class,
+spread evenly over the sphere, which the server moves slowly towards the clients' mean features.
 Sent to clients: model, class prototypes.
 
-Dai, Chen, Li, Heinecke, Sun, Xu. Tackling Data Heterogeneity in Federated Learning with Class Prototypes.
-AAAI 2023. https://arxiv.org/abs/2212.02758
+Dai, Chen, Li, Heinecke, Sun, Xu. Tackling Data Heterogeneity in Federated Learning with Class
+Prototypes. AAAI 2023. https://arxiv.org/abs/2212.02758
 
   paper       here                   meaning
   theta       server.net             body, and "scale", the factor of cosines; clients train both
@@ -17,11 +17,11 @@ AAAI 2023. https://arxiv.org/abs/2212.02758
 Unseen clients use the server's model.
 
 Departures: the authors' code clips gradients at norm 10 in all runs; here that is an option of the
-optimizer (config.optimizer.clip), which the paper variant and FedSKC's tables set, and the tables `digits`
-and `fair` do not. The prototypes' mean is weighted by the clients' counts and models are averaged
-uniformly, as in that code; its other weightings, off by default, are left out. Prototypes start as an
-orthonormal system; with more classes than features, as normalized rows of a matrix with orthonormal
-columns. rho = 1 is FedUH.
+optimizer (config.optimizer.clip), which the paper variant and FedSKC's tables set, and the tables
+`digits` and `fair` do not. The prototypes' mean is weighted by the clients' counts and models are
+averaged uniformly, as in that code; its other weightings, off by default, are left out. Prototypes
+start as an orthonormal system; with more classes than features, as normalized rows of a matrix with
+orthonormal columns. rho = 1 is FedUH.
 """
 
 from typing import NamedTuple

@@ -1,12 +1,12 @@
 """FedOA: personal adapters whose features stay near the global adapter's, to generalize to unseen tasks.
 
-In plain words: Adapters of a frozen network are averaged, and each client keeps an adapter of its own,
-whose features are held near those of the averaged one. This keeps personal models useful on data that no
-client has seen.
+In plain words: Adapters of a frozen network are averaged, and each client keeps an adapter of its
+own, whose features are held near those of the averaged one. This keeps personal models useful on
+data that no client has seen.
 Sent to clients: adapter.
 
-Yang, Long, Zhou, Lu, Ye, Jiang. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach.
-2025. https://arxiv.org/abs/2505.01075
+Yang, Long, Zhou, Lu, Ye, Jiang. Federated Adapter on Foundation Models: An Out-Of-Distribution
+Approach. 2025. https://arxiv.org/abs/2505.01075
 
   paper        here             meaning
   phi_g        server.net       global adapter, as in FedIT
@@ -22,30 +22,31 @@ received; then phi_g trains by R_e alone, as in FedIT. `variant` presets the opt
 
   option       "default"   "printed"   "released"   meaning
   reduction    mean        .           frobenius    of distances over a minibatch: their mean; or one norm
-                                                    of all differences in `micro` examples, and the mean of
-                                                    those norms
+                                                    of all differences in `micro` examples, and the
+                                                    mean of those norms
   micro        8           .           .
   begin        0           .           1            first round in which personal adapters train
   fresh        False       .           True         whether each client draws its own initial adapter
   update       epochs      step        epochs       of phi_g: K epochs, or one step by the gradient of all
-                                                    local data (line 10), accumulated over minibatches
+                                                    local data (line 10), accumulated over
+                                                    minibatches
   shared       0           .           0.5          weight of phi_g in the personal predictor
 
-The trained parameters of the network are the adapter (`adapters.adapted`, `task.part_of`, or all of it).
-`server` averages by FedAdam and the like (methods/fedopt.py).
+The trained parameters of the network are the adapter (`adapters.adapted`, `task.part_of`, or all of
+it). `server` averages by FedAdam and the like (methods/fedopt.py).
 
-The paper deploys phi_e. The released evaluation adds half of the update of phi_g and half of that of
-phi_e to the base (`shared`; parameters outside of an adapter are averaged); exports and generated answers
-use phi_e alone. The release cuts the end of long texts, which loses the answer and its end mark; here
-long texts are an error, or cut at the beginning (`long='cut'`).
+The paper deploys phi_e. The released evaluation adds half of the update of phi_g and half of that
+of phi_e to the base (`shared`; parameters outside of an adapter are averaged); exports and
+generated answers use phi_e alone. The release cuts the end of long texts, which loses the answer
+and its end mark; here long texts are an error, or cut at the beginning (`long='cut'`).
 
 Unseen clients start a personal adapter from the global one, after local training of it.
 
-Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout or augmentation), so it is
-computed once a round. Where both features are equal up to rounding (`losses.rounding_tolerance`), as at the first
-step, D and its gradient are zero. K counts passes, as in the experiments; Algorithm 1 counts steps. In
-"released", R_e is one mean over the minibatch (over all tokens of its answers), although D is computed
-over `micro` examples.
+Departures: Phi(phi_g; x) is of the plain example in evaluation mode (no dropout or augmentation),
+so it is computed once a round. Where both features are equal up to rounding
+(`losses.rounding_tolerance`), as at the first step, D and its gradient are zero. K counts passes,
+as in the experiments; Algorithm 1 counts steps. In "released", R_e is one mean over the minibatch
+(over all tokens of its answers), although D is computed over `micro` examples.
 """
 
 from collections.abc import Callable, Mapping
@@ -173,9 +174,11 @@ def fedoa(
       weights: alpha_e: "uniform" or "samples".
       server: None: FedAvg; or one of `fedopt.SERVERS`.
       server_lr: of that.
-      measure: whether the distance of both features after training is computed too, metric "feature_distance".
+      measure: whether the distance of both features after training is computed too, metric
+        "feature_distance".
       variant: "default", "printed" or "released".
-      reading: options that differ from the variant's; None in place of a value leaves the variant's.
+      reading: options that differ from the variant's; None in place of a value leaves the
+        variant's.
 
     Returns:
       The algorithm; a client keeps its personal adapter and sends the delta of the global one.

@@ -1,13 +1,13 @@
 """FedAdagrad, FedAdam, FedYogi, FedAvgM: the mean delta is a gradient for an optimizer at the server.
 
-In plain words: The mean difference of a round is treated as a gradient. The server takes its step with an
-optimizer of its own: Adagrad, Adam, Yogi or momentum.
+In plain words: The mean difference of a round is treated as a gradient. The server takes its step
+with an optimizer of its own: Adagrad, Adam, Yogi or momentum.
 Sent to clients: model.
 
-Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021.
-https://arxiv.org/abs/2003.00295
-Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification. 2019 (FedAvgM). https://arxiv.org/abs/1909.06335
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization.
+ICLR 2021. https://arxiv.org/abs/2003.00295 Hsu, Qi, Brown. Measuring the Effects of Non-Identical
+Data Distribution for Federated Visual Classification. 2019 (FedAvgM).
+https://arxiv.org/abs/1909.06335
 
   paper      here                 meaning
   x          server.net           server model
@@ -25,8 +25,8 @@ Classification. 2019 (FedAvgM). https://arxiv.org/abs/1909.06335
 
 Unseen clients use the server's model.
 
-Departures: the paper tunes eta for every task on a grid from 10^-3 to 10; the last two columns are the
-defaults here. Batch statistics are averaged and bypass the optimizer.
+Departures: the paper tunes eta for every task on a grid from 10^-3 to 10; the last two columns are
+the defaults here. Batch statistics are averaged and bypass the optimizer.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """FedPer: the base layers are shared and averaged, the personalization layers stay with their client.
 
-In plain words: The network has two parts. The first is averaged over clients, the last layers stay with
-each client.
+In plain words: The network has two parts. The first is averaged over clients, the last layers stay
+with each client.
 Sent to clients: shared layers.
 
 Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019.
@@ -13,11 +13,12 @@ https://arxiv.org/abs/1912.00818
   K_P       personal            entries of the network that are personal, by default the classifier
   n_j / n   weights="samples"
 
-Unseen clients start their own personalization layers from the common initialization, after local training.
+Unseen clients start their own personalization layers from the common initialization, after local
+training.
 
 Departures: all clients' personalization layers start from the common initialization, as in public
-implementations; in the paper each client draws its own. personal=() is FedAvg, and all entries make it
-local training.
+implementations; in the paper each client draws its own. personal=() is FedAvg, and all entries make
+it local training.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,12 +49,13 @@ def fedper(
     Args:
       task: network and population.
       optimizer: local optimizer, whose state starts anew every round.
-      personal: entries of the network's parameters that stay with a client, or a selection of leaves.
+      personal: entries of the network's parameters that stay with a client, or a selection of
+        leaves.
       epochs: local epochs.
       batch: B.
       weights: "samples" or "uniform".
-      train: local training of the whole network, assumed to read classes; None: all leaves together, by the
-        default loss.
+      train: local training of the whole network, assumed to read classes; None: all leaves
+        together, by the default loss.
       finetune: training before evaluation, whose result is dropped, as `train`; None: none.
 
     Returns:

@@ -1,13 +1,13 @@
 """FedPFT and FedPFT+Con: personal prompts transform a client's features for the shared classifier.
 
-In plain words: A shared classifier does not fit every client's features. Each client keeps prompts with
-which a shared attention layer transforms its features to fit. Prompt-driven Feature Transformation, by Wu
-et al.; other methods have the same short name.
+In plain words: A shared classifier does not fit every client's features. Each client keeps prompts
+with which a shared attention layer transforms its features to fit. Prompt-driven Feature
+Transformation, by Wu et al.; other methods have the same short name.
 Sent to clients: model, transformation.
 
-Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated Learning via Prompt-Driven
-Feature Transformation. 2024, https://arxiv.org/abs/2407.16139, and its later version with FedPFT+Con as an
-option.
+Wu, Niu, Liu, Shi, Zhu, Tang. Tackling Feature-Classifier Mismatch in Federated Learning via
+Prompt-Driven Feature Transformation. 2024, https://arxiv.org/abs/2407.16139, and its later version
+with FedPFT+Con as an option.
 
   paper          here                     meaning
   phi            "extractor"              feature extractor, shared
@@ -32,21 +32,22 @@ The phases and what they train; two losses in one step reach their own leaves on
 
 Settings of the ablation: II alternate=False; III the default; IV contrast.prompts=0; V contrast; VI
 alternate=False, prompts=0 and contrast.prompts=0; VII alternate=False and contrast.prompts=0; VIII
-alternate=False (I is FedAvg). Two stages: VIII with contrast.first rounds of L_Con alone, then CE alone.
+alternate=False (I is FedAvg). Two stages: VIII with contrast.first rounds of L_Con alone, then CE
+alone.
 
 Unseen clients start prompts of their own, after local training.
 
 Departures, and what the papers leave open: tau has 4 D^2 weights and no bias, as in their parameter
-counts, one head, and a residual path, f' = f + attention, as usual in transformers. The papers' Eq. 2 and
-counts fit both; without the residual (residual=False) their Table 8 is not reached by far
+counts, one head, and a residual path, f' = f + attention, as usual in transformers. The papers' Eq.
+2 and counts fit both; without the residual (residual=False) their Table 8 is not reached by far
 (configs/results/fedpft.md). Only tau's first output is computed, since no other is used. tau is
-initialized as in PyTorch. Prompts start at N(0, prompt_scale^2), drawn by each client, as PyTorch's randn:
-without the residual path and at 0.02, much shorter than the features, the attention soon settles on f
-alone and prompts stop learning. Eq. 3 prints a second logarithm. CE sees images without augmentation. In
-phase 1 of FedPFT phi is frozen and in evaluation mode, so its features are computed once
-(statistics="train" is the other reading). Momentum copies, their batch statistics and the queue stay with
-the client between rounds; keys use the current tau (or a copy, with contrast.momentum_transform). Padding
-of a short batch never enters the queue.
+initialized as in PyTorch. Prompts start at N(0, prompt_scale^2), drawn by each client, as PyTorch's
+randn: without the residual path and at 0.02, much shorter than the features, the attention soon
+settles on f alone and prompts stop learning. Eq. 3 prints a second logarithm. CE sees images
+without augmentation. In phase 1 of FedPFT phi is frozen and in evaluation mode, so its features are
+computed once (statistics="train" is the other reading). Momentum copies, their batch statistics and
+the queue stay with the client between rounds; keys use the current tau (or a copy, with
+contrast.momentum_transform). Padding of a short batch never enters the queue.
 """
 
 from collections.abc import Mapping
@@ -73,7 +74,8 @@ class Shared(NamedTuple):
     """The averaged parameters: the server's state, and as deltas the uplink.
 
     Attributes:
-      net: extractor and classifier, with batch statistics; the classifier is None in uplinks if it is personal.
+      net: extractor and classifier, with batch statistics; the classifier is None in uplinks if it
+        is personal.
       transform: tau, {"query", "key", "value", "output"}: [D, D] each.
       projection: h_rho, {"kernel": [D, P], "bias": [P]}; () without a contrast.
     """
@@ -218,7 +220,8 @@ def fedpft(
       transform_epochs: R_f.
       model_epochs: R_a.
       batch: B.
-      transform_rate: learning rate of tau, as a multiple of the optimizer's: 0.05 / 0.1, with the contrast 0.01 / 0.1.
+      transform_rate: learning rate of tau, as a multiple of the optimizer's: 0.05 / 0.1, with the
+        contrast 0.01 / 0.1.
       alternate: whether there are two phases.
       classifier: "shared" or "personal".
       statistics: batch normalization of phi in phase 1 without a contrast: "evaluate" or "train".
@@ -228,7 +231,8 @@ def fedpft(
       contrast: options of L_Con that differ from `Contrast`'s; None in place of a value leaves it.
 
     Returns:
-      The algorithm; a client keeps its prompts, and with the contrast its momentum copies and queue.
+      The algorithm; a client keeps its prompts, and with the contrast its momentum copies and
+      queue.
     """
     con = registry.options("contrast", Contrast(), contrast)
     if con.augment:

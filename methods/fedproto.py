@@ -1,7 +1,7 @@
 """FedProto: clients of any body exchange the mean features of each class, and pull their features to them.
 
-In plain words: Clients share no weights. Each sends the mean feature of each of its classes, and is drawn
-towards the means of all. Networks may differ, as long as their features have one length.
+In plain words: Clients share no weights. Each sends the mean feature of each of its classes, and is
+drawn towards the means of all. Networks may differ, as long as their features have one length.
 Sent to clients: class prototypes.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous
@@ -14,16 +14,17 @@ Clients. AAAI 2022. https://arxiv.org/abs/2105.00243
   w_i          w_i                  client i's model, never sent
   lambda       lam                  weight of the regularizer
 
-The client's loss is CE + lam * mean_b |z_b - C^(y_b)|^2 / D, where examples of unknown classes count as 0.
-Models may differ in all but D. The predictor "personal" uses the client's classifier, "nearest" the
-closest prototype, as in the paper.
+The client's loss is CE + lam * mean_b |z_b - C^(y_b)|^2 / D, where examples of unknown classes
+count as 0. Models may differ in all but D. The predictor "personal" uses the client's classifier,
+"nearest" the closest prototype, as in the paper.
 
 Unseen clients are not supported, since networks are never sent.
 
-Departures: a class that no client of the cohort has keeps its prototype. A client's means are computed
-after training, in evaluation mode, over all its examples; features="training" takes the features of the
-last local epoch, as the authors' code does, which saves a pass. That code also averages uniformly
-(weights="uniform"), and predicts by the nearest prototype among the client's own classes only.
+Departures: a class that no client of the cohort has keeps its prototype. A client's means are
+computed after training, in evaluation mode, over all its examples; features="training" takes the
+features of the last local epoch, as the authors' code does, which saves a pass. That code also
+averages uniformly (weights="uniform"), and predicts by the nearest prototype among the client's own
+classes only.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -68,8 +69,8 @@ def prototype_loss(
 ) -> local_training.LossFn:
     """Returns the client's loss: cross-entropy, and the squared distance of features to their prototype.
 
-    With `classes`, its sums also have "features", the sums [K, D] and counts [K] by class over the last
-    epoch, which `epoch_inputs` marks.
+    With `classes`, its sums also have "features", the sums [K, D] and counts [K] by class over the
+    last epoch, which `epoch_inputs` marks.
     """
 
     def loss(net, batch, key, is_last=None):
@@ -104,21 +105,22 @@ def fedproto(
     """Builds FedProto (Algorithm 1).
 
     Args:
-      task: network and population; groups may differ in architecture, but not in the number of features.
+      task: network and population; groups may differ in architecture, but not in the number of
+        features.
       optimizer: local optimizer, whose state starts anew every round.
       lam: weight of the regularizer; 0 is local training.
       epochs: local epochs.
       batch: B.
       weights: of a class's means: "samples", by the clients' numbers of examples, or "uniform".
-      features: what prototypes average: "trained", features of the trained network, in one more pass; or
-        "training", those of the last local epoch, as in the authors' code.
+      features: what prototypes average: "trained", features of the trained network, in one more
+        pass; or "training", those of the last local epoch, as in the authors' code.
 
     Returns:
       The algorithm; a client keeps its model and sends K * (D + 1) numbers.
 
     Raises:
-      ValueError: lam is negative, another argument out of range, the numbers of features differ, or there is no epoch to take
-        the features of.
+      ValueError: lam is negative, another argument out of range, the numbers of features differ, or
+        there is no epoch to take the features of.
     """
     check_each(fedproto, lam=lam, features=features)
     if features == "training" and epochs < 1:

@@ -1,12 +1,13 @@
 """FedProto with a global model: FedAvg whose clients pull their features to the prototypes of all.
 
-In plain words: FedProto's pull towards common class means, beside averaged weights. It gives a global
-model to compare with other methods.
+In plain words: FedProto's pull towards common class means, beside averaged weights. It gives a
+global model to compare with other methods.
 Sent to clients: model, class prototypes.
 
-Tan et al. FedProto. AAAI 2022; see `methods/fedproto.py` for the symbols. Papers that list FedProto among
-methods with one global model (as FedSKC does) do not say how they get one. Here parameters are averaged as
-in FedAvg, the clients' loss has FedProto's regularizer, and the model's classifier predicts.
+Tan et al. FedProto. AAAI 2022; see `methods/fedproto.py` for the symbols. Papers that list FedProto
+among methods with one global model (as FedSKC does) do not say how they get one. Here parameters
+are averaged as in FedAvg, the clients' loss has FedProto's regularizer, and the model's classifier
+predicts.
 
   here                 meaning
   server.net           global model

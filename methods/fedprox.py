@@ -1,11 +1,11 @@
 """FedProx: FedAvg whose clients are held near the model that they receive.
 
-In plain words: FedAvg with a spring: the further a client's model moves from the one that it was sent, the
-harder it is pulled back. The coefficient mu is the spring's strength.
+In plain words: FedAvg with a spring: the further a client's model moves from the one that it was
+sent, the harder it is pulled back. The coefficient mu is the spring's strength.
 Sent to clients: model.
 
-Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys 2020.
-https://arxiv.org/abs/1812.06127
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys
+2020. https://arxiv.org/abs/1812.06127
 
   paper     here              meaning
   w^t       server.net        server model
@@ -14,9 +14,10 @@ https://arxiv.org/abs/1812.06127
 
 Unseen clients use the server's model.
 
-Departures: every client does all its local epochs (the paper also studies inexact solutions). Clients are
-sampled uniformly and weighted by their examples; the paper samples them by their examples and averages
-uniformly. Batch statistics have no proximal term, and the reported loss is the cross-entropy.
+Departures: every client does all its local epochs (the paper also studies inexact solutions).
+Clients are sampled uniformly and weighted by their examples; the paper samples them by their
+examples and averages uniformly. Batch statistics have no proximal term, and the reported loss is
+the cross-entropy.
 """
 
 import optax

@@ -1,7 +1,7 @@
 """FedRCL: FedAvg with a contrastive loss at several depths that keeps features of a class from collapsing.
 
-In plain words: A contrastive loss on several layers keeps examples of one class together, with a penalty
-where they lie too close, so that features of small local sets do not collapse.
+In plain words: A contrastive loss on several layers keeps examples of one class together, with a
+penalty where they lie too close, so that features of small local sets do not collapse.
 Sent to clients: model.
 
 Seo, Kim, Kim, Han. Relaxed Contrastive Learning for Federated Learning. CVPR 2024.
@@ -15,20 +15,22 @@ https://arxiv.org/abs/2401.04928
   lambda    lam        threshold
   beta      beta       weight of the penalty; `contrast` is that of the contrastive loss
 
-Example i has a, the smallest s_ij within its class (itself included), and b, the two largest s_ij with
-other classes: pull_i = log(e^(a/tau) + sum e^(b/tau)) - a/tau. With r the smallest s_ij with another
-example of its class, push_i = log(1 + e^((r - 1)/tau)), where r is -1 if it is below lam or undefined. The
-loss is CE + contrast * mean pull + beta * mean push, with means over levels and examples.
+Example i has a, the smallest s_ij within its class (itself included), and b, the two largest s_ij
+with other classes: pull_i = log(e^(a/tau) + sum e^(b/tau)) - a/tau. With r the smallest s_ij with
+another example of its class, push_i = log(1 + e^((r - 1)/tau)), where r is -1 if it is below lam or
+undefined. The loss is CE + contrast * mean pull + beta * mean push, with means over levels and
+examples.
 
-Levels are the stem and all stages of a ResNet, that is, every hidden layer named `..._pre`; for a model
-without any, its features.
+Levels are the stem and all stages of a ResNet, that is, every hidden layer named `..._pre`; for a
+model without any, its features.
 
 Unseen clients use the server's model.
 
-Departures: as in the authors' code, the hardest pairs are used (one of the class, two of others), where
-the paper sums over all. That code also clips gradients at norm 10, here an option of the optimizer
-(config.optimizer.clip): the paper variant and FedSKC's tables set it, the tables `digits` and `fair` do
-not. Equal cosines share a gradient that the code gives to one of them. Padding is in no pair.
+Departures: as in the authors' code, the hardest pairs are used (one of the class, two of others),
+where the paper sums over all. That code also clips gradients at norm 10, here an option of the
+optimizer (config.optimizer.clip): the paper variant and FedSKC's tables set it, the tables `digits`
+and `fair` do not. Equal cosines share a gradient that the code gives to one of them. Padding is in
+no pair.
 """
 
 import jax

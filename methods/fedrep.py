@@ -1,7 +1,7 @@
 """FedRep: a shared representation; clients first train their heads on it, then it under their heads.
 
-In plain words: As FedPer, in turns: a client first fits its own head to the body that it was sent, then
-trains the body with the head fixed.
+In plain words: As FedPer, in turns: a client first fits its own head to the body that it was sent,
+then trains the body with the head fixed.
 Sent to clients: body.
 
 Collins, Hassani, Mokhtari, Shakkottai. Exploiting Shared Representations for Personalized Federated
@@ -15,10 +15,11 @@ Learning. ICML 2021. https://arxiv.org/abs/2102.07078
                               in its experiments
   1 / (rn)  weights="uniform"
 
-Unseen clients start a head of their own, after local training, and fine-tune if finetune_epochs > 0.
+Unseen clients start a head of their own, after local training, and fine-tune if finetune_epochs >
+0.
 
-Departures: the mean is weighted by examples unless weights="uniform", and batch statistics move in both
-phases, as in the authors' code. That code trains heads again before the last evaluation, for
+Departures: the mean is weighted by examples unless weights="uniform", and batch statistics move in
+both phases, as in the authors' code. That code trains heads again before the last evaluation, for
 max(10, head_epochs) epochs: finetune_epochs does so before every evaluation.
 """
 
@@ -51,7 +52,8 @@ def fedrep(
 
     Args:
       task: network and population.
-      optimizer: local optimizer, whose state starts anew in every phase; it sees no frozen leaf, and decays none.
+      optimizer: local optimizer, whose state starts anew in every phase; it sees no frozen leaf,
+        and decays none.
       personal: entries of the network's parameters that are the head.
       head_epochs: E_h, first.
       body_epochs: E_b, second.

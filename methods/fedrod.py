@@ -4,8 +4,8 @@ In plain words: Two heads on one body: a generic one, trained with a loss that b
 averaged, and a personal one, trained with the usual loss.
 Sent to clients: model.
 
-Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.
-https://arxiv.org/abs/2107.00778
+Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR
+2022. https://arxiv.org/abs/2107.00778
 
   paper        here            meaning
   theta, psi   w.params        feature extractor and generic head, the server's
@@ -13,15 +13,16 @@ https://arxiv.org/abs/2107.00778
   gamma        gamma           exponent of the class counts in the balanced loss
   N_{m,c}      counts          training examples of class c at client m
 
-Generic: CE(o_G + gamma log N_m, y) trains theta and psi. Personal: CE(o_G + h_m(z), y) trains h_m alone,
-with stop-gradients on o_G and z. Both gradients are taken at the same point, so the shared part does not
-depend on the personal one.
+Generic: CE(o_G + gamma log N_m, y) trains theta and psi. Personal: CE(o_G + h_m(z), y) trains h_m
+alone, with stop-gradients on o_G and z. Both gradients are taken at the same point, so the shared
+part does not depend on the personal one.
 
-Unseen clients use the server's model ("global"), and add a personal head to it after local training.
+Unseen clients use the server's model ("global"), and add a personal head to it after local
+training.
 
-Departures: linear personal heads; no hypernetwork. A class without local examples counts as the smallest
-positive number, not as zero. Gradient clipping (`config.optimizer.clip`) uses the norm of both parts
-together.
+Departures: linear personal heads; no hypernetwork. A class without local examples counts as the
+smallest positive number, not as zero. Gradient clipping (`config.optimizer.clip`) uses the norm of
+both parts together.
 """
 
 import jax

@@ -1,13 +1,13 @@
 """FedSDR, as adapted in the FedOA paper: personal adapters penalized for the global one's shortcut features.
 
-In plain words: A method against shortcuts of single clients, in the form that FedOA's authors give it for
-adapters: what only one client's data support is removed from the personal adapter.
+In plain words: A method against shortcuts of single clients, in the form that FedOA's authors give
+it for adapters: what only one client's data support is removed from the personal adapter.
 Sent to clients: adapter.
 
-Tang, Guo, Zhang, Guo. Learning Personalized Causally Invariant Representations for Heterogeneous Federated
-Clients. ICLR 2024. https://openreview.net/forum?id=8FHWkY0SwF
-Yang et al. Federated Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025, appendix C.2, and
-its released code. https://arxiv.org/abs/2505.01075
+Tang, Guo, Zhang, Guo. Learning Personalized Causally Invariant Representations for Heterogeneous
+Federated Clients. ICLR 2024. https://openreview.net/forum?id=8FHWkY0SwF Yang et al. Federated
+Adapter on Foundation Models: An Out-Of-Distribution Approach. 2025, appendix C.2, and its released
+code. https://arxiv.org/abs/2505.01075
 
   adaptation   here          meaning
   w            server.net    adapter that learns shortcuts together, as in FedIT
@@ -15,15 +15,15 @@ its released code. https://arxiv.org/abs/2505.01075
   e, g         e, g          features by v_i, and by w (constant), [B, D]
   lambda       lam           weight of the penalty  1/B sum_b | sum_k e_bk |g_bk - mean_b g_bk| |
 
-`variant`: in "default" personal adapters start from the common initialization in the first round; in
-"released" from their own draws in the second round, after a first round of FedIT alone.
+`variant`: in "default" personal adapters start from the common initialization in the first round;
+in "released" from their own draws in the second round, after a first round of FedIT alone.
 
-Unseen clients start a personal adapter from the initialization, not from the global one's shortcuts, after
-local training of it.
+Unseen clients start a personal adapter from the initialization, not from the global one's
+shortcuts, after local training of it.
 
-Departures: this is the adaptation, not the first paper's estimator of conditional mutual information, whose
-code is not public; its regularizer of the head is left out, since the head is fixed. Features by w are of
-the plain example in evaluation mode.
+Departures: this is the adaptation, not the first paper's estimator of conditional mutual
+information, whose code is not public; its regularizer of the head is left out, since the head is
+fixed. Features by w are of the plain example in evaluation mode.
 """
 
 import jax.numpy as jnp

@@ -1,12 +1,12 @@
 """FedSKC: class-wise structural knowledge guides local training, aggregation, and the step between rounds.
 
-In plain words: Clients send mean logits of their classes beside the model. This knowledge guides local
-training by contrast, gives less weight to clients whose knowledge differs from the common one, and smooths
-the server's step over rounds.
+In plain words: Clients send mean logits of their classes beside the model. This knowledge guides
+local training by contrast, gives less weight to clients whose knowledge differs from the common
+one, and smooths the server's step over rounds.
 Sent to clients: model, class knowledge.
 
-Wang, Li, Chen, Yan, Wang, Shi, Chen, Shen. FedSKC: Federated Learning with Non-IID Data via Structural
-Knowledge Collaboration. ICWS 2025.
+Wang, Li, Chen, Yan, Wang, Shi, Chen, Shen. FedSKC: Federated Learning with Non-IID Data via
+Structural Knowledge Collaboration. ICWS 2025.
 
   paper         here               meaning
   w_g           server.net         global model
@@ -18,8 +18,8 @@ Knowledge Collaboration. ICWS 2025.
   d_k, e_k      gda                discrepancy, and the resulting weights (Eq. 4): `aggregators.discrepancy_weights`
   sigma, beta   gpr                variances of c~, and the review by them (Eq. 5): `aggregators.period_review`
 
-The client's loss is CE + LCL, and it sends its delta and its knowledge. The paper can be read in several
-ways; `variant` presets the options:
+The client's loss is CE + LCL, and it sends its delta and its knowledge. The paper can be read in
+several ways; `variant` presets the options:
 
   option              "default"     "printed"   "released"   meaning
   lcl.scale           batch         epoch       none         examples that U_j averages over; "epoch": all,
@@ -44,18 +44,19 @@ ways; `variant` presets the options:
                                                              in each
   gpr.entries         params        .           all          whether batch statistics are reviewed as well
 
-Why d_k is a mean by default: the paper wants less weight for unusual knowledge and more for more data. A
-sum grows with a client's number of classes, and a_k d_k with its square, while 2 b_k is at most 2: clients
-with few classes then get most of the weight, whatever their size. "relu" balances both independently of
-the logits' scale.
+Why d_k is a mean by default: the paper wants less weight for unusual knowledge and more for more
+data. A sum grows with a client's number of classes, and a_k d_k with its square, while 2 b_k is at
+most 2: clients with few classes then get most of the weight, whatever their size. "relu" balances
+both independently of the logits' scale.
 
 Unseen clients use the server's model.
 
-Departures: a class without examples at a client has no knowledge (masks instead of zeros), so means are
-over the clients that have it. In the first round, when nothing is known, the loss is CE. U has no
-gradient. CE is a mean over the batch like LCL (Algorithm 1 prints a sum). "released" leaves the released
-code's data preparation to the config (learning rate 0.1, crops, flips, equal client sizes). Its ramp
-counts rounds from 1; knowledge starts empty, where that code reads uninitialized memory.
+Departures: a class without examples at a client has no knowledge (masks instead of zeros), so means
+are over the clients that have it. In the first round, when nothing is known, the loss is CE. U has
+no gradient. CE is a mean over the batch like LCL (Algorithm 1 prints a sum). "released" leaves the
+released code's data preparation to the config (learning rate 0.1, crops, flips, equal client
+sizes). Its ramp counts rounds from 1; knowledge starts empty, where that code reads uninitialized
+memory.
 """
 
 from collections.abc import Mapping
@@ -184,8 +185,8 @@ def contrastive_loss(
       scale: [K], U.
       tau: temperature.
       twice: whether the positive term is twice in the denominator.
-      own: whether the positive of an unknown class is the example's own logits, which are then also in the
-        denominator.
+      own: whether the positive of an unknown class is the example's own logits, which are then also
+        in the denominator.
     """
     knowledge = jnp.where(known[:, None], knowledge, 0)
     s = losses.cosine_similarities(logits, knowledge) / scale[None] / tau  # Eq. 2
@@ -218,9 +219,9 @@ def summarize_weights(weights: Array, cohort: Cohort) -> dict[str, tuple[Array, 
       cohort: who took part.
 
     Returns:
-      `weight_min` and `weight_max`: smallest and largest share of a client that took part, where all
-      shares sum to 1; `weight_size_correlation`: Pearson's correlation of the shares with the numbers
-      of training examples, undefined where either is the same for all.
+      `weight_min` and `weight_max`: smallest and largest share of a client that took part, where
+      all shares sum to 1; `weight_size_correlation`: Pearson's correlation of the shares with the
+      numbers of training examples, undefined where either is the same for all.
     """
     active = cohort.examples > 0
     count = jnp.sum(active)
@@ -264,7 +265,8 @@ def fedskc(
       batch: B.
       variant: "default", "printed" or "released".
       weights: of the aggregation without GDA: "samples" or "uniform".
-      lcl: options of the local contrast that differ from the variant's; None in place of a value leaves the variant's.
+      lcl: options of the local contrast that differ from the variant's; None in place of a value
+        leaves the variant's.
       knowledge: likewise of the structural knowledge.
       gda: likewise of the global discrepancy aggregation.
       gpr: likewise of the global period review.

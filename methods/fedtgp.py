@@ -1,11 +1,12 @@
 """FedTGP: FedProto with prototypes that the server trains, with an adaptive margin between classes.
 
-In plain words: FedProto whose prototypes the server trains, so that those of different classes keep a
-margin between them.
+In plain words: FedProto whose prototypes the server trains, so that those of different classes keep
+a margin between them.
 Sent to clients: class prototypes.
 
-Zhang, Liu, Hua, Cao. FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning
-for Data and Model Heterogeneity in Federated Learning. AAAI 2024. https://arxiv.org/abs/2401.03230
+Zhang, Liu, Hua, Cao. FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive
+Learning for Data and Model Heterogeneity in Federated Learning. AAAI 2024.
+https://arxiv.org/abs/2401.03230
 
   paper         here                      meaning
   P_i^c         collected                 client i's mean feature of class c, after training
@@ -22,9 +23,9 @@ Clients and predictors are FedProto's; models may differ in all but D.
 
 Unseen clients are not supported, since networks are never sent.
 
-Departures: as in the authors' code, a class center is the plain mean over the clients that have the class,
-and delta uses nearest centers, where the paper, as we read it, uses the farthest. A client's means are
-computed after its training; the code uses the model before it.
+Departures: as in the authors' code, a class center is the plain mean over the clients that have the
+class, and delta uses nearest centers, where the paper, as we read it, uses the farthest. A client's
+means are computed after its training; the code uses the model before it.
 """
 
 from typing import NamedTuple
@@ -92,7 +93,8 @@ def fedtgp(
     """Builds FedTGP (Algorithm 1).
 
     Args:
-      task: network and population; groups may differ in architecture, but not in the number of features.
+      task: network and population; groups may differ in architecture, but not in the number of
+        features.
       optimizer: local optimizer, whose state starts anew every round.
       lam: weight of the pull to the prototypes; 0 is local training.
       epochs: local epochs.

@@ -3,8 +3,8 @@
 In plain words: Every client trains alone. A method for personal models should be better than this.
 Sent to clients: nothing.
 
-The baseline of personalized methods. After T rounds of E epochs, client i's model has trained for T * E
-epochs on its own data, with the optimizer's state anew every round.
+The baseline of personalized methods. After T rounds of E epochs, client i's model has trained for T
+* E epochs on its own data, with the optimizer's state anew every round.
 
 Unseen clients are not supported, since nothing is shared.
 

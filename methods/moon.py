@@ -1,7 +1,7 @@
 """MOON: a client's features are pulled to the global model's, and away from its own previous model's.
 
-In plain words: While a client trains, its features are drawn towards those of the server's model and away
-from those of its own previous model.
+In plain words: While a client trains, its features are drawn towards those of the server's model
+and away from those of its own previous model.
 Sent to clients: model.
 
 Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
@@ -15,8 +15,8 @@ Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org
 
 Unseen clients use the server's model.
 
-Departures: in a client's first round there is no previous model and no contrastive term (the authors' code
-uses a random model then). The two fixed models see images without `config.augment`.
+Departures: in a client's first round there is no previous model and no contrastive term (the
+authors' code uses a random model then). The two fixed models see images without `config.augment`.
 """
 
 from typing import NamedTuple

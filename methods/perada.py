@@ -1,11 +1,11 @@
 """PerAda: personal adapters are pulled to an averaged one, into which the server may distil all clients'.
 
-In plain words: Personal adapters are held near the averaged adapter. The server may also distil what the
-clients' adapters know together into one, on unlabeled data.
+In plain words: Personal adapters are held near the averaged adapter. The server may also distil
+what the clients' adapters know together into one, on unlabeled data.
 Sent to clients: adapter.
 
-Xie, Huang, Chu, Xu, Xiao, Li, Anandkumar. PerAda: Parameter-Efficient Federated Learning Personalization
-with Generalization Guarantees. CVPR 2024. https://arxiv.org/abs/2302.06637
+Xie, Huang, Chu, Xu, Xiao, Li, Anandkumar. PerAda: Parameter-Efficient Federated Learning
+Personalization with Generalization Guarantees. CVPR 2024. https://arxiv.org/abs/2302.06637
 
   paper     here          meaning
   w         server.net    server's adapter (whatever a network trains), as in FedAvg
@@ -14,15 +14,15 @@ with Generalization Guarantees. CVPR 2024. https://arxiv.org/abs/2302.06637
   T, tau    distil        after averaging, w is taught by the clients' mean logits on unlabeled examples
                           (`task.public`)
 
-Without distillation it is Ditto with lambda = 2 lam. `variant`: "default", the paper; "released", FedOA's
-code for it, whose regularizer has no gradient: personal adapters train alone from the second round on,
-each from its own draw.
+Without distillation it is Ditto with lambda = 2 lam. `variant`: "default", the paper; "released",
+FedOA's code for it, whose regularizer has no gradient: personal adapters train alone from the
+second round on, each from its own draw.
 
 Unseen clients start a personal adapter from the averaged one, after local training of it.
 
 Departures: distillation has a fixed number of epochs, since the server has no labeled set for early
-stopping. The teacher is computed at the server from every client's trained w_i, so that only deltas are
-sent.
+stopping. The teacher is computed at the server from every client's trained w_i, so that only deltas
+are sent.
 """
 
 from collections.abc import Mapping
@@ -78,23 +78,25 @@ def perada(
     """Builds PerAda (Algorithm 1).
 
     Args:
-      task: network and population; what its `Net` has is the adapter; with distillation also the public examples.
+      task: network and population; what its `Net` has is the adapter; with distillation also the
+        public examples.
       optimizer: local optimizer of both adapters, whose state starts anew every round.
       lam: lambda; 0 makes the personal adapters Local's.
       epochs: local epochs of either adapter.
       batch: B.
       weights: "uniform" or "samples".
-      measure: whether the mean distance of both adapters' features after training is computed, metric "feature_distance".
+      measure: whether the mean distance of both adapters' features after training is computed,
+        metric "feature_distance".
       variant: "default" or "released".
-      distil: options of the distillation that differ from `Distillation`'s, such as {"on": True}; None in place of a value
-        leaves it.
+      distil: options of the distillation that differ from `Distillation`'s, such as {"on": True};
+        None in place of a value leaves it.
 
     Returns:
       The algorithm; a client keeps its personal adapter and sends the delta of the server's.
 
     Raises:
-      ValueError: an argument is out of range, there are no public examples to distil on, or (when built into a round) the server
-        has no batch statistics to distil with.
+      ValueError: an argument is out of range, there are no public examples to distil on, or (when
+        built into a round) the server has no batch statistics to distil with.
     """
     reading = VARIANTS[registry.choose("variant", variant, VARIANTS)]
     kd = registry.options("distil", Distillation(), distil)

@@ -4,8 +4,8 @@ In plain words: Each client learns a small gate that, for each batch, weights th
 network and leaves some of them out.
 Sent to clients: model.
 
-Chen, Yao, Gao, Ding, Li. Efficient Personalized Federated Learning via Sparse Model-Adaptation. ICML 2023.
-https://arxiv.org/abs/2305.02776
+Chen, Yao, Gao, Ding, Li. Efficient Personalized Federated Learning via Sparse Model-Adaptation.
+ICML 2023. https://arxiv.org/abs/2305.02776
 
   paper       here         meaning
   theta_g     theta        the shared network, the server's
@@ -17,16 +17,16 @@ https://arxiv.org/abs/2305.02776
   k_l         keep         1 for the kept blocks: the first of every tensor, then by importance while they fit
 
 The gate normalizes its inputs and outputs over the batch. Dense layers and all others have separate
-budgets. k has no gradient, and the importance a straight-through one. Gate and network train together,
-each with gradients clipped to norm `clip`.
+budgets. k has no gradient, and the importance a straight-through one. Gate and network train
+together, each with gradients clipped to norm `clip`.
 
 Unseen clients start a gate of their own, after local training of it.
 
-Departures: batch normalization before the gate, not the switchable one; one head gives importance and
-weight, as in the authors' code; no diversity term, whose weight is 0 there. A client's model is fixed by
-the gate's mean over its training examples, in evaluation mode, not by each test batch, so a score does not
-depend on the batching. For a client without examples that mean is 1/2. The gate reads inputs before
-augmentation. The mean is over the cohort.
+Departures: batch normalization before the gate, not the switchable one; one head gives importance
+and weight, as in the authors' code; no diversity term, whose weight is 0 there. A client's model is
+fixed by the gate's mean over its training examples, in evaluation mode, not by each test batch, so
+a score does not depend on the batching. For a client without examples that mean is 1/2. The gate
+reads inputs before augmentation. The mean is over the cohort.
 """
 
 from typing import NamedTuple

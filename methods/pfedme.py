@@ -1,7 +1,7 @@
 """pFedMe: clients solve a regularized problem near the server's model, and move it towards their solutions.
 
-In plain words: Each client solves for a personal model near its copy of the server's, and moves the copy
-towards the solution. The copies are averaged.
+In plain words: Each client solves for a personal model near its copy of the server's, and moves the
+copy towards the solution. The copies are averaged.
 Sent to clients: model or adapter.
 
 T. Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020.
@@ -19,16 +19,18 @@ https://arxiv.org/abs/2505.01075
   R           epochs           passes over the local data; R is the number of their minibatches
   beta        beta             w <- (1 - beta) w + beta mean of w_i
 
-Plain steps need eta_p lambda < 2 and eta lambda <= 1. `variant`: "default", the paper; "released", FedOA's
-code for it: the first round is FedIT's; then theta is a persistent personal model, trained alone for
-`epochs` of `optimizer` from the client's own draw, and w_i takes a single step, w - 2 eta lambda (w - theta).
+Plain steps need eta_p lambda < 2 and eta lambda <= 1. `variant`: "default", the paper; "released",
+FedOA's code for it: the first round is FedIT's; then theta is a persistent personal model, trained
+alone for `epochs` of `optimizer` from the client's own draw, and w_i takes a single step, w - 2 eta
+lambda (w - theta).
 
 Unseen clients solve for a theta of their own: local training around the server's model.
 
-Departures: within a round, theta and the inner optimizer's state continue from minibatch to minibatch
-(warm=False: theta starts at w_i). The paper's code adds weight decay 0.001 to inner steps, here an option
-of the optimizer. Clients are evaluated with theta, as in the paper (its code evaluates w_i). Only sampled
-clients train. Batch statistics are theta's; with beta above 1 the server's move no further than their mean.
+Departures: within a round, theta and the inner optimizer's state continue from minibatch to
+minibatch (warm=False: theta starts at w_i). The paper's code adds weight decay 0.001 to inner
+steps, here an option of the optimizer. Clients are evaluated with theta, as in the paper (its code
+evaluates w_i). Only sampled clients train. Batch statistics are theta's; with beta above 1 the
+server's move no further than their mean.
 """
 
 from typing import NamedTuple
@@ -94,7 +96,8 @@ def pfedme(
       epochs: local epochs.
       batch: B.
       weights: "uniform" or "samples".
-      measure: whether the mean distance of theta's and w's features after training is computed, metric "feature_distance".
+      measure: whether the mean distance of theta's and w's features after training is computed,
+        metric "feature_distance".
       variant: "default" or "released".
 
     Returns:

@@ -1,7 +1,7 @@
 """pFedPG: the server generates prompts for each client, and learns from how clients change them.
 
-In plain words: The server keeps a generator that makes prompts for each client over a frozen network. A
-client's trained prompts tell the generator in which direction to move.
+In plain words: The server keeps a generator that makes prompts for each client over a frozen
+network. A client's trained prompts tell the generator in which direction to move.
 Sent to clients: prompts of the client.
 
 Yang, Wang, Wang. Efficient Model Personalization in Federated Learning via Client-Specific Prompt
@@ -17,14 +17,15 @@ Generation. ICCV 2023. https://arxiv.org/abs/2308.15367
 
   G <- G - alpha sum_i (dP_i/dG)^T (P_i - P~_i),   P~_i the prompts as trained by client i
 
-A client trains its prompts and its head, and sends the prompts' delta. The rest of its network stays as
-initialized or loaded. Right after local training it predicts with P~_i, later with newly generated prompts.
+A client trains its prompts and its head, and sends the prompts' delta. The rest of its network
+stays as initialized or loaded. Right after local training it predicts with P~_i, later with newly
+generated prompts.
 
 Unseen clients are not supported: the server has no descriptor to generate their prompts from.
 
-Departures: none known; there is no official code. Sizes follow FedHPL's parameter counts: eight heads of
-64, one descriptor per client (so all of its prompts are shifted alike), no biases but the last. The basis
-starts as the network's own prompts, descriptors from N(0, 1).
+Departures: none known; there is no official code. Sizes follow FedHPL's parameter counts: eight
+heads of 64, one descriptor per client (so all of its prompts are shifted alike), no biases but the
+last. The basis starts as the network's own prompts, descriptors from N(0, 1).
 """
 
 import jax
@@ -76,7 +77,8 @@ def pfedpg(
     """Builds pFedPG (Algorithm 1).
 
     Args:
-      task: population, and a network whose `params` have "prompts" [n, D]; all of it but these and the head stays fixed.
+      task: population, and a network whose `params` have "prompts" [n, D]; all of it but these and
+        the head stays fixed.
       optimizer: local optimizer of prompts and head, whose state starts anew every round.
       heads: H.
       inner: I, divided among the heads.

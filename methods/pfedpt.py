@@ -1,7 +1,7 @@
 """pFedPT: every client learns a frame of pixels around its images; the network that sees them is shared.
 
-In plain words: Each client learns a frame of pixels around its images, which tells the shared network
-whose data it sees.
+In plain words: Each client learns a frame of pixels around its images, which tells the shared
+network whose data it sees.
 Sent to clients: model.
 
 Li, Wu, Sun, Shen, Wu, Tao. Visual Prompt Based Personalized Federated Learning. TMLR 2024.
@@ -15,15 +15,15 @@ https://arxiv.org/abs/2303.08678
 In a round the prompt first trains for `prompt_epochs` with the network frozen, then the network for
 `epochs` with the prompt frozen.
 
-Prompts are in the units of the authors' code, where images are (x - 0.5) / 0.5 with x in [0, 1]: p / 2 is
-added to x before the network normalizes it. They are drawn by each client from N(0, 1), which is a strong
-frame. The frame is added after augmentation.
+Prompts are in the units of the authors' code, where images are (x - 0.5) / 0.5 with x in [0, 1]: p
+/ 2 is added to x before the network normalizes it. They are drawn by each client from N(0, 1),
+which is a strong frame. The frame is added after augmentation.
 
 Unseen clients start a prompt of their own, after local training.
 
-Departures: batch statistics move in both phases. The prompt's momentum starts anew in every round, as for
-all local optimizers here; the authors' code keeps it. For inputs without channels (vectors) the frame is
-their first and last entries.
+Departures: batch statistics move in both phases. The prompt's momentum starts anew in every round,
+as for all local optimizers here; the authors' code keeps it. For inputs without channels (vectors)
+the frame is their first and last entries.
 """
 
 import jax

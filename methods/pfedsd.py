@@ -1,11 +1,11 @@
 """pFedSD: a client's model starts from the server's and is distilled from its own model of the last round.
 
-In plain words: A client's previous personal model teaches its new one, so that what was learnt about its
-own data is not lost with each broadcast.
+In plain words: A client's previous personal model teaches its new one, so that what was learnt
+about its own data is not lost with each broadcast.
 Sent to clients: model.
 
-Jin, Bai, Yao, Dai, Gu, Yu, Sun. Personalized Edge Intelligence via Federated Self-Knowledge Distillation.
-IEEE TPDS 2022. https://doi.org/10.1109/TPDS.2022.3225185
+Jin, Bai, Yao, Dai, Gu, Yu, Sun. Personalized Edge Intelligence via Federated Self-Knowledge
+Distillation. IEEE TPDS 2022. https://doi.org/10.1109/TPDS.2022.3225185
 
   paper        here          meaning
   w            server.net    server model
@@ -13,14 +13,15 @@ IEEE TPDS 2022. https://doi.org/10.1109/TPDS.2022.3225185
   lambda       lam           weight of the distillation
   tau          temperature   of teacher and student
 
-The loss is CE + lambda tau^2 KL(softmax(o_v / tau) || softmax(o / tau)), and CE alone in the first round of
-a client.
+The loss is CE + lambda tau^2 KL(softmax(o_v / tau) || softmax(o / tau)), and CE alone in the first
+round of a client.
 
 Unseen clients train the server's model locally.
 
-Departures: the teacher predicts in evaluation mode, without augmentation (config.augment), while the
-student sees augmented images; in the authors' code both see the same. The mean is weighted by examples
-unless weights="uniform". The personal model of a client that never trained is the server's.
+Departures: the teacher predicts in evaluation mode, without augmentation (config.augment), while
+the student sees augmented images; in the authors' code both see the same. The mean is weighted by
+examples unless weights="uniform". The personal model of a client that never trained is the
+server's.
 """
 
 from typing import NamedTuple

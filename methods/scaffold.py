@@ -1,11 +1,12 @@
 """SCAFFOLD: control variates cancel the drift of the clients.
 
-In plain words: Clients with different data pull the model in different directions. Each client remembers
-the direction of its own pull and subtracts it, less the mean direction of all, from every local step.
+In plain words: Clients with different data pull the model in different directions. Each client
+remembers the direction of its own pull and subtracts it, less the mean direction of all, from every
+local step.
 Sent to clients: model, server control variate.
 
-Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for Federated
-Learning. ICML 2020. https://arxiv.org/abs/1910.06378
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning. ICML 2020. https://arxiv.org/abs/1910.06378
 
   paper     here             meaning
   x         server.net       server model
@@ -15,12 +16,13 @@ Learning. ICML 2020. https://arxiv.org/abs/1910.06378
 
 Unseen clients use the server's model.
 
-Departures: option II of Algorithm 1, written as the mean gradient of the loss over the local steps. With
-plain SGD the two are equal. With other optimizers (x - y) / (K eta_l) would include the momentum's factor
-(10 at 0.9), weight decay's term, and clipping. Weight decay is left out on purpose: its gradient is the
-same function of the weights at every client, so it causes no drift, and it acts on y beside the
-correction. At a decay of 0.1 a control variate differs from option II's by 0.1 times the mean local
-weights. The paper has no batch normalization; its statistics are averaged, without control variates.
+Departures: option II of Algorithm 1, written as the mean gradient of the loss over the local steps.
+With plain SGD the two are equal. With other optimizers (x - y) / (K eta_l) would include the
+momentum's factor (10 at 0.9), weight decay's term, and clipping. Weight decay is left out on
+purpose: its gradient is the same function of the weights at every client, so it causes no drift,
+and it acts on y beside the correction. At a decay of 0.1 a control variate differs from option II's
+by 0.1 times the mean local weights. The paper has no batch normalization; its statistics are
+averaged, without control variates.
 """
 
 from typing import NamedTuple

@@ -6,8 +6,8 @@ Vaswani et al. Attention is all you need. NeurIPS 2017. https://arxiv.org/abs/17
   StackOverflow (Wang et al. 2021, arXiv 2107.06917)      causal(width=96, layers=3, heads=8, hidden=1536)
 
 As there, embeddings are scaled by sqrt(width), positions are sinusoidal, and layers have ReLU and
-normalize after their shortcuts. Departure: the head has a kernel of its own, not the embedding's, for
-methods that keep a head with their clients.
+normalize after their shortcuts. Departure: the head has a kernel of its own, not the embedding's,
+for methods that keep a head with their clients.
 """
 
 from typing import ClassVar

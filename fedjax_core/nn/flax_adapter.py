@@ -1,22 +1,23 @@
 """Models from your own modules of Flax NNX and Flax Linen, without changes to them.
 
-A builder takes any of these arguments by name, and options of its own, and returns a module or a `Model`:
+A builder takes any of these arguments by name, and options of its own, and returns a module or a
+`Model`:
 
   classes        K, outputs
   input_shape    of one example, without the batch
   rngs           `nnx.Rngs` for an NNX module's initial values; a Linen module draws them itself
 
-A module maps x [B, ...] to logits [B, K]. With a method `body` (x -> features [B, D]) and a linear `head`
-(features -> logits) it also supports methods that share a part of a network, exchange features or replace
-heads; without them such a method is an error. Both may take `train`, `mask` [B] and `key`. An NNX module's
-dropout draws from the round's keys, and its `train()` and `eval()` are called. Batch normalization must
-leave out masked examples, so a module that has it must take `mask` and pass it on. For sharding over
-devices (`plan.model`), its class declares `model_axes`: {end of an array's path: axis counted from its
-end}, such as {"dense/kernel": -1}.
+A module maps x [B, ...] to logits [B, K]. With a method `body` (x -> features [B, D]) and a linear
+`head` (features -> logits) it also supports methods that share a part of a network, exchange
+features or replace heads; without them such a method is an error. Both may take `train`, `mask` [B]
+and `key`. An NNX module's dropout draws from the round's keys, and its `train()` and `eval()` are
+called. Batch normalization must leave out masked examples, so a module that has it must take `mask`
+and pass it on. For sharding over devices (`plan.model`), its class declares `model_axes`: {end of
+an array's path: axis counted from its end}, such as {"dense/kernel": -1}.
 
-x are normalized floats. A network that embeds token ids declares `reads_tokens = True` in its class; it
-gets ints other than uint8 unchanged. Without a declaration, a network that accepts ints but no floats is
-taken to read token ids.
+x are normalized floats. A network that embeds token ids declares `reads_tokens = True` in its
+class; it gets ints other than uint8 unchanged. Without a declaration, a network that accepts ints
+but no floats is taken to read token ids.
 """
 
 import contextlib
@@ -55,14 +56,14 @@ def build(
       classes: K.
       input_shape: of one example.
       options: of the builder.
-      prepare: transforms inputs, such as normalization. A Linen module is initialized with ints if it leaves
-        ints unchanged, else with floats. None: inputs are floats and not changed.
+      prepare: transforms inputs, such as normalization. A Linen module is initialized with ints if
+        it leaves ints unchanged, else with floats. None: inputs are floats and not changed.
       stats_mode: see `from_nnx.from_module`.
 
     Raises:
       TypeError: the builder returned neither a module nor a Model.
-      ValueError: the module has variables of an unknown kind, batch statistics but no `mask`, or a head of
-        another name; (when traced) it updates frozen statistics.
+      ValueError: the module has variables of an unknown kind, batch statistics but no `mask`, or a
+        head of another name; (when traced) it updates frozen statistics.
     """
 
     make, made = _make(builder, name, classes, input_shape, options)
@@ -87,8 +88,8 @@ def reads_tokens(
       builder, name, classes, input_shape, options: as `build`.
 
     Returns:
-      What its class declares. Else True if it accepts ints but no floats, or is a `Model`, whose inputs are
-      not changed; None if it accepts both.
+      What its class declares. Else True if it accepts ints but no floats, or is a `Model`, whose
+      inputs are not changed; None if it accepts both.
 
     Raises:
       ValueError: its class declares neither True nor False.

@@ -38,20 +38,23 @@ def from_module(
 ) -> Model:
     """Makes a Model of a module, split once into a static graph and pure nested dicts.
 
-    The module has a linear `head` and a method `body(x, key=, train=, batch=, mask=) -> (features [B, D],
-    {name: array})`, for texts [B, T, D], where `batch` is whether batch normalization uses (and updates
-    by) the batch's statistics. Its variables are `nnx.Param` and `nnx.BatchStat` only, and it draws from
-    `key` only. Its class may have `model_axes`, {end of a path: axis}, see `task.axis_of`.
+    The module has a linear `head` and a method `body(x, key=, train=, batch=, mask=) -> (features
+    [B, D], {name: array})`, for texts [B, T, D], where `batch` is whether batch normalization uses
+    (and updates by) the batch's statistics. Its variables are `nnx.Param` and `nnx.BatchStat` only,
+    and it draws from `key` only. Its class may have `model_axes`, {end of a path: axis}, see
+    `task.axis_of`.
 
     Args:
       make: builds the module from its initial random streams.
       name: the model's name.
-      mean: subtracted from inputs, one number or one per channel; uint8 inputs are divided by 255 first.
-        None: inputs are not changed, such as tokens.
+      mean: subtracted from inputs, one number or one per channel; uint8 inputs are divided by 255
+        first. None: inputs are not changed, such as tokens.
       std: inputs are divided by it.
-      stats_mode: "average" and "local": training uses and updates batch statistics (the caller decides
-        where they are kept); "freeze": the running statistics are always used, and never updated.
-      dtype: of the computation; parameters, statistics, features and logits stay float32. None: float32.
+      stats_mode: "average" and "local": training uses and updates batch statistics (the caller
+        decides where they are kept); "freeze": the running statistics are always used, and never
+        updated.
+      dtype: of the computation; parameters, statistics, features and logits stay float32. None:
+        float32.
       images: whether inputs are images, which must be floats after normalization.
       limit: normalized inputs are clipped to [-limit, limit]; None: not at all.
 
@@ -168,16 +171,16 @@ def build(
       stats_mode: see `from_module`.
       dtype: see `from_module`.
       limit: see `from_module`.
-      **options: keyword arguments of the module (`widths`, `norm`, `stem`, `conv_form`, ...). Image models
-        also take `resize`, the size (height and width, or one number) to which images are scaled first, and
-        `frame`, the width of a frame of learnable pixels (`input_wrappers.py`).
+      **options: keyword arguments of the module (`widths`, `norm`, `stem`, `conv_form`, ...). Image
+        models also take `resize`, the size (height and width, or one number) to which images are
+        scaled first, and `frame`, the width of a frame of learnable pixels (`input_wrappers.py`).
 
     Returns:
       The Model. Equal arguments give equal tree structures.
 
     Raises:
-      ValueError: unknown name or option, or `resize` or `frame` is out of range or given for inputs that
-        are no images.
+      ValueError: unknown name or option, or `resize` or `frame` is out of range or given for inputs
+        that are no images.
     """
     module = MODULES[_known("model", name, MODULES)]
     own = {p.name for p in inspect.signature(module.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY}

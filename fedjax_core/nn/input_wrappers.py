@@ -30,8 +30,9 @@ def with_resizing(model: Model, size: tuple[int, int]) -> Model:
 def with_frame(model: Model, shape: tuple[int, ...], width: int) -> Model:
     """Returns the model with a frame of learnable pixels around its images.
 
-    The frame is the entry "prompts" of the params, {"rows": [2, f, W + 2 f, C], "columns": [2, H, f, C]}:
-    above and below, left and right. Its pixels start uniform in [0, 1) and are normalized like the image.
+    The frame is the entry "prompts" of the params, {"rows": [2, f, W + 2 f, C], "columns": [2, H,
+    f, C]}: above and below, left and right. Its pixels start uniform in [0, 1) and are normalized
+    like the image.
 
     Args:
       model: of images [H + 2 f, W + 2 f, C].

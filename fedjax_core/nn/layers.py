@@ -55,9 +55,9 @@ class Conv(nnx.Module):
 class BatchNorm(nnx.Module):
     """Batch normalization over the unmasked examples of a batch, with PyTorch's conventions.
 
-    A batch is normalized by its biased variance; the running variance averages the unbiased one (n / (n - 1);
-    the biased one if n = 1). running = 0.9 running + 0.1 batch; epsilon 1e-5. Statistics are float32. A
-    fully masked batch leaves the running statistics unchanged.
+    A batch is normalized by its biased variance; the running variance averages the unbiased one (n
+    / (n - 1); the biased one if n = 1). running = 0.9 running + 0.1 batch; epsilon 1e-5. Statistics
+    are float32. A fully masked batch leaves the running statistics unchanged.
     """
 
     def __init__(self, features: int, *, rngs: nnx.Rngs | None = None):
@@ -70,7 +70,8 @@ class BatchNorm(nnx.Module):
 
         Args:
           x: [B, ..., features].
-          batch: True: by the batch's statistics, updating the running ones; False: by the running ones.
+          batch: True: by the batch's statistics, updating the running ones; False: by the running
+            ones.
           mask: [B]; None: all.
 
         Returns:

@@ -1,7 +1,8 @@
 """A recurrent network that predicts the next token at each position.
 
-Hochreiter, Schmidhuber. Long short-term memory. Neural Computation 9(8), 1997. The gates are ordered
-input, forget, cell, output, and the forget gate's bias starts at 1 (Jozefowicz, Zaremba, Sutskever 2015).
+Hochreiter, Schmidhuber. Long short-term memory. Neural Computation 9(8), 1997. The gates are
+ordered input, forget, cell, output, and the forget gate's bias starts at 1 (Jozefowicz, Zaremba,
+Sutskever 2015).
 
   published as                          options
   Shakespeare (McMahan et al. 2017)     lstm(embedding=8, width=256, layers=2)

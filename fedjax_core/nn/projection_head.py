@@ -31,7 +31,8 @@ def with_projection(model: Model, classes: int, size: int, hidden: bool = True) 
       hidden: True: linear D -> D, ReLU, linear D -> size; False: linear D -> size alone.
 
     Returns:
-      A model with the additional entry "projection" in `params`; its features are the projected ones.
+      A model with the additional entry "projection" in `params`; its features are the projected
+      ones.
     """
 
     def init(key):

@@ -1,8 +1,10 @@
 """Residual networks: ResNet-8/10 of federated papers, and ResNet-18/34/50.
 
-He, Zhang, Ren, Sun. Deep residual learning for image recognition. CVPR 2016. https://arxiv.org/abs/1512.03385
+He, Zhang, Ren, Sun. Deep residual learning for image recognition. CVPR 2016.
+https://arxiv.org/abs/1512.03385
 
-Strides and padding are PyTorch's (a bottleneck strides in its 3x3 convolution), to load its weights.
+Strides and padding are PyTorch's (a bottleneck strides in its 3x3 convolution), to load its
+weights.
 
   name       blocks per stage    channels at width 64        features
   resnet8    1 1 1               64 128 256                  256
@@ -38,7 +40,8 @@ class Block(nnx.Module):
         Args:
           channels: of the input.
           width: of the 3x3 convolutions; the output has `expansion` times as many channels.
-          stride: of the block; the shortcut is a 1x1 convolution with norm wherever the shape changes.
+          stride: of the block; the shortcut is a 1x1 convolution with norm wherever the shape
+            changes.
           norm: see `layers.make_norm`.
           conv_form: see `conv.conv`.
           rngs: the `params` stream.
@@ -103,10 +106,12 @@ class ResNet(nnx.Module):
           input_shape: [H, W, C] of one image; H and W may be anything.
           blocks: number of blocks of each stage.
           block: `Block` or `Bottleneck`.
-          stem: "cifar": 3x3 convolution; "imagenet": 7x7 with stride 2, then 3x3 max-pool with stride 2.
+          stem: "cifar": 3x3 convolution; "imagenet": 7x7 with stride 2, then 3x3 max-pool with
+            stride 2.
           width: channels of the stem and the first stage; doubled from stage to stage.
           norm: "batch", "group" or "none".
-          features: D, to which the last channels are averaged in groups, so that networks agree; None: all.
+          features: D, to which the last channels are averaged in groups, so that networks agree;
+            None: all.
           conv_form: see `conv.conv`.
           dtype: of the computation; parameters stay float32.
           rngs: its `params` stream.
@@ -143,7 +148,8 @@ class ResNet(nnx.Module):
           mask: [B], which rows are real; None: all.
 
         Returns:
-          features [B, D] and {"stem_pre" (before its ReLU), "stem", "stage1_pre" (before the stage's last ReLU), "stage1", ...}.
+          features [B, D] and {"stem_pre" (before its ReLU), "stem", "stage1_pre" (before the
+          stage's last ReLU), "stage1", ...}.
         """
         del key, train
         before = self.stem_norm(self.stem(x), batch=batch, mask=mask)

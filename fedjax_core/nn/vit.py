@@ -1,22 +1,24 @@
 """Vision transformers with visual prompts: ViT-S/B/L of public checkpoints, and smaller ones.
 
-Dosovitskiy et al. An image is worth 16x16 words. ICLR 2021. https://arxiv.org/abs/2010.11929
-Jia, Tang, Chen, Cardie, Belongie, Hariharan, Lim. Visual prompt tuning. ECCV 2022. https://arxiv.org/abs/2203.12119
+Dosovitskiy et al. An image is worth 16x16 words. ICLR 2021. https://arxiv.org/abs/2010.11929 Jia,
+Tang, Chen, Cardie, Belongie, Hariharan, Lim. Visual prompt tuning. ECCV 2022.
+https://arxiv.org/abs/2203.12119
 
   name       patch   width   depth   heads   parameters at 224 px without the head
   vit_s16    16      384     12      6       21,665,664
   vit_b16    16      768     12      12      85,798,656
   vit_l16    16      1024    24      16      303,301,632
 
-Blocks are pre-norm, with the exact GELU; the features are the final [cls] after the last norm. Weights of
-all blocks are stacked on a leading axis [depth], and the network scans over it, so it compiles in the time
-of one block. Products with weights are plain, so under a map over clients that share the weights they stay
-single large matrix products. A kernel of a block is only used as `x @ kernel`, as in `transformer.py`.
+Blocks are pre-norm, with the exact GELU; the features are the final [cls] after the last norm.
+Weights of all blocks are stacked on a leading axis [depth], and the network scans over it, so it
+compiles in the time of one block. Products with weights are plain, so under a map over clients that
+share the weights they stay single large matrix products. A kernel of a block is only used as `x @
+kernel`, as in `transformer.py`.
 
 Prompts are inserted between [cls] and the patches, after positions have been added. Shallow ones
-[n, width] pass through the network with the other tokens. Of deep ones [depth, n, width] each block gets
-its own, which replace the outputs of the previous block's. They are the entry "prompts" of `params`, drawn
-last, so that all other weights do not depend on them.
+[n, width] pass through the network with the other tokens. Of deep ones [depth, n, width] each block
+gets its own, which replace the outputs of the previous block's. They are the entry "prompts" of
+`params`, drawn last, so that all other weights do not depend on them.
 """
 
 import itertools
@@ -94,8 +96,8 @@ class ViT(nnx.Module):
     ):
         """Initializes the network.
 
-        Weights are N(0, 0.02^2), biases zero, prompts uniform within sqrt(6 / (3 patch^2 + width)) as in VPT's
-        code.
+        Weights are N(0, 0.02^2), biases zero, prompts uniform within sqrt(6 / (3 patch^2 + width))
+        as in VPT's code.
 
         Args:
           classes: outputs of the head.
@@ -107,7 +109,8 @@ class ViT(nnx.Module):
           mlp: width of a block's hidden layer, as a multiple of `width`.
           prompts: n, in the first block or in each; 0: none.
           deep: whether each block has prompts of its own.
-          epsilon: of the norms: 1e-6 as in the first release and timm; files of transformers have 1e-12.
+          epsilon: of the norms: 1e-6 as in the first release and timm; files of transformers have
+            1e-12.
           dtype: of the computation; parameters stay float32.
           rngs: its `params` stream.
 
@@ -150,8 +153,8 @@ class ViT(nnx.Module):
           mask: unused; rows are independent.
 
         Returns:
-          features [B, D] and the tokens [B, T, D] by name: "embedding" (before prompts), "block1", ... (with
-          prompts), "final" (normalized; without deep prompts).
+          features [B, D] and the tokens [B, T, D] by name: "embedding" (before prompts), "block1",
+          ... (with prompts), "final" (normalized; without deep prompts).
         """
         del key, train, batch, mask
         tokens = x = self._embed(x)

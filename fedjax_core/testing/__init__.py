@@ -12,7 +12,8 @@
         check(CASE)
 
 A case compiles its rounds once for all checks. With two or more devices the contract also covers
-sharding: `jax.config.update("jax_num_cpu_devices", 2)` at the top of a conftest.py makes two of a CPU.
+sharding: `jax.config.update("jax_num_cpu_devices", 2)` at the top of a conftest.py makes two of a
+CPU.
 """
 
 from fedjax_core.testing.case import Case

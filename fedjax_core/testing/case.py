@@ -68,8 +68,8 @@ class Case:
     def elsewhere(self) -> tuple[simulator.Simulation, simulator.State, list[PyTree]]:
         """(simulation, state after two rounds, (client states, touched) of each group) under another plan.
 
-        Data are on the host and client states on the disk; two clients are trained at once on each of two
-        devices (of one, if there are no more); and every client has more padding.
+        Data are on the host and client states on the disk; two clients are trained at once on each
+        of two devices (of one, if there are no more); and every client has more padding.
         """
         sim = self.simulate(plan=(2, min(2, jax.device_count())), hold="disk", data_on="host")
         add_padding(sim)

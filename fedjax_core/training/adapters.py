@@ -1,9 +1,8 @@
 """Adapters: small trainable matrices beside the frozen kernels of a network.
 
-Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.
-https://arxiv.org/abs/2106.09685
-He, Zhou, Ma, Berg-Kirkpatrick, Neubig. Towards a Unified View of Parameter-Efficient Transfer Learning. ICLR 2022.
-https://arxiv.org/abs/2110.04366
+Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen. LoRA: Low-Rank Adaptation of Large Language
+Models. ICLR 2022. https://arxiv.org/abs/2106.09685 He, Zhou, Ma, Berg-Kirkpatrick, Neubig. Towards
+a Unified View of Parameter-Efficient Transfer Learning. ICLR 2022. https://arxiv.org/abs/2110.04366
 
   lora(rank=8, alpha=16.0, dropout=0.05, targets=("query", "value"))           x W + alpha / rank dropout(x) A B
   bottleneck(rank=8, scale=1.0, dropout=0.0, targets=("query", "value"))       x W + scale relu(dropout(x) A) B, in parallel
@@ -13,9 +12,9 @@ https://arxiv.org/abs/2110.04366
   A, B     "a", "b"    [in, rank] uniform within 1 / sqrt(in) (Kaiming with sqrt 5); [rank, out] zero, so
                        that training starts from the base
 
-A network must use its kernels as `x @ kernel` (`language/models/transformer.py`, `nn/vit.py`), since a
-`Kernel` replaces the array. A target is the name of the entry above "kernel", or of the part of a kernel
-that holds several side by side.
+A network must use its kernels as `x @ kernel` (`language/models/transformer.py`, `nn/vit.py`),
+since a `Kernel` replaces the array. A target is the name of the entry above "kernel", or of the
+part of a kernel that holds several side by side.
 """
 
 import dataclasses
@@ -98,8 +97,8 @@ class Kernel:
       updates: by part, {"a": [in, rank], "b": [rank, out / parts]}, and "key" with dropout.
       parts: names of the kernels side by side in the base; ("",) for one.
       kind: the adapter's configuration.
-      dropout_window: (T, first): dropout is drawn for x [B, T, in], of which x has the positions from `first`
-        on; None: x has all.
+      dropout_window: (T, first): dropout is drawn for x [B, T, in], of which x has the positions
+        from `first` on; None: x has all.
     """
 
     base: Array
@@ -183,7 +182,8 @@ class Adapter(NamedTuple):
 
     Attributes:
       init: key -> what is trained, nested like the parameters.
-      wrap: (params, trained, key) -> params with `Kernel`s; the key draws dropout, None: no dropout.
+      wrap: (params, trained, key) -> params with `Kernel`s; the key draws dropout, None: no
+        dropout.
       merge: (params, trained) -> params with equivalent plain kernels; ValueError for a bottleneck.
     """
 
@@ -284,13 +284,14 @@ def adapted(
 ) -> Task:
     """Builds a task that trains an adapter of a network, and optionally whole entries; see `task.part_of`.
 
-    A `Net` has the entry "adapter" and those entries only, so methods keep, send and average nothing
-    else. The rest is `frozen`: in memory once for all clients, and in evaluation mode except for the
-    adapter's dropout.
+    A `Net` has the entry "adapter" and those entries only, so methods keep, send and average
+    nothing else. The rest is `frozen`: in memory once for all clients, and in evaluation mode
+    except for the adapter's dropout.
 
     Args:
       model: the whole network.
-      arrays: params by entry, and stats; trained entries that are missing are drawn by `model.init`.
+      arrays: params by entry, and stats; trained entries that are missing are drawn by
+        `model.init`.
       kind: such as `lora()`.
       trained: names of entries, such as ("head",); or "head", "prompts" as in `part_of`.
       classes: K.
@@ -302,8 +303,8 @@ def adapted(
       The task. `Model.whole` merges the adapter.
 
     Raises:
-      ValueError: the network has no such target or entry, `arrays` lack a frozen entry, or the network
-        does not use its kernels as x @ kernel.
+      ValueError: the network has no such target or entry, `arrays` lack a frozen entry, or the
+        network does not use its kernels as x @ kernel.
     """
     entries = (PARTS.get(trained) or (trained,)) if isinstance(trained, str) else tuple(trained)
     shapes = jax.eval_shape(model.init, jax.random.key(0))

@@ -1,9 +1,9 @@
 """Aggregation: how uplinks are reduced over clients, and how the server applies the result.
 
 Weights that are known before training (numbers of examples, uniform) allow a running sum inside the
-client loop, with memory independent of the cohort's size. Weights that depend on the uplinks need the
-stack of them. Server momentum, FedAdam and the like are optax transformations of the mean delta, so
-`optax.chain`, clipping, masking and schedules apply to them.
+client loop, with memory independent of the cohort's size. Weights that depend on the uplinks need
+the stack of them. Server momentum, FedAdam and the like are optax transformations of the mean
+delta, so `optax.chain`, clipping, masking and schedules apply to them.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,7 +74,8 @@ def mean_by_shape(shapes: Sequence[PyTree], places: Sequence[int], weigh: Callab
       weigh: as in `mean`.
 
     Returns:
-      A Reduce whose `lower` gives (mean, weight) for each of `shapes`; both zero where no client came.
+      A Reduce whose `lower` gives (mean, weight) for each of `shapes`; both zero where no client
+      came.
     """
 
     def lift(part, client):
@@ -97,8 +98,8 @@ def class_mean(weights: str = "uniform") -> Reduce:
       weights: "uniform", or "samples": by the clients' counts of the class.
 
     Returns:
-      A Reduce whose `lower` gives (mean [K, ...], weight [K]); the weight is the number of clients or of
-      examples. Both are zero for a class that no client has.
+      A Reduce whose `lower` gives (mean [K, ...], weight [K]); the weight is the number of clients
+      or of examples. Both are zero for a class that no client has.
 
     Raises:
       ValueError: other weights.
@@ -125,14 +126,15 @@ def weighted_logits(beta: ArrayLike) -> Reduce:
 
         logits_rc = sum_j beta_rj n_jc mean_jc / (1 + sum_j beta_rj m_jc)
 
-    For uplinks (mean [K, K] the mean logits of each class, n [K] how many they are of), m being n; or (mean, n, m) with m [K].
+    For uplinks (mean [K, K] the mean logits of each class, n [K] how many they are of), m being n;
+    or (mean, n, m) with m [K].
 
     Args:
       beta: [R, N], the weight of client j for receivers of kind r.
 
     Returns:
-      A Reduce whose `lower` gives (logits [R, K, K], counts [K] sum_j n_jc); zero for a class that no
-      client sent.
+      A Reduce whose `lower` gives (logits [R, K, K], counts [K] sum_j n_jc); zero for a class that
+      no client sent.
     """
     table = jnp.asarray(beta, jnp.float32)
 
@@ -154,7 +156,8 @@ def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
 
     Args:
       stacked: leaves [C, ...], or [C, K, ...] where `w` has classes.
-      w: [C], or [C, K] for a weight per client and class; entries of weight 0 may be anything, NaN too.
+      w: [C], or [C, K] for a weight per client and class; entries of weight 0 may be anything, NaN
+        too.
 
     Returns:
       Leaves without the client axis; zero where all weights are.
@@ -199,8 +202,8 @@ def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[A
     Args:
       values: [C, K, D], one vector per client and class.
       held: [C, K], mask of the vectors; the others may be anything.
-      neighbours: M, the number of nearest other vectors of a class that a client's is averaged with; fewer
-        if there are fewer.
+      neighbours: M, the number of nearest other vectors of a class that a client's is averaged
+        with; fewer if there are fewer.
 
     Returns:
       (merged [K, D], mask of classes [K]); zero for a class without any vector.
@@ -237,8 +240,8 @@ def discrepancy_weights(size: str = "fraction", distance: str = "mean", form: st
         "sigmoid":  e_k ~ sigmoid(size_k - a_k d_k + b_k), as printed
         "relu":     e_k ~ max(b_k - a_k / 2 + 0.1, 0), which has no scale: the form of FedDisco (Ye et al., ICML 2023)
 
-    Knowledge that equals the merged one up to rounding has distance 0. If all d_k are 0, all a_k are 0.
-    With "relu" some weight is positive, since they sum to at least 1 - 1/2 + 0.1 C.
+    Knowledge that equals the merged one up to rounding has distance 0. If all d_k are 0, all a_k
+    are 0. With "relu" some weight is positive, since they sum to at least 1 - 1/2 + 0.1 C.
 
     Args:
       size: size_k: "count", N_k as printed, for which the sigmoid is 1 for all but tiny clients; or
@@ -247,7 +250,8 @@ def discrepancy_weights(size: str = "fraction", distance: str = "mean", form: st
       form: "sigmoid" or "relu".
 
     Returns:
-      (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for `make_aggregator(stack, weigh=...)`.
+      (Cohort, *, values [C, K, D], held [C, K], merged [K, D], ...) -> [C], for
+      `make_aggregator(stack, weigh=...)`.
 
     Raises:
       ValueError: another size, distance or form; "relu" with size "count".
@@ -297,15 +301,17 @@ def period_review(
         "interpolate":   w <- w + (1 - beta) ratio (w_prev - w)
         "printed":       w <- beta w + (1 - beta) ratio (w_prev - w)
 
-    w_prev is the model at the start of the round, so no second model is stored. As printed, the weights
-    shrink by beta in every round in which the variances agree.
+    w_prev is the model at the start of the round, so no second model is stored. As printed, the
+    weights shrink by beta in every round in which the variances agree.
 
     Args:
       classes: K.
       beta: momentum of the review.
       form: "interpolate" or "printed".
-      ddof: of the variance over the entries of a class's knowledge: 0, or 1 as in the released code.
-      over: classes of the sums: "both": known in both rounds; "own": known in each, as in the released code.
+      ddof: of the variance over the entries of a class's knowledge: 0, or 1 as in the released
+        code.
+      over: classes of the sums: "both": known in both rounds; "own": known in each, as in the
+        released code.
 
     Returns:
       A transformation whose update also takes this round's merged knowledge [K, D] and known [K].

@@ -34,8 +34,8 @@ def take(arrays: PyTree, index: Array, mask: Array) -> Batch:
 def loop_over_batches(number: Array, size: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
     """Runs `lax.fori_loop` over `number` minibatches of `size` examples.
 
-    The loop is named `batches_of_<size>` in the compiled program. A plan reads its trip count from the
-    name, since the program does not have it.
+    The loop is named `batches_of_<size>` in the compiled program. A plan reads its trip count from
+    the name, since the program does not have it.
     """
     with jax.named_scope(f"batches_of_{size}"):
         return jax.lax.fori_loop(0, number, body, carry)

@@ -1,6 +1,7 @@
 """Few-shot episodes and prototypical networks, for methods that train by `fit` and need no linear head.
 
-Snell, Swersky, Zemel. Prototypical Networks for Few-shot Learning. NeurIPS 2017. https://arxiv.org/abs/1703.05175
+Snell, Swersky, Zemel. Prototypical Networks for Few-shot Learning. NeurIPS 2017.
+https://arxiv.org/abs/1703.05175
 
   paper       here              meaning
   N_C         way               classes of an episode
@@ -10,14 +11,14 @@ Snell, Swersky, Zemel. Prototypical Networks for Few-shot Learning. NeurIPS 2017
   d           distances         squared Euclidean
 
 A local step is one episode, drawn from the client's own examples. The test set has classes that no
-client trains on, and is evaluated on fixed episodes. Methods need no change: `Batch.x` is an `Episode`,
-`Batch.y` and `Batch.mask` are those of its queries, and `prototypical(model)` gives the queries' logits
-over all K classes. Logits of classes outside of the episode are so low that the cross-entropy is that of
-the episode. For plain examples the model has features and no logits.
+client trains on, and is evaluated on fixed episodes. Methods need no change: `Batch.x` is an
+`Episode`, `Batch.y` and `Batch.mask` are those of its queries, and `prototypical(model)` gives the
+queries' logits over all K classes. Logits of classes outside of the episode are so low that the
+cross-entropy is that of the episode. For plain examples the model has features and no logits.
 
-Departures: a client with fewer classes than `way` uses those it has. A class with few examples gives all
-but one, and at most `shot`, to the support, and the rest to the queries; a class with one example is a
-negative only. The paper does not cut episodes.
+Departures: a client with fewer classes than `way` uses those it has. A class with few examples
+gives all but one, and at most `shot`, to the support, and the rest to the queries; a class with one
+example is a negative only. The paper does not cut episodes.
 """
 
 import dataclasses
@@ -42,7 +43,8 @@ class Episode(NamedTuple):
       query: leaves [Q, ...], the examples to classify.
       support: leaves [way, shot, ...].
       classes: [way], the class of each row of the support.
-      support_mask: [way, shot], mask of the support; an empty row means that the episode has fewer classes.
+      support_mask: [way, shot], mask of the support; an empty row means that the episode has fewer
+        classes.
     """
 
     query: PyTree
@@ -106,7 +108,8 @@ class Episodes:
         """Draws the test episodes of examples with classes `y`, with a fixed seed.
 
         Returns:
-          Example indices of the support, [tests, way, shot], and of the queries, [tests, way, query].
+          Example indices of the support, [tests, way, shot], and of the queries, [tests, way,
+          query].
 
         Raises:
           ValueError: fewer than `way` classes have shot + query examples.
@@ -154,14 +157,14 @@ def prototypical(model: Model, classes: int) -> Model:
     """Makes a prototypical network of a model.
 
     Args:
-      model: its features are the embedding. Its head stays in the parameters, since its shape gives D,
-        but is neither used nor trained; build it with one output.
+      model: its features are the embedding. Its head stays in the parameters, since its shape gives
+        D, but is neither used nor trained; build it with one output.
       classes: K.
 
     Returns:
-      A Model. For an `Episode`, `apply` gives {"logits": [Q, K], "features": [Q, D]} of the queries and
-      `features` the latter; for plain examples `apply` gives {"features"} only. Normalization sees
-      support and queries together. There are no intermediates, and `head` raises ValueError.
+      A Model. For an `Episode`, `apply` gives {"logits": [Q, K], "features": [Q, D]} of the queries
+      and `features` the latter; for plain examples `apply` gives {"features"} only. Normalization
+      sees support and queries together. There are no intermediates, and `head` raises ValueError.
     """
 
     def embed(net, x, key, train, mask):

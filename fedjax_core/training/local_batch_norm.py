@@ -1,8 +1,9 @@
 """Batch statistics that stay with the client: `statistics="local"`, for any method that sends a network.
 
-`local_statistics` transforms a method: it removes the statistics from every `Net` that the server stores
-or a client sends, and keeps one set per client beside the method's own client state. The other modes do
-not need it: "average" is what deltas of whole networks do, and "freeze" is a mode of the model.
+`local_statistics` transforms a method: it removes the statistics from every `Net` that the server
+stores or a client sends, and keeps one set per client beside the method's own client state. The
+other modes do not need it: "average" is what deltas of whole networks do, and "freeze" is a mode of
+the model.
 """
 
 import functools
@@ -35,11 +36,12 @@ def _plus(delta: Array | None, value: Array) -> Array:
 def local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
     """Returns the method with batch statistics that clients keep and never send.
 
-    Client states become (the method's own, statistics). A predictor "global" has no statistics, so it
-    becomes "personal": the server's parameters with the client's statistics.
+    Client states become (the method's own, statistics). A predictor "global" has no statistics, so
+    it becomes "personal": the server's parameters with the client's statistics.
 
     Args:
-      build: task -> Algorithm, whose uplink has at most one `Net`, the delta of the one in its broadcast.
+      build: task -> Algorithm, whose uplink has at most one `Net`, the delta of the one in its
+        broadcast.
 
     Returns:
       task -> Algorithm.

@@ -1,12 +1,14 @@
 """Local training: the one loop that clients and server-side training share.
 
-A method brings a loss (a proximal term is a term of it) and an optax chain (a control variate is a link of it):
+A method brings a loss (a proximal term is a term of it) and an optax chain (a control variate is a
+link of it):
 
     trained = fit(loss, optimizer(task.round_num), epochs=5, batch=64)(net, data, key)
 
-Several phases are several calls. Cached features are a `ClientData` whose arrays are the features. This
-module also exports what methods use beside the loop: partitions of parameters (`param_partition.py`),
-minibatches and passes over examples (`batching.py`), and optimizers (`optimizers.py`).
+Several phases are several calls. Cached features are a `ClientData` whose arrays are the features.
+This module also exports what methods use beside the loop: partitions of parameters
+(`param_partition.py`), minibatches and passes over examples (`batching.py`), and optimizers
+(`optimizers.py`).
 """
 
 import functools
@@ -135,8 +137,8 @@ def loss_and_metrics(
 ) -> tuple[Array, dict[str, metrics.Pair]]:
     """Returns the loss of a model's outputs, and its metrics (`loss_metrics`).
 
-    The targets are `batch.y`, or the outputs' "targets" for a model that reads them from its inputs, as
-    one that generates text does.
+    The targets are `batch.y`, or the outputs' "targets" for a model that reads them from its
+    inputs, as one that generates text does.
     """
     batch = batch._replace(y=outputs.get("targets", batch.y))
     value = label_loss(outputs["logits"], batch.y, batch.mask)
@@ -169,29 +171,30 @@ def fit(
 ) -> Callable[..., FitResult]:
     """Returns a function that trains for epochs of shuffled minibatches over one client's data.
 
-    A short last batch is kept. The shuffle draws one number per example from (key, epoch, slot), so it
-    does not depend on padding. The loop takes ceil(size / batch) steps with a traced bound, so a small
-    client costs only its own steps. Where the data have a `draw` (`few_shot.py`), there are as many
-    steps, and each step's minibatch is drawn with a key of its own.
+    A short last batch is kept. The shuffle draws one number per example from (key, epoch, slot), so
+    it does not depend on padding. The loop takes ceil(size / batch) steps with a traced bound, so a
+    small client costs only its own steps. Where the data have a `draw` (`few_shot.py`), there are
+    as many steps, and each step's minibatch is drawn with a key of its own.
 
     Args:
       loss: (net, batch, key) -> (value, Aux).
       optimizer: optax transformation of the trainable leaves.
       epochs: passes over the client's data; 0 trains nothing.
       batch: B, or fewer if no client has as many examples.
-      trainable: path of a leaf in `net.params` (a tuple of jax.tree_util keys) -> whether it is trained;
-        None: all are. Frozen leaves are returned bit for bit, and no gradient is taken for them.
-      epoch_inputs: (net, data, epoch from 0) -> arrays, computed before each epoch, that the loss gets as
-        its fourth argument.
+      trainable: path of a leaf in `net.params` (a tuple of jax.tree_util keys) -> whether it is
+        trained; None: all are. Frozen leaves are returned bit for bit, and no gradient is taken for
+        them.
+      epoch_inputs: (net, data, epoch from 0) -> arrays, computed before each epoch, that the loss
+        gets as its fourth argument.
 
     Returns:
       (net, data, key, extra=()) -> FitResult. `extra`: leaves [M, ...], one entry for each of the
-      client's examples in stored order, such as `map_examples` returns; `Batch.extra` has the minibatch's. The
-      optimizer gets `progress`, the fraction of its steps that is done.
+      client's examples in stored order, such as `map_examples` returns; `Batch.extra` has the
+      minibatch's. The optimizer gets `progress`, the fraction of its steps that is done.
 
     Raises:
-      ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) `extra` is given for
-        data that draw their minibatches.
+      ValueError: epochs < 0 or batch < 1, or nothing is trainable; (when traced) `extra` is given
+        for data that draw their minibatches.
     """
     if epochs < 0 or batch < 1:
         raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
@@ -260,9 +263,10 @@ def fit(
 def full_batch_step(loss: LossFn, optimizer: optax.GradientTransformation, *, batch: int) -> Callable[..., FitResult]:
     """Returns a function that takes one step by the gradient of the mean loss over all of a client's examples.
 
-    The gradient is accumulated over minibatches, each with the weight of its metric "accuracy" (numbers
-    of examples, or of the answers' tokens), or else of "loss". For `cross_entropy` it is the gradient of
-    the mean over all examples, or over the tokens of all answers. Batch statistics are each minibatch's.
+    The gradient is accumulated over minibatches, each with the weight of its metric "accuracy"
+    (numbers of examples, or of the answers' tokens), or else of "loss". For `cross_entropy` it is
+    the gradient of the mean over all examples, or over the tokens of all answers. Batch statistics
+    are each minibatch's.
 
     Args:
       loss: (net, batch, key) -> (value, Aux), where value is a mean with that weight.

@@ -16,13 +16,13 @@ LabelLoss = Callable[[Array, Array, Array], Array]  # outputs, y, mask [B] -> me
 def rounding_tolerance(*trees: PyTree) -> float:
     """Returns the relative difference that rounding may make between two programs: 4 eps + 80 eps32.
 
-    eps is that of the coarsest floating dtype among the leaves of `trees` (features, the weights that
-    made them); eps32 is that of float32, in which sums are formed. A stored number is off by 0.2 eps
-    (root mean square). Two programs that store at k places each end sqrt(2 k) 0.2 eps apart, which is
-    2.3 eps for 32 blocks with two stores each. A sum of n terms in another order is off by another
-    sqrt(n) 0.2 eps32, which is 72 eps32 for 4096 terms in each of 32 blocks. The tolerance is just
-    above both: 1e-5 in float32 and 0.03 in bfloat16. Vision transformers of 6 blocks differed by 5e-7
-    and 0.014 on a CPU.
+    eps is that of the coarsest floating dtype among the leaves of `trees` (features, the weights
+    that made them); eps32 is that of float32, in which sums are formed. A stored number is off by
+    0.2 eps (root mean square). Two programs that store at k places each end sqrt(2 k) 0.2 eps
+    apart, which is 2.3 eps for 32 blocks with two stores each. A sum of n terms in another order is
+    off by another sqrt(n) 0.2 eps32, which is 72 eps32 for 4096 terms in each of 32 blocks. The
+    tolerance is just above both: 1e-5 in float32 and 0.03 in bfloat16. Vision transformers of 6
+    blocks differed by 5e-7 and 0.014 on a CPU.
     """
     eps = [jnp.finfo(x.dtype).eps for x in jax.tree.leaves(trees) if jnp.issubdtype(x.dtype, jnp.floating)]
     single = float(jnp.finfo(jnp.float32).eps)
@@ -76,8 +76,8 @@ def target_loss(outputs: Array, y: Array, mask: Array) -> Array:
 def smoothed(logits: Array, y: Array, mask: Array, epsilon: Fraction = 0.1) -> Array:
     """Returns the cross-entropy with smoothed labels (Szegedy et al. 2016, Section 7).
 
-    The label has 1 - epsilon, and epsilon is spread evenly over all classes whose logit is not below
-    `ABSENT_LOGIT`. Other arguments as in `cross_entropy`.
+    The label has 1 - epsilon, and epsilon is spread evenly over all classes whose logit is not
+    below `ABSENT_LOGIT`. Other arguments as in `cross_entropy`.
     """
     hard = cross_entropy_rows(logits, jnp.maximum(y, 0))
     is_present = logits > ABSENT_LOGIT
@@ -105,8 +105,8 @@ def squared_error(logits: Array, y: Array, mask: Array) -> Array:
 def absolute_error(logits: Array, y: Array, mask: Array) -> Array:
     """Returns the mean absolute difference of outputs `logits` and `y` [B, D].
 
-    Entries that are equal up to `rounding_tolerance`, relative to their example's scale, count as 0, since their
-    gradient would be the sign of a rounding error.
+    Entries that are equal up to `rounding_tolerance`, relative to their example's scale, count as
+    0, since their gradient would be the sign of a rounding error.
     """
     difference = logits - y
     scale = jnp.sqrt(jnp.mean(y * y, -1, keepdims=True))
@@ -122,8 +122,9 @@ def safe_norms(x: Array) -> Array:
 def euclidean_distances(a: Array, b: Array, tolerance: float) -> Array:
     """Returns Euclidean distances, [..., D] -> [...]; 0, with a zero gradient, up to `tolerance` |b|.
 
-    The tolerance of arrays from two programs is `rounding_tolerance`. The gradient of a distance has norm 1
-    however small the distance: without a tolerance it would be the direction of a rounding error.
+    The tolerance of arrays from two programs is `rounding_tolerance`. The gradient of a distance
+    has norm 1 however small the distance: without a tolerance it would be the direction of a
+    rounding error.
     """
     square = jnp.sum((a - b) ** 2, -1)
     far = square > jnp.maximum(tolerance**2 * jnp.sum(b * b, -1), TINY)

@@ -123,8 +123,8 @@ def finalize_metrics(
 
     Args:
       kind: a key of `METRIC_NAMES`.
-      sums: totals of `metric_sums` and of the scores, as NumPy arrays; without leading axes, or with
-        an axis [E] of clients.
+      sums: totals of `metric_sums` and of the scores, as NumPy arrays; without leading axes, or
+        with an axis [E] of clients.
       scores: `Task.scores`.
 
     Returns:

@@ -111,14 +111,15 @@ def sgd(
       weight_decay: added to the gradient as weight_decay * w, before momentum.
       clip: largest global norm of the raw gradient; None: no clipping.
       decay: the learning rate of round r is lr * decay ** r.
-      anneal: form of the decay to 0 within each local training, "linear" or "cosine"; None: constant.
+      anneal: form of the decay to 0 within each local training, "linear" or "cosine"; None:
+        constant.
 
     Returns:
       round -> optax transformation.
 
     Raises:
-      ValueError: lr, clip or decay is not positive, the form of annealing is unknown, or nesterov is set
-        without momentum.
+      ValueError: lr, clip or decay is not positive, the form of annealing is unknown, or nesterov
+        is set without momentum.
     """
     if nesterov and not momentum:
         raise ValueError("optimizer.nesterov=True needs optimizer.momentum, which is 0")

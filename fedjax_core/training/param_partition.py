@@ -1,7 +1,8 @@
 """Partitions of a network: which leaves are trained, and which stay with a client.
 
-`split_params` divides parameters into trained and frozen ones by a predicate over paths (`entries_filter("head")`,
-`part_filter("body")`). `split_net` divides a whole `Net` into what is sent and what is personal:
+`split_params` divides parameters into trained and frozen ones by a predicate over paths
+(`entries_filter("head")`, `part_filter("body")`). `split_net` divides a whole `Net` into what is
+sent and what is personal:
 
     personal = personal_entries("head")           # or personal_normalization(), or any function like them
     shared, own = split_net(net, personal)        # two Nets, each with None where the other has the leaf
@@ -93,8 +94,8 @@ def personal_normalization(others: bool = False) -> Selection:
     """Selects batch normalization: all statistics, with the scales and biases of the same layers.
 
     Args:
-      others: also layers without statistics (group, layer normalization), which have "norm" in their
-        name.
+      others: also layers without statistics (group, layer normalization), which have "norm" in
+        their name.
     """
 
     def select(net: Net) -> Net:

@@ -1,15 +1,15 @@
 """Scores that are no means over examples: macro F1, balanced accuracy, AUROC, expected calibration error.
 
-A score of `config.evaluation.scores` is a function (outputs, x, y, mask [B]) -> (sum, weight) with the
-value sum / weight. A score that is no such mean is an object with two functions:
+A score of `config.evaluation.scores` is a function (outputs, x, y, mask [B]) -> (sum, weight) with
+the value sum / weight. A score that is no such mean is an object with two functions:
 
     __call__(outputs, x, y, mask [B]) -> sums    pytree of arrays whose shapes do not depend on B
     finalize(sums) -> value                      on the host, of NumPy arrays; NaN where undefined
 
 Sums are added over batches, clients and devices, and for each client. Where clients are averaged
 "weighted", a client's value is weighted by its number of examples; NaN values are ignored. With an
-attribute `vectorized = True`, `finalize` takes the sums of many clients at once, with a leading axis
-[E, ...], and returns [E]; else it is called for each client.
+attribute `vectorized = True`, `finalize` takes the sums of many clients at once, with a leading
+axis [E, ...], and returns [E]; else it is called for each client.
 
 A class is a column of the outputs: for classes one against the rest, for labels the label. Classes
 without examples are left out of means over classes.
@@ -51,9 +51,9 @@ class _OfClasses:
 class MacroF1(_OfClasses):
     """Macro F1: the mean over classes of 2 TP / (2 TP + FP + FN).
 
-    A label is predicted where its logit is positive. A class without examples is left out of the mean; its
-    predictions count as misses of the true class. In scikit-learn it is
-    `f1_score(y, predicted, labels=np.unique(y), average="macro")`.
+    A label is predicted where its logit is positive. A class without examples is left out of the
+    mean; its predictions count as misses of the true class. In scikit-learn it is `f1_score(y,
+    predicted, labels=np.unique(y), average="macro")`.
     """
 
     def __call__(self, outputs: Outputs, x: PyTree, y: Array, mask: Array) -> Array:
@@ -72,7 +72,8 @@ class MacroF1(_OfClasses):
 class BalancedAccuracy(_OfClasses):
     """Balanced accuracy: the mean recall over classes.
 
-    A class without examples is left out. In scikit-learn it is `balanced_accuracy_score(y, predicted)`.
+    A class without examples is left out. In scikit-learn it is `balanced_accuracy_score(y,
+    predicted)`.
     """
 
     targets: ClassVar[tuple[str, ...]] = ("classes",)
@@ -93,13 +94,14 @@ class BalancedAccuracy(_OfClasses):
 class AUROC(_OfClasses):
     """AUROC: the mean over classes of the area under the ROC curve of the class against the rest.
 
-    The area is the fraction of pairs (an example of the class, one of the rest) in which the first has the
-    higher probability; a tie counts half. Examples are counted in bins of their log-odds. The bins' width
-    grows with the distance from chance, probability 1 / K (for labels 1 / 2): with 4096 bins from 0.00007
-    at chance to 0.7 % of the distance. Examples of one bin tie, so the error is at most half the fraction
-    of pairs that share a bin. That is large only if a network's log-odds are much closer to each other
-    than to chance; then use more bins. A class with all of the examples, or none, is left out. In
-    scikit-learn it is `roc_auc_score(y, probabilities, multi_class="ovr", average="macro")`.
+    The area is the fraction of pairs (an example of the class, one of the rest) in which the first
+    has the higher probability; a tie counts half. Examples are counted in bins of their log-odds.
+    The bins' width grows with the distance from chance, probability 1 / K (for labels 1 / 2): with
+    4096 bins from 0.00007 at chance to 0.7 % of the distance. Examples of one bin tie, so the error
+    is at most half the fraction of pairs that share a bin. That is large only if a network's
+    log-odds are much closer to each other than to chance; then use more bins. A class with all of
+    the examples, or none, is left out. In scikit-learn it is `roc_auc_score(y, probabilities,
+    multi_class="ovr", average="macro")`.
 
     Attributes:
       bins: number of bins; the counts of a client take 8 * K * bins bytes.
@@ -132,9 +134,9 @@ class AUROC(_OfClasses):
 class CalibrationError:
     """Expected calibration error: the mean gap between the confidence and the accuracy of predictions.
 
-    Predictions are binned by confidence, the largest probability, into (i / n, (i + 1) / n]. The error is
-    the sum over bins of |accuracy - mean confidence|, weighted by the bin's share of the predictions.
-    For texts, predictions are tokens.
+    Predictions are binned by confidence, the largest probability, into (i / n, (i + 1) / n]. The
+    error is the sum over bins of |accuracy - mean confidence|, weighted by the bin's share of the
+    predictions. For texts, predictions are tokens.
 
     Guo, Pleiss, Sun, Weinberger. On Calibration of Modern Neural Networks. ICML 2017.
     https://arxiv.org/abs/1706.04599

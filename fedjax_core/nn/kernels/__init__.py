@@ -1,29 +1,27 @@
 """Kernels: convolutions, pooling, attention and GELU that are fast where XLA's own are slow.
 
-A round trains many small networks, one client after another in a loop or several under `vmap`. Three
-things are slow there, mostly on CPUs, and each kernel avoids one of them:
+A round trains many small networks, one client after another in a loop or several under `vmap`.
+Some operations are slow there, mostly on CPUs. Each kernel replaces one:
 
-  kernel             replaces                      because
-  conv               `lax.conv_general_dilated`    inside a loop, XLA:CPU runs fast convolutions only in
-                                                   the layout (NHWC, HWIO, NHWC), which gradients do not
-                                                   have; under `vmap` with a kernel per client, it
-                                                   becomes a grouped convolution, slow on all backends
-  winograd           a 3x3 convolution             16 products for each 2x2 results in place of 36;
-                                                   float32 on CPUs, 32 channels and more
-  conv_few_channels  a convolution of few channels  XLA:CPU runs narrow products far below its peak
-  conv_tiny_images   a convolution of images of a  most products are with the padding
-                     few pixels
-  pool               `lax.reduce_window`           its gradient is `select_and_scatter`, slow on CPUs
-  attention.attend   `jax.nn.dot_product_attention`  products with batch axes behind others, and the
-                                                   derivative of softmax, are slow on CPUs
-  attention.gelu     `jax.nn.gelu`                 the gradient keeps one array in place of several
+  conv                replaces `lax.conv_general_dilated`. Inside a loop XLA:CPU runs fast
+                      convolutions only in the layout (NHWC, HWIO, NHWC), which gradients do not
+                      have; under `vmap` over kernels it becomes a grouped convolution, slow anywhere.
+  winograd            3x3 convolutions with 16 products for 2x2 results instead of 36; float32 on
+                      CPUs, from 32 channels on
+  conv_few_channels   convolutions of few channels, whose products are narrow and slow on XLA:CPU
+  conv_tiny_images    convolutions of images of a few pixels, without the products with padding
+  pool                replaces `lax.reduce_window`, whose gradient is `select_and_scatter`
+  attention.attend    replaces `jax.nn.dot_product_attention`, whose products and softmax derivative
+                      are slow on CPUs
+  attention.gelu      replaces `jax.nn.gelu`; its gradient keeps one array
 
 `conv` chooses between the convolutions by shapes, dtype and backend (`conv.describe`). Every kernel
-computes the same function as what it replaces, up to rounding; but where several entries of a window
-are the largest, the gradient of max-pooling is shared equally, and XLA gives it to the first.
+computes the same function as what it replaces, up to rounding; but where several entries of a
+window are the largest, the gradient of max-pooling is shared equally, and XLA gives it to the
+first.
 
-All kernels are turned off at once, to compare with XLA's own operations or to exclude a kernel as the
-cause of a problem, by the environment variable FEDJAX_KERNELS=0 or by
+All kernels are turned off at once, to compare with XLA's own operations or to exclude a kernel as
+the cause of a problem, by the environment variable FEDJAX_KERNELS=0 or by
 
     from fedjax_core import nn
     nn.use_kernels(False)

@@ -1,9 +1,9 @@
 """Convolution that is fast inside loops over clients.
 
-Clients are simulated one after another in a loop, or several at once under `vmap`. The derivatives of
-`lax.conv_general_dilated` suit neither: inside a loop, XLA:CPU runs fast convolutions only in the
-canonical layout (NHWC, HWIO, NHWC), which gradients do not have; and under `vmap` with a kernel per
-client it becomes a grouped convolution, which is slow on every backend.
+Clients are simulated one after another in a loop, or several at once under `vmap`. The derivatives
+of `lax.conv_general_dilated` suit neither: inside a loop, XLA:CPU runs fast convolutions only in
+the canonical layout (NHWC, HWIO, NHWC), which gradients do not have; and under `vmap` with a kernel
+per client it becomes a grouped convolution, which is slow on every backend.
 """
 
 import contextlib
@@ -46,17 +46,17 @@ def _current_backend() -> str:
 def describe(form: str = "auto", backend: str | None = None) -> dict[str, str]:
     """Resolves a form of convolution, and "auto" in particular; runs record the result.
 
-    On CPUs "canonical" was fastest inside loops, for whole training steps (step time relative to patches:
-    CNN 0.8, ResNet-8 0.6). Other backends use the native form, without measurements yet. Kernels that
-    differ within a `vmap` become batched matrix products on every backend.
+    On CPUs "canonical" was fastest inside loops, for whole training steps (step time relative to
+    patches: CNN 0.8, ResNet-8 0.6). Other backends use the native form, without measurements yet.
+    Kernels that differ within a `vmap` become batched matrix products on every backend.
 
     Args:
       form: one of `FORMS`.
       backend: "cpu", "gpu" or "tpu"; None: that of `compiled_for`, else jax's default.
 
     Returns:
-      {"form", "backend", "alone": form of a single convolution, "vmapped": form under a `vmap` over kernels}. With
-      kernels turned off (`use_kernels`) both forms are "native".
+      {"form", "backend", "alone": form of a single convolution, "vmapped": form under a `vmap` over
+      kernels}. With kernels turned off (`use_kernels`) both forms are "native".
 
     Raises:
       ValueError: unknown `form`.
@@ -80,10 +80,11 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       kernel: [kh, kw, C, O].
       stride: step of the window in both directions.
       padding: see `resolve_padding`.
-      form: "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical": `lax`
-        forward, gradients by canonical convolutions and matrix products; on CPUs `winograd`,
-        `conv_tiny_images` and `conv_few_channels` where they are faster. "auto": see `describe`. The last
-        two have first derivatives in reverse mode only; for others use one of the first two.
+      form: "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical":
+        `lax` forward, gradients by canonical convolutions and matrix products; on CPUs `winograd`,
+        `conv_tiny_images` and `conv_few_channels` where they are faster. "auto": see `describe`.
+        The last two have first derivatives in reverse mode only; for others use one of the first
+        two.
 
     Returns:
       [B, H', W', O].
@@ -184,7 +185,8 @@ def _patches(x: Array, kernel: Array, stride: int, around: Around) -> Array:
 def _canonical(x: Array, kernel: Array, stride: int, around: Around) -> Array:
     """Convolves by the fastest kernel for the shapes, else as `lax` does.
 
-    For images smaller than the kernel in both directions patches are 30 to 100 times faster on XLA:CPU.
+    For images smaller than the kernel in both directions patches are 30 to 100 times faster on
+    XLA:CPU.
     """
     if _tiny(x.dtype, x.shape[1:3], kernel.shape[:2], stride, around):
         return conv_tiny_images.forward(x, kernel, stride, around)
@@ -199,9 +201,9 @@ def _canonical(x: Array, kernel: Array, stride: int, around: Around) -> Array:
 def _canonical_x(dy: Array, kernel: Array, size: Size, stride: int, around: Around) -> Array:
     """Returns the gradient for images of the given size.
 
-    With stride 1 it is a convolution of dy by the flipped kernel. With a larger stride that convolution
-    would run over the dilated dy, which is mostly zeros; instead there is one matrix product for each
-    entry of the kernel.
+    With stride 1 it is a convolution of dy by the flipped kernel. With a larger stride that
+    convolution would run over the dilated dy, which is mostly zeros; instead there is one matrix
+    product for each entry of the kernel.
     """
     kh, kw, c, _ = kernel.shape
     if _tiny(dy.dtype, size, (kh, kw), stride, around):
@@ -219,8 +221,8 @@ def _canonical_x(dy: Array, kernel: Array, size: Size, stride: int, around: Arou
 def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
     """Returns the gradient for a kernel of the given size.
 
-    By Winograd's products or convolutions of blocks of images where these are faster (1.2 to 2 times on
-    cores with AVX-512), else by matrix products.
+    By Winograd's products or convolutions of blocks of images where these are faster (1.2 to 2
+    times on cores with AVX-512), else by matrix products.
     """
     (kh, kw), c, o = size, x.shape[-1], dy.shape[-1]
     if _tiny(x.dtype, x.shape[1:3], size, stride, around):
@@ -252,8 +254,8 @@ def _float32_on_cpu(dtype: jnp.dtype) -> bool:
 def _kernel_of_blocks(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
     """Returns the gradient as a sum over blocks of images.
 
-    Each is a canonical convolution of x, with channels as the batch and images as the channels, by dy
-    dilated by `stride`.
+    Each is a canonical convolution of x, with channels as the batch and images as the channels, by
+    dy dilated by `stride`.
     """
     narrow, dtype = dy.dtype, jnp.promote_types(dy.dtype, jnp.float32)
     x, dy = (jnp.pad(part, ((0, -len(part) % IMAGES), (0, 0), (0, 0), (0, 0))).astype(dtype) for part in (x, dy))
@@ -272,9 +274,9 @@ def _kernel_of_blocks(x: Array, dy: Array, size: Size, stride: int, around: Arou
 def _kernel_of_windows(x: Array, dy: Array, size: Size, stride: int, around: Around) -> Array:
     """Returns the gradient as few and nearly square matrix products.
 
-    In general one for each row of the kernel, with windows of one row. With stride 1 and a large image a
-    single one: x shifted by 0 .. kw - 1 columns against dy shifted by 0 .. kh - 1 rows has all kh * kw
-    sums as blocks.
+    In general one for each row of the kernel, with windows of one row. With stride 1 and a large
+    image a single one: x shifted by 0 .. kw - 1 columns against dy shifted by 0 .. kh - 1 rows has
+    all kh * kw sums as blocks.
     """
     (kh, kw), c, o = size, x.shape[-1], dy.shape[-1]
     if stride > 1 or dy.shape[1] < 8 or c < 16 or kh == 1:
@@ -366,8 +368,8 @@ def _vmappable(
 ) -> Callable[..., Array]:
     """Returns `alone`, but `vmapped` under a `vmap` over the second argument.
 
-    Under a `vmap` over the first argument only, its entries join the batch, unless the result is a sum
-    over the batch (`joins`).
+    Under a `vmap` over the first argument only, its entries join the batch, unless the result is a
+    sum over the batch (`joins`).
     """
     run = jax.custom_batching.custom_vmap(alone)
 

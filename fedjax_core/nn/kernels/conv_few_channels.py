@@ -1,7 +1,8 @@
 """Convolutions between few channels, such as a network's first, for 2x2 results at once.
 
-A 3x3 kernel of o channels equals a 4x4 kernel of 4 o channels with stride 2. It has 16/9 of the products,
-but XLA:CPU computes those of at least 24 channels three to ten times as fast as those of at most 16.
+A 3x3 kernel of o channels equals a 4x4 kernel of 4 o channels with stride 2. It has 16/9 of the
+products, but XLA:CPU computes those of at least 24 channels three to ten times as fast as those of
+at most 16.
 """
 
 import jax

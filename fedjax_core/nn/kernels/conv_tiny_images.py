@@ -1,7 +1,7 @@
 """Convolutions of images of a few pixels, without the products with padding.
 
-A 3x3 kernel on a padded image of 2x2 needs 16 products of channels instead of 36, on one of 1x1 a single
-one instead of 9. Each is a matrix product over the batch.
+A 3x3 kernel on a padded image of 2x2 needs 16 products of channels instead of 36, on one of 1x1 a
+single one instead of 9. Each is a matrix product over the batch.
 """
 
 from collections.abc import Iterable

@@ -18,9 +18,9 @@ Around = tuple[tuple[int, int], tuple[int, int]]
 def max_pool(x: Array, window: int, stride: int | None = None, padding: Padding = "VALID") -> Array:
     """Returns the largest entry of each window.
 
-    The gradient is that of `lax.reduce_window`, except where several entries of a window are the largest:
-    they share it equally, while `lax` and PyTorch give it to the first. After a ReLU, whose ties are
-    zeros, there is no difference.
+    The gradient is that of `lax.reduce_window`, except where several entries of a window are the
+    largest: they share it equally, while `lax` and PyTorch give it to the first. After a ReLU,
+    whose ties are zeros, there is no difference.
 
     Args:
       x: [B, H, W, C].

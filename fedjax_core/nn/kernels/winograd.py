@@ -1,9 +1,9 @@
 """3x3 convolutions with fewer products, by Winograd's minimal filtering (Lavin and Gray, 2016, arXiv 1509.09308, section 4).
 
-F(2x2, 3x3): an image is cut into tiles of 4x4 that overlap by two. Each tile gives 2x2 results by 16
-products for each pair of channels instead of 36. Images are processed in blocks that fit a core's caches.
-Results differ from a plain convolution by rounding: 1e-6 of the largest one in float32, where a plain
-convolution has 5e-7.
+F(2x2, 3x3): an image is cut into tiles of 4x4 that overlap by two. Each tile gives 2x2 results by
+16 products for each pair of channels instead of 36. Images are processed in blocks that fit a
+core's caches. Results differ from a plain convolution by rounding: 1e-6 of the largest one in
+float32, where a plain convolution has 5e-7.
 """
 
 import jax

@@ -16,12 +16,12 @@ def colour_jitter(
 ) -> Augment:
     """Changes brightness, contrast, saturation and hue by random amounts, in random order.
 
-    The first three are factors, uniform in [max(0, 1 - a), 1 + a]; the hue is rotated by a fraction of the
-    color circle, uniform in [-hue, hue]. Changes of amount 0 are left out, and so are saturation and hue
-    for images of one channel.
+    The first three are factors, uniform in [max(0, 1 - a), 1 + a]; the hue is rotated by a fraction
+    of the color circle, uniform in [-hue, hue]. Changes of amount 0 are left out, and so are
+    saturation and hue for images of one channel.
 
-    As torchvision's ColorJitter, with MoCo v1's amounts by default (He, Fan, Wu, Xie, Girshick. Momentum Contrast for Unsupervised
-    Visual Representation Learning. CVPR 2020).
+    As torchvision's ColorJitter, with MoCo v1's amounts by default (He, Fan, Wu, Xie, Girshick.
+    Momentum Contrast for Unsupervised Visual Representation Learning. CVPR 2020).
 
     Args:
       brightness: a >= 0; pixels are multiplied by the factor.
@@ -30,7 +30,8 @@ def colour_jitter(
       hue: in [0, 0.5], as a fraction of the color circle.
 
     Raises:
-      ValueError: an amount below 0, or a hue above 0.5. When traced: the image has neither 1 nor 3 channels.
+      ValueError: an amount below 0, or a hue above 0.5. When traced: the image has neither 1 nor 3
+        channels.
     """
     amounts = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
     for name, amount in amounts.items():
@@ -111,7 +112,8 @@ def greyscale(probability: Fraction = 0.2) -> Augment:
       probability: of becoming grey, in [0, 1].
 
     Raises:
-      ValueError: the probability is not in [0, 1]. When traced: the image has neither 1 nor 3 channels.
+      ValueError: the probability is not in [0, 1]. When traced: the image has neither 1 nor 3
+        channels.
     """
     if not 0 <= probability <= 1:
         raise ValueError(f"augmentation greyscale: probability={probability} is not in [0, 1]")
@@ -127,7 +129,8 @@ def greyscale(probability: Fraction = 0.2) -> Augment:
 def normalise(mean: float | tuple[float, ...], std: Positive | tuple[Positive, ...]) -> Augment:
     """Normalizes to (x - mean) / std, each one number or one per channel.
 
-    For your own pipelines only: the networks here normalize their inputs themselves, also in evaluation.
+    For your own pipelines only: the networks here normalize their inputs themselves, also in
+      evaluation.
 
     Args:
       mean: in units of the pixels, which are in [0, 1].

@@ -15,10 +15,12 @@ Range = tuple[Positive, Positive]  # lowest and highest
 def crop(padding: AtLeastZero = 4) -> Augment:
     """Pads with zeros and crops a window of the original size, uniformly.
 
-    As torchvision's RandomCrop, and on CIFAR since Lee, Xie, Gallagher, Zhang, Tu. Deeply-Supervised Nets. AISTATS 2015.
+    As torchvision's RandomCrop, and on CIFAR since Lee, Xie, Gallagher, Zhang, Tu.
+    Deeply-Supervised Nets. AISTATS 2015.
 
     Args:
-      padding: pixels on each side; less than the image's smaller side, or some windows would be empty.
+      padding: pixels on each side; less than the image's smaller side, or some windows would be
+        empty.
 
     Raises:
       ValueError: padding < 0. When traced: the image is not larger than the padding.
@@ -56,9 +58,9 @@ def flip(probability: Fraction = 0.5) -> Augment:
 def resized_crop(scale: Range = (0.08, 1.0), ratio: Range = (3 / 4, 4 / 3)) -> Augment:
     """Crops a window of random area and ratio, and resizes it bilinearly to the size of the image.
 
-    Ten windows are drawn, and the first that fits is used; if none does, the largest central one with an
-    allowed ratio. As torchvision's RandomResizedCrop (Szegedy et al. Going Deeper with Convolutions.
-    CVPR 2015).
+    Ten windows are drawn, and the first that fits is used; if none does, the largest central one
+    with an allowed ratio. As torchvision's RandomResizedCrop (Szegedy et al. Going Deeper with
+    Convolutions. CVPR 2015).
 
     Args:
       scale: range of the window's area as a fraction of the image's; uniform.
@@ -103,8 +105,8 @@ def window(key: Array, height: int, width: int, scale: Range, ratio: Range) -> t
 def resize(x: Array, top: Array, left: Array, height: Array, width: Array) -> Array:
     """Resizes a window of the image [H, W, C] to [H, W, C] bilinearly, as two products with small matrices.
 
-    Pixel centers are at halves, and pixels outside of the window are never read. A window is no larger
-    than the image, so no antialiasing is needed.
+    Pixel centers are at halves, and pixels outside of the window are never read. A window is no
+    larger than the image, so no antialiasing is needed.
     """
     rows, columns = _stretch(x.shape[0], top, height), _stretch(x.shape[1], left, width)
     return jnp.einsum("ik,jl,klc->ijc", rows, columns, x, precision="highest").astype(x.dtype)

@@ -1,21 +1,21 @@
 """Augmentation on the device: random changes of images inside the jitted step, with a key per example.
 
-An `Augment` is a pure function (key, image [H, W, C] in [0, 1]) -> image of the same shape and dtype.
-Configs compose them by name, applied from left to right:
+An `Augment` is a pure function (key, image [H, W, C] in [0, 1]) -> image of the same shape and
+dtype. Configs compose them by name, applied from left to right:
 
     config.augment = "crop(padding=4) | flip"                                                                    CIFAR's usual
     config.augment = "resized_crop(scale=(0.2, 1.0)) | greyscale | colour_jitter | flip"                          MoCo v1's
 
-Your own augmentation is a function that a config names by its path, `package.module:name(option=...)` or
-`path/to/file.py:name(option=...)`, or an entry point of the group `fedjax_core.augmentations`. It takes
-options, whose annotations declare the allowed values, and returns an `Augment` in JAX, which is traced
-and mapped over a batch.
+Your own augmentation is a function that a config names by its path,
+`package.module:name(option=...)` or `path/to/file.py:name(option=...)`, or an entry point of the
+group `fedjax_core.augmentations`. It takes options, whose annotations declare the allowed values,
+and returns an `Augment` in JAX, which is traced and mapped over a batch.
 
-Augmentation is part of the network: `augmented(model, by)` augments the inputs of a model in training
-mode, before normalization. So it works with every method and loss; evaluation, and features computed in
-evaluation mode, never see it. The key of an example depends on the step's key and its index in the
-batch, not on the batch's size. A loss that applies the network twice with one key sees one view, with
-two keys two views.
+Augmentation is part of the network: `augmented(model, by)` augments the inputs of a model in
+training mode, before normalization. So it works with every method and loss; evaluation, and
+features computed in evaluation mode, never see it. The key of an example depends on the step's key
+and its index in the batch, not on the batch's size. A loss that applies the network twice with one
+key sees one view, with two keys two views.
 
 Definitions are torchvision's for float tensors; the result always has the image's size.
 """
@@ -59,7 +59,8 @@ def parse(text: str) -> Augment:
     """Parses a composition of augmentations.
 
     Args:
-      text: "name(option=literal, ...) | name | ...", names and options those of the functions in `OPS`.
+      text: "name(option=literal, ...) | name | ...", names and options those of the functions in
+        `OPS`.
 
     Raises:
       ValueError, TypeError: a name, option or value is unknown.
@@ -75,11 +76,12 @@ def parse(text: str) -> Augment:
 def augment_batch(augment: Augment) -> Augment:
     """Maps an augmentation over a batch: (key, images [B, H, W, C]) -> [B, H, W, C].
 
-    The i-th image has the key `fold_in(key, i)`. uint8 images are divided by 255 and become float32; floats
-    must be in [0, 1].
+    The i-th image has the key `fold_in(key, i)`. uint8 images are divided by 255 and become
+    float32; floats must be in [0, 1].
 
     Raises:
-      ValueError: (when traced) the inputs are no images, or the augmentation changes shape or dtype.
+      ValueError: (when traced) the inputs are no images, or the augmentation changes shape or
+        dtype.
     """
 
     def augment_batch(key: Array, images: Array) -> Array:
@@ -116,8 +118,8 @@ def augmented(model: Model, by: str | Augment) -> Model:
       by: augmentation of one image, or a string, see `of_training`.
 
     Raises:
-      ValueError, TypeError: as `of_training`; (when traced) training without a key, or on inputs that are
-        no images.
+      ValueError, TypeError: as `of_training`; (when traced) training without a key, or on inputs
+        that are no images.
     """
     augment = augment_batch(of_training(by) if isinstance(by, str) else by)
 
