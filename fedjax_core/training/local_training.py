@@ -113,7 +113,7 @@ def _checked_loss(loss: losses.LabelLoss, logits: Array, y: Array, mask: Array) 
         return value
     name = getattr(getattr(loss, "func", loss), "__name__", "of the config")
     returned = f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
-    raise TypeError(f"loss {name!r} must return the mean over the examples in the mask, a float32[]; it returned {returned}")
+    raise TypeError(f"loss {name!r} must return the mean over the examples in the mask, a float32[], it returned {returned}")
 
 
 def supervised_loss(task: Task) -> LossFn:

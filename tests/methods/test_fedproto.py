@@ -108,7 +108,7 @@ class FedProtoTest(chex.TestCase):
             self.assertGreater(np.abs(means - made[epochs, "trained"].uplink[0]).max(), 1e-3)
 
     def test_features_of_training_need_an_epoch(self):
-        for wrong, message in ((dict(epochs=0), "at least 1"), (dict(features="both"), "'trained' or 'training'")):
+        for wrong, message in ((dict(epochs=0), "at least 1"), (dict(features="both"), "one of 'trained', 'training'")):
             settings: Any = dict(features="training") | wrong
             with self.assertRaisesRegex(ValueError, message):
                 fedproto(toy.task(), optimizer=local_training.sgd(0.1), **settings)

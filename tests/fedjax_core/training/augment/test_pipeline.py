@@ -384,7 +384,7 @@ def test_mistakes_are_named(text, kind, said):
 
 
 def test_mistakes_about_the_data_are_named():
-    with pytest.raises(ValueError, match="the network normalises its inputs"):
+    with pytest.raises(ValueError, match="the network normalizes its inputs"):
         pipeline.augmented(model(), "flip | normalise(mean=0.5, std=0.5)")
     with pytest.raises(ValueError, match=r"for images \[H, W, C\], these examples are \[5\]"):
         pipeline.augment_batch(pipeline.flip())(jax.random.key(0), jnp.zeros((2, 5)))
@@ -404,5 +404,5 @@ def test_an_augmentation_of_ones_own(tmp_path):
     with pytest.raises(ValueError, match=r"mine\.py:darker': factor='x' must be a finite number"):
         pipeline.parse(f"{tmp_path}/mine.py:darker(factor='x')")
     cut = pipeline.augment_batch(pipeline.parse(f"{tmp_path}/mine.py:cut(rows=2)"))
-    with pytest.raises(ValueError, match=r"augmentation made float32\[5, 5, 3\] of an image float32\[7, 5, 3\]: must keep shape"):
+    with pytest.raises(ValueError, match=r"augmentation made float32\[5, 5, 3\] of an image float32\[7, 5, 3\]: it must keep shape"):
         cut(jax.random.key(0), jnp.asarray(x)[None])
